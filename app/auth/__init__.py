@@ -1,0 +1,1 @@
+"""Who is calling. Knows nothing of MCP methods, tools or HTTP frameworks."""

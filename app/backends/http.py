@@ -1,0 +1,429 @@
+"""Endpoints of an HTTP service as tools, declared in gateway.yaml.
+
+A call becomes one request: `HttpTool.request` places the arguments (pure), `HttpBackend.send` does the I/O within the
+back end's limits, `HttpTool.result` reads the answer (pure). What the service does wrong is a tool error with its
+status and a bounded excerpt; redirects are followed on the service's own origin only; the caller's token is never
+passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+
+from app.backends.base import Offering, Tool
+from app.backends.schemas import Schema
+from app.config import Credential, HttpArgument, HttpBackendConfig, HttpToolConfig, Origin
+from app.errors import BackendError, ConfigError, ParseError, Problem, ToolError
+from app.protocol import jsonrpc
+from app.protocol.content import (
+    ABSENT,
+    AudioContent,
+    BlobResourceContents,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    ToolResult,
+    without_none,
+)
+from app.replay.context import Context
+
+if TYPE_CHECKING:
+    import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
+
+_MAX_REDIRECTS: Final = 5
+_EXCERPT_CHARS: Final = 500
+_PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One HTTP request, complete but for what every request to the service has."""
+
+    method: str
+    path: str
+    query: list[tuple[str, str]]
+    headers: dict[str, str]
+    body: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the service said."""
+
+    status: int
+    reason: str
+    content_type: str
+    body: bytes
+
+
+class HttpBackend:
+    """One service: its pooled client and its tools."""
+
+    def __init__(self, config: HttpBackendConfig, origin: Origin) -> None:
+        self.name = config.name
+        self.prefix = config.effective_prefix
+        self._config = config
+        self._origin = origin
+        self._client: httpx.AsyncClient | None = None
+
+    def load(self) -> Offering:
+        """The tools as declared.
+
+        Raises:
+            ConfigError: a declaration contradicts itself.
+        """
+        tools: list[Tool] = []
+        problems: list[Problem] = []
+        for index, config in enumerate(self._config.tools):
+            try:
+                tools.append(self._tool(HttpTool.of(config)))
+            except ValueError as error:
+                place = self._origin.at("tools", index)
+                problems.append(place.problem(str(error), "correct the tool's path, arguments or schemas"))
+        if problems:
+            raise ConfigError(problems)
+        return Offering(tools=tools)
+
+    async def aclose(self) -> None:
+        """Close the pooled connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def _tool(self, tool: HttpTool) -> Tool:
+        async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+            outgoing = tool.request(arguments)
+            answer = await self.send(outgoing, tool.config.timeout_s or self._config.timeout_s)
+            await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
+            return tool.result(answer)
+
+        return Tool(tool.definition(), call)
+
+    async def send(self, outgoing: Outgoing, timeout_s: float) -> Answer:
+        """One request and its whole answer.
+
+        Raises:
+            BackendError: the service cannot be reached, is too slow, answers too much, or redirects off its origin.
+        """
+        import httpx
+
+        what = f"{outgoing.method} {outgoing.path} of {self.name}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(outgoing, what)
+        except (TimeoutError, httpx.TimeoutException):
+            raise BackendError(
+                f"{what} did not answer within {timeout_s:g} s; try again later or ask for less"
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BackendError(f"{what} failed: the service could not be reached ({type(error).__name__})") from None
+
+    async def _exchange(self, outgoing: Outgoing, what: str) -> Answer:
+        client = self._ready_client()
+        url = self._config.base_url.rstrip("/") + outgoing.path
+        request = client.build_request(
+            outgoing.method,
+            url,
+            params=[*outgoing.query, *self._credential_query()] or None,
+            headers=outgoing.headers,
+            content=outgoing.body,
+        )
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = await client.send(request, stream=True)
+            try:
+                if response.next_request is None:
+                    return await self._read(response, what)
+                if not _same_origin(str(response.next_request.url), self._config.base_url):
+                    raise BackendError(f"{what} redirects to another host, which the gateway does not follow")
+                request = response.next_request
+            finally:
+                await response.aclose()
+        raise BackendError(f"{what} redirects more than {_MAX_REDIRECTS} times")
+
+    async def _read(self, response: httpx.Response, what: str) -> Answer:
+        limit = self._config.max_response_bytes
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > limit:
+                raise BackendError(f"{what} answered more than {limit} bytes; ask for less at once")
+        return Answer(
+            response.status_code, response.reason_phrase, response.headers.get("content-type", ""), bytes(body)
+        )
+
+    def _ready_client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            import httpx
+
+            fixed = {name: value.get_secret_value() for name, value in self._config.headers.items()}
+            connections = self._config.max_connections
+            self._client = httpx.AsyncClient(
+                headers={"user-agent": "mcp-gateway", **fixed, **_credential_headers(self._config.credential)},
+                timeout=self._config.timeout_s,
+                trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
+                transport=httpx.AsyncHTTPTransport(
+                    retries=1,  # of the connection only: nothing has been sent then
+                    limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+                ),
+            )
+        return self._client
+
+    def _credential_query(self) -> list[tuple[str, str]]:
+        credential = self._config.credential
+        if credential is None or credential.query is None or credential.value is None:
+            return []
+        return [(credential.query, credential.value.get_secret_value())]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An argument with its place in the request settled."""
+
+    name: str
+    location: str
+    wire_name: str
+    config: HttpArgument
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTool:
+    """One declared endpoint; no I/O."""
+
+    config: HttpToolConfig
+    arguments: tuple[Placed, ...]
+    output: Schema | None
+
+    @classmethod
+    def of(cls, config: HttpToolConfig) -> HttpTool:
+        """Settle where each argument goes.
+
+        Raises:
+            ValueError: path and arguments contradict each other, or a schema is unusable.
+        """
+        variables = _PATH_VARIABLE.findall(config.path)
+        if stray := re.search(r"[{}?#]", _PATH_VARIABLE.sub("", config.path)):
+            raise ValueError(
+                f"path {config.path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
+            )
+        declared = dict.fromkeys(variables, HttpArgument()) | config.arguments
+        placed = tuple(_place(name, argument, variables, config) for name, argument in declared.items())
+        in_path = {argument.wire_name for argument in placed if argument.location == "path"}
+        if in_path != set(variables):
+            raise ValueError(
+                f"path {config.path!r} needs {sorted(variables)}, but the arguments in path are {sorted(in_path)}"
+            )
+        whole = [argument for argument in placed if argument.location == "whole_body"]
+        if len(whole) > 1 or (whole and any(argument.location == "body" for argument in placed)):
+            raise ValueError("whole_body is for one argument, and leaves no room for others in body")
+        return cls(config, placed, None if config.output_schema is None else Schema.compile(config.output_schema))
+
+    def definition(self) -> dict[str, Any]:
+        """The schema's `Tool`."""
+        config, safe = self.config, self.config.method in ("GET", "HEAD")
+        hints = {
+            "readOnlyHint": safe if config.read_only is None else config.read_only,
+            "destructiveHint": config.method == "DELETE" if config.destructive is None else config.destructive,
+            "idempotentHint": config.method not in ("POST", "PATCH")
+            if config.idempotent is None
+            else config.idempotent,
+            "openWorldHint": True,
+        }
+        return {
+            "name": config.name,
+            **without_none(title=config.title),
+            "description": config.description,
+            "inputSchema": self._input_schema(),
+            **without_none(outputSchema=config.output_schema),
+            "annotations": hints,
+        }
+
+    def _input_schema(self) -> dict[str, Any]:
+        properties = {
+            argument.name: argument.config.schema_ | without_none(description=argument.config.description)
+            for argument in self.arguments
+        }
+        required = [a.name for a in self.arguments if a.config.required or a.location == "path"]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    def request(self, arguments: Mapping[str, Any]) -> Outgoing:
+        """Place arguments that conform to the input schema.
+
+        Raises:
+            ToolError: a value cannot stand where it has to go.
+        """
+        config, path = self.config, self.config.path
+        query = list(config.query.items())
+        headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+        members: dict[str, Any] = {}
+        whole: Any = ABSENT
+        for placed in self.arguments:
+            if placed.name not in arguments:
+                continue
+            value = arguments[placed.name]
+            if value is None and placed.location in ("query", "header"):
+                continue  # neither can say null
+            match placed.location:
+                case "path":
+                    path = path.replace(f"{{{placed.wire_name}}}", _path_segment(placed.name, value))
+                case "query":
+                    query.extend(
+                        (placed.wire_name, _text(one)) for one in (value if isinstance(value, list) else [value])
+                    )
+                case "header":
+                    headers[placed.wire_name] = _header_value(placed.name, value)
+                case "body":
+                    members[placed.wire_name] = value
+                case _:
+                    whole = value
+        body, content_type = self._body(members, whole)
+        return Outgoing(config.method, path, query, headers | content_type, body)
+
+    def _body(self, members: dict[str, Any], whole: Any) -> tuple[bytes | None, dict[str, str]]:
+        if isinstance(whole, str):
+            return whole.encode(), {"content-type": "text/plain; charset=utf-8"}
+        if whole is not ABSENT:
+            return jsonrpc.encode(whole), {"content-type": "application/json"}
+        if not any(argument.location == "body" for argument in self.arguments):
+            return None, {}
+        if self.config.body == "form":
+            pairs = "&".join(
+                f"{quote(name, safe='')}={quote(_text(value), safe='')}" for name, value in members.items()
+            )
+            return pairs.encode(), {"content-type": "application/x-www-form-urlencoded"}
+        return jsonrpc.encode(members), {"content-type": "application/json"}
+
+    def result(self, answer: Answer) -> ToolResult:
+        """The tool's result for an answer.
+
+        Raises:
+            BackendError: the answer is an error, or not what the declaration promises.
+        """
+        if answer.status >= 300:
+            raise BackendError(f"The service answered {answer.status} {answer.reason}{_excerpt(answer)}".rstrip())
+        media_type = answer.content_type.partition(";")[0].strip().lower()
+        if media_type == "application/json" or media_type.endswith("+json"):
+            return self._json_result(answer)
+        if self.config.result or self.output is not None:
+            raise BackendError(
+                f"The service answered {media_type or 'no content type'} where JSON was expected{_excerpt(answer)}"
+            )
+        return ToolResult(content=_content(self.config.name, media_type, answer))
+
+    def _json_result(self, answer: Answer) -> ToolResult:
+        try:
+            value = _point(jsonrpc.decode(answer.body), self.config.result)
+        except ParseError:
+            raise BackendError(f"The service answered something that is not JSON{_excerpt(answer)}") from None
+        except LookupError:
+            raise BackendError(f"The service's answer has nothing at {self.config.result}{_excerpt(answer)}") from None
+        if self.output is not None and (problems := self.output.problems(value, "result")):
+            raise BackendError(f"The service's answer is not as declared: {'; '.join(problems)}")
+        text = value if isinstance(value, str) else jsonrpc.encode(value).decode()
+        return ToolResult(content=(TextContent(text),), structured_content=value)
+
+
+def _place(name: str, argument: HttpArgument, variables: list[str], config: HttpToolConfig) -> Placed:
+    wire_name = argument.wire_name or name
+    if argument.location is not None:
+        location = argument.location
+    elif wire_name in variables:
+        location = "path"
+    else:
+        location = "query" if config.method in ("GET", "HEAD", "DELETE") else "body"
+    return Placed(name, location, wire_name, argument)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else jsonrpc.encode(value).decode()
+
+
+def _path_segment(name: str, value: Any) -> str:
+    text = _text(value)
+    if text in ("", ".", ".."):
+        # a dot segment would climb to another endpoint (RFC 3986 section 5.2.4), an empty one would collapse
+        raise ToolError(f'arguments.{name}: may not be empty, "." or ".."')
+    return quote(text, safe="")
+
+
+def _header_value(name: str, value: Any) -> str:
+    text = _text(value)
+    if not _HEADER_VALUE.fullmatch(text):
+        raise ToolError(f"arguments.{name}: goes into an HTTP header and may only have visible ASCII characters")
+    return text
+
+
+def _credential_headers(credential: Credential | None) -> dict[str, str]:
+    if credential is None:
+        return {}
+    if credential.bearer is not None:
+        return {"authorization": f"Bearer {credential.bearer.get_secret_value()}"}
+    if credential.basic is not None:
+        return {"authorization": f"Basic {base64.b64encode(credential.basic.get_secret_value().encode()).decode()}"}
+    if credential.header is not None and credential.value is not None:
+        return {credential.header: credential.value.get_secret_value()}
+    return {}
+
+
+def _same_origin(url: str, base_url: str) -> bool:
+    ports = {"http": 80, "https": 443}
+    one, other = urlsplit(url), urlsplit(base_url)
+    return (one.scheme, one.hostname, one.port or ports.get(one.scheme)) == (
+        other.scheme,
+        other.hostname,
+        other.port or ports.get(other.scheme),
+    )
+
+
+def _excerpt(answer: Answer) -> str:
+    """The beginning of an answer, on one line, for a person or model to read; nothing if it is binary or empty."""
+    text = " ".join(answer.body[: 4 * _EXCERPT_CHARS].decode("utf-8", "replace").split())
+    if not text or not text.isprintable():
+        return ""
+    return f": {text[:_EXCERPT_CHARS]}{'…' if len(text) > _EXCERPT_CHARS else ''}"
+
+
+def _content(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:
+    if not answer.body:
+        return (TextContent(f"{answer.status} {answer.reason}"),)
+    kind = media_type.partition("/")[0]
+    if kind == "image":
+        return (ImageContent(answer.body, media_type),)
+    if kind == "audio":
+        return (AudioContent(answer.body, media_type),)
+    try:
+        return (TextContent(answer.body.decode(_charset(answer.content_type))),)
+    except (UnicodeDecodeError, LookupError):
+        blob = BlobResourceContents(f"result:{tool}", answer.body, media_type or "application/octet-stream")
+        return (EmbeddedResource(blob),)
+
+
+def _charset(content_type: str) -> str:
+    found = re.search(r"charset=\"?([A-Za-z0-9._-]+)", content_type, re.IGNORECASE)
+    return found[1] if found else "utf-8"
+
+
+def _point(value: Any, pointer: str) -> Any:
+    """The part of a JSON value at a JSON Pointer (RFC 6901).
+
+    Raises:
+        LookupError: there is nothing there.
+    """
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list):
+            if not key.isdecimal():
+                raise LookupError(pointer)
+            value = value[int(key)]
+        elif isinstance(value, dict):
+            value = value[key]
+        else:
+            raise LookupError(pointer)
+    return value

@@ -1,0 +1,46 @@
+"""Time and identifiers: the only place where the domain reads the clock or randomness.
+
+Everything else takes a `Clock` (or a value made by one) as an argument, so a test can skip hours and name its ids.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+
+class Clock:
+    """The real clock."""
+
+    def now_ms(self) -> int:
+        """Wall-clock time in milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> float:
+        """A clock in milliseconds that only ever goes forward; its zero means nothing."""
+        return time.monotonic_ns() / 1_000_000
+
+    def new_id(self) -> str:
+        """128 random bits as 22 URL-safe characters."""
+        return secrets.token_urlsafe(16)
+
+    def deadline(self, in_ms: float | None) -> Deadline:
+        """A deadline that many milliseconds from now; `None` never comes."""
+        return Deadline(self, None if in_ms is None else self.monotonic_ms() + in_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The moment by which a call has to have its answer. `at_ms` is on the clock's monotonic scale."""
+
+    clock: Clock
+    at_ms: float | None
+
+    def remaining_ms(self) -> float | None:
+        """Milliseconds left, never below 0; `None` when there is no limit."""
+        return None if self.at_ms is None else max(0.0, self.at_ms - self.clock.monotonic_ms())
+
+    @property
+    def is_past(self) -> bool:
+        return self.remaining_ms() == 0.0

@@ -1,0 +1,338 @@
+"""gateway.yaml → frozen models, or every problem in it with file, line, path and remedy.
+
+`load` reads the file (YAML, or JSON, which starts faster), fills in `${…}` references and validates. What each setting
+means is in its `description`, which is also what `mcp-gateway schema` exports for editors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from app import yaml_file
+from app.errors import ConfigError, Problem
+from app.yaml_file import Located
+
+
+class Model(BaseModel):
+    """Base: frozen, and a misspelt setting is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
+
+
+class ServerConfig(Model):
+    """Who the gateway says it is (schema: `Implementation`)."""
+
+    name: str = Field("mcp-gateway", description="Name in serverInfo, for display and logs.", min_length=1)
+    version: str = Field("0.0.0", description="Version in serverInfo: that of your deployment.", min_length=1)
+    title: str | None = Field(None, description="Name for people.")
+    description: str | None = Field(None, description="What this server is for.")
+    website_url: str | None = Field(None, description="Where to read more.")
+    instructions: str | None = Field(
+        None, description="Guidance for models on how to use the tools; sent by server/discover."
+    )
+
+
+class HttpConfig(Model):
+    """The HTTP edge."""
+
+    path: str = Field("/mcp", description="Path of the MCP endpoint.", pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$")
+    allowed_hosts: list[str] | None = Field(
+        None,
+        description="Host headers that are served: names, names with port, *.suffixes, or *. Unset: loopback names and"
+        " the host of GATEWAY_PUBLIC_URL; on AWS Lambda, where no browser can rebind a name to it, any.",
+    )
+    allowed_origins: list[str] | None = Field(
+        None,
+        description="Origin headers (browsers send them) that are served and get CORS headers, such as https://app.example.com,"
+        " or *. Unset: origins on loopback names and that of GATEWAY_PUBLIC_URL.",
+    )
+    max_body_bytes: int = Field(4_000_000, description="Larger request bodies are refused with 413.", ge=1024)
+    keep_alive_s: float = Field(
+        15, description="Seconds between comments on an idle subscriptions/listen stream.", gt=0
+    )
+    max_streams: int = Field(1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1)
+
+
+class LimitsConfig(Model):
+    """Bounds on work."""
+
+    call_timeout_s: float = Field(60, description="Seconds after which a call ends with an error.", gt=0, le=86_400)
+    threads: int = Field(40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000)
+    page_size: int = Field(200, description="Entries on a page of a list.", ge=1, le=10_000)
+
+
+class CacheHint(Model):
+    """How long and by whom a result may be kept (server/utilities/caching)."""
+
+    ttl_ms: int = Field(description="Milliseconds for which a client may consider the result fresh.", ge=0)
+    scope: Literal["public", "private"] = Field(
+        "public",
+        description="public: the same for every caller, shared caches may keep it; private: for this caller only.",
+    )
+
+
+class CachingConfig(Model):
+    """Caching hints on the six results that carry them."""
+
+    discover: CacheHint = Field(CacheHint(ttl_ms=3_600_000), description="server/discover")
+    tools: CacheHint = Field(CacheHint(ttl_ms=300_000), description="tools/list")
+    prompts: CacheHint = Field(CacheHint(ttl_ms=300_000), description="prompts/list")
+    resources: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/list")
+    resource_templates: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/templates/list")
+    read: CacheHint = Field(CacheHint(ttl_ms=0, scope="private"), description="resources/read")
+
+
+NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
+
+
+class BackendConfig(Model):
+    """What all kinds of back end have."""
+
+    name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
+    prefix: str | None = Field(
+        None,
+        description='Stands before the names of its tools and prompts, joined by "__". Unset: its name. Empty: none.',
+        pattern=r"^[A-Za-z0-9_.-]{0,40}$",
+    )
+
+    @property
+    def effective_prefix(self) -> str:
+        """The prefix with its separator."""
+        prefix = self.name if self.prefix is None else self.prefix
+        return f"{prefix}__" if prefix else ""
+
+
+class PythonBackendConfig(BackendConfig):
+    """A module whose functions wear @tool, @prompt and @resource."""
+
+    kind: Literal["python"]
+    path: str | None = Field(None, description="Python file, relative to gateway.yaml.")
+    module: str | None = Field(None, description="Dotted name of an importable module, instead of path.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PythonBackendConfig:
+        if (self.path is None) == (self.module is None):
+            raise ValueError("give either path (a file) or module (a dotted name)")
+        return self
+
+
+class Credential(Model):
+    """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
+
+    bearer: SecretStr | None = Field(None, description="Sent as Authorization: Bearer ….")
+    basic: SecretStr | None = Field(None, description='"user:password", sent as Authorization: Basic ….')
+    header: str | None = Field(
+        None, description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
+    )
+    query: str | None = Field(None, description="Name of a query parameter that carries an API key.")
+    value: SecretStr | None = Field(None, description="The API key for header or query.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Credential:
+        given = [kind for kind in ("bearer", "basic", "header", "query") if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of bearer, basic, header and query")
+        if (self.value is None) != (given[0] in ("bearer", "basic")):
+            raise ValueError("header and query take the key in value; bearer and basic have none")
+        return self
+
+
+class HttpArgument(Model):
+    """One argument of a tool and where it goes in the HTTP request."""
+
+    location: Literal["path", "query", "header", "body", "whole_body"] | None = Field(
+        None,
+        alias="in",
+        description="Unset: path if the path template has the name, else query for GET, HEAD and DELETE, else body."
+        " body is a member of the JSON or form body, whole_body the body itself.",
+    )
+    wire_name: str | None = Field(None, alias="as", description="Its name in the HTTP request, if not the argument's.")
+    required: bool = Field(False, description="Whether the tool needs it; path arguments always are.")
+    description: str | None = Field(None, description="What it means, for the model.")
+    schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
+
+
+class HttpToolConfig(Model):
+    """One endpoint of an HTTP service as a tool."""
+
+    name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
+    title: str | None = Field(None, description="Name for people.")
+    description: str = Field(description="What it does and when to use it, for the model.", min_length=1)
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field("GET", description="HTTP method.")
+    path: str = Field(description="Path below base_url; {name} stands for a path argument.", pattern=r"^/")
+    arguments: dict[str, HttpArgument] = Field({}, description="Arguments by name; path arguments may be left out.")
+    headers: dict[str, SecretStr] = Field({}, description="Fixed request headers of this tool.")
+    query: dict[str, str] = Field({}, description="Fixed query parameters.")
+    body: Literal["json", "form"] = Field("json", description="How body arguments are sent.")
+    result: str = Field(
+        "",
+        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
+        pattern=r"^(/.*)?$",
+    )
+    output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
+    timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
+    read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
+    destructive: bool | None = Field(None, description="destructiveHint; unset: true for DELETE.")
+    idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
+
+
+class HttpBackendConfig(BackendConfig):
+    """Endpoints of an HTTP service, declared one by one."""
+
+    kind: Literal["http"]
+    base_url: str = Field(
+        description="Where the service is; requests never leave this origin.", pattern=r"^https?://[^/?#\s]+[^?#\s]*$"
+    )
+    headers: dict[str, SecretStr] = Field({}, description="Fixed headers of every request.")
+    credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
+    timeout_s: float = Field(15, description="Seconds for connecting and for the whole answer.", gt=0)
+    max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
+    max_connections: int = Field(50, description="Connections kept to the service by one process.", ge=1)
+    tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)
+
+
+AnyBackendConfig: TypeAlias = Annotated[PythonBackendConfig | HttpBackendConfig, Field(discriminator="kind")]
+
+
+class GatewayConfig(Model):
+    """The whole file."""
+
+    server: ServerConfig = Field(ServerConfig.model_construct(), description="Who the gateway says it is.")
+    http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
+    limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
+    backends: list[AnyBackendConfig] = Field(
+        description="What is behind the gateway, in the order of the lists.", min_length=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a part of the configuration came from; makes the problems found in it."""
+
+    located: Located
+    loc: tuple[str | int, ...] = ()
+
+    @property
+    def base_dir(self) -> Path:
+        """The directory of the file: what relative paths in it start from."""
+        return self.located.file.resolve().parent
+
+    def at(self, *steps: str | int) -> Origin:
+        """A part of this part."""
+        return Origin(self.located, (*self.loc, *steps))
+
+    def problem(self, message: str, remedy: str) -> Problem:
+        """Something wrong here."""
+        return Problem(
+            str(self.located.file), dotted(self.loc) or "(file)", message, remedy, self.located.line(self.loc)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A valid configuration and where it came from."""
+
+    config: GatewayConfig
+    origin: Origin
+
+
+def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
+    """Read and validate a configuration file.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    located = yaml_file.read(path)
+    origin = Origin(located)
+    unresolved: list[Problem] = []
+    value = _fill_in(located.value, origin, environ, unresolved)
+    try:
+        config = GatewayConfig.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError([*unresolved, *_problems(error, origin)]) from None
+    problems = [*unresolved, *_cross_checks(config, origin)]
+    if problems:
+        raise ConfigError(problems)
+    return ConfigFile(config, origin)
+
+
+def dotted(loc: Sequence[str | int]) -> str:
+    """`("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
+    return reduce(
+        lambda path, step: f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip("."), loc, ""
+    )
+
+
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>[^}]*))?\}")
+
+
+def _fill_in(value: Any, origin: Origin, environ: Mapping[str, str], problems: list[Problem]) -> Any:
+    """`${NAME}`, `${NAME:-default}` and `${file:path}` in every string; `$${` stands for `${`."""
+    match value:
+        case dict():
+            return {key: _fill_in(item, origin.at(key), environ, problems) for key, item in value.items()}
+        case list():
+            return [_fill_in(item, origin.at(index), environ, problems) for index, item in enumerate(value)]
+        case str() if "${" in value:
+            return _REFERENCE.sub(lambda found: _resolve(found, origin, environ, problems), value)
+        case _:
+            return value
+
+
+def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], problems: list[Problem]) -> str:
+    name, default = found["name"], found["default"]
+    if name is None:
+        return "${"
+    if found["source"]:
+        try:
+            return (origin.base_dir / name).read_text().rstrip("\r\n")
+        except OSError as error:
+            problems.append(origin.problem(f"{name}: {error.strerror}", "mount the file, or correct the path"))
+            return ""
+    value = environ.get(name) or default
+    if value is None:
+        remedy = f"set it, or write ${{{name}:-default}}"
+        problems.append(origin.problem(f"the environment variable {name} is not set", remedy))
+    return value or ""
+
+
+_REMEDIES: Final = {
+    "missing": "add it",
+    "extra_forbidden": "remove it, or correct its spelling",
+    "union_tag_invalid": "use one of the kinds named",
+    "union_tag_not_found": "add kind: python or kind: http",
+    "string_pattern_mismatch": "see docs/configuration.md for what it may be",
+}
+
+
+def _problems(error: ValidationError, origin: Origin) -> list[Problem]:
+    found: list[Problem] = []
+    for detail in error.errors(include_input=False, include_url=False):
+        # pydantic puts the tag of a discriminated union into the location; the file has no such step
+        loc = [step for index, step in enumerate(detail["loc"]) if not (index == 2 and step in ("python", "http"))]
+        message = detail["msg"].removeprefix("Value error, ")
+        remedy = _REMEDIES.get(detail["type"], "see docs/configuration.md, or `mcp-gateway schema` for your editor")
+        found.append(origin.at(*loc).problem(message, remedy))
+    return found
+
+
+def _cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
+    problems: list[Problem] = []
+    seen: dict[str, int] = {}
+    for index, backend in enumerate(config.backends):
+        if backend.name in seen:
+            where = f"backends[{seen[backend.name]}]"
+            problems.append(
+                origin.at("backends", index, "name").problem(f"is the name of {where} too", "choose another")
+            )
+        seen.setdefault(backend.name, index)
+    return problems

@@ -1,0 +1,128 @@
+"""subscriptions/listen: who wants to hear of which changes, and the messages each gets (basic/patterns/subscriptions).
+
+The hub reaches the streams of this process. A stream holds at most one pending message per (method, uri), so a slow
+reader costs no more than what it subscribed to, and nothing that it must know is dropped: "the list changed" said
+twice means what it means said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from app.errors import TransportError
+from app.protocol import jsonrpc
+from app.protocol.jsonrpc import RequestId
+from app.protocol.params import SubscriptionFilter
+from app.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
+
+SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+
+Topic: TypeAlias = tuple[str, str | None]
+"""A method and, for `notifications/resources/updated`, the URI."""
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One open stream: what it wants, what it has not been told yet."""
+
+    id: RequestId
+    topics: frozenset[Topic]
+    acknowledged: dict[str, Any]
+    _pending: dict[Topic, None] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _closing: bool = False
+
+    def offer(self, topic: Topic) -> None:
+        """Note a change, if it is wanted."""
+        if topic in self.topics:
+            self._pending[topic] = None
+            self._wake.set()
+
+    def close(self) -> None:
+        """End the stream gracefully once what is pending is told."""
+        self._closing = True
+        self._wake.set()
+
+    async def messages(self, keep_alive_s: float) -> AsyncIterator[bytes | None]:
+        """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
+        yield self._tell("notifications/subscriptions/acknowledged", notifications=self.acknowledged)
+        while True:
+            while self._pending:
+                method, uri = next(iter(self._pending))
+                del self._pending[method, uri]
+                yield self._tell(method) if uri is None else self._tell(method, uri=uri)
+            if self._closing:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(keep_alive_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                yield None
+
+    def _tell(self, method: str, **params: Any) -> bytes:
+        return jsonrpc.notification(method, {"_meta": {SUBSCRIPTION_ID: self.id}, **params})
+
+
+class Hub:
+    """The open streams of this process."""
+
+    def __init__(self, max_streams: int) -> None:
+        self._open: set[Subscription] = set()
+        self._max_streams = max_streams
+        self._closing = False
+
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def subscribe(self, request_id: RequestId, wanted: SubscriptionFilter, features: frozenset[str]) -> Subscription:
+        """Open a stream for what is both wanted and served.
+
+        Raises:
+            TransportError: 503, there are too many, or the server is shutting down.
+        """
+        if self._closing or len(self._open) >= self._max_streams:
+            reason = "the server is shutting down" if self._closing else "too many open streams (http.max_streams)"
+            raise TransportError(503, f"subscriptions/listen is not possible now: {reason}", [(b"retry-after", b"5")])
+        topics, acknowledged = _topics(wanted, features)
+        subscription = Subscription(request_id, topics, acknowledged)
+        self._open.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Forget a stream that has ended."""
+        self._open.discard(subscription)
+
+    def publish(self, method: str, uri: str | None = None) -> None:
+        """Tell every stream that wants to know."""
+        for subscription in self._open:
+            subscription.offer((method, uri))
+
+    def close(self) -> None:
+        """End every stream with its closing result, and open no more."""
+        self._closing = True
+        for subscription in self._open:
+            subscription.close()
+
+
+def _topics(wanted: SubscriptionFilter, features: frozenset[str]) -> tuple[frozenset[Topic], dict[str, Any]]:
+    """What is watched, and the filter as it is acknowledged: only what is served, only what was asked for."""
+    topics: set[Topic] = set()
+    acknowledged: dict[str, Any] = {}
+    for feature, asked, name, method in (
+        ("tools", wanted.tools_list_changed, "toolsListChanged", TOOLS_CHANGED),
+        ("prompts", wanted.prompts_list_changed, "promptsListChanged", PROMPTS_CHANGED),
+        ("resources", wanted.resources_list_changed, "resourcesListChanged", RESOURCES_CHANGED),
+    ):
+        if asked and feature in features:
+            topics.add((method, None))
+            acknowledged[name] = True
+    if wanted.resource_subscriptions and "resources" in features:
+        topics.update((RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions)
+        acknowledged["resourceSubscriptions"] = wanted.resource_subscriptions
+    return frozenset(topics), acknowledged

@@ -1,0 +1,162 @@
+"""Every exception the gateway raises on purpose. Standard library only; the bottom of every import chain.
+
+    GatewayError
+    ├── ProtocolError                 the request is at fault; answered as a JSON-RPC error
+    │   ├── ParseError                the body is not the JSON we accept
+    │   ├── InvalidRequest            JSON, but not one JSON-RPC request or notification
+    │   ├── MethodNotFound            a method that this server does not serve
+    │   ├── InvalidParams             params or `_meta` have the wrong shape, or name something that does not exist
+    │   │   └── ResourceNotFound      no resource has the URI
+    │   ├── HeaderMismatch            a header is missing, malformed, or disagrees with the body
+    │   ├── MissingCapability         the client did not declare a capability that the call needs
+    │   └── UnsupportedVersion        a protocol revision that this server does not speak
+    ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
+    ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
+    ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
+    │   ├── BackendError              what the service behind a tool did wrong
+    │   └── CallTimeout               the call outlived its deadline
+    └── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
+
+Classes carry facts, never codes: `protocol.wire_errors` alone knows JSON-RPC codes and HTTP statuses.
+The text of a `ProtocolError`, `TransportError` or `ToolError` is said to the caller, so it must not hold secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class GatewayError(Exception):
+    """Base of the tree."""
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """What goes into the `data` member of the JSON-RPC error, if anything."""
+        return None
+
+
+class ProtocolError(GatewayError):
+    """The request is at fault."""
+
+
+class ParseError(ProtocolError):
+    """The body is not the JSON we accept; no request id could be read."""
+
+
+class InvalidRequest(ProtocolError):
+    """JSON, but not one JSON-RPC 2.0 request or notification. `request_id` is the id where it could be read."""
+
+    def __init__(self, message: str, request_id: str | int | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+class MethodNotFound(ProtocolError):
+    """A method that this server does not serve. `supported_versions` is told to clients that try `initialize`."""
+
+    def __init__(self, message: str, supported_versions: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.supported_versions = supported_versions
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"supported": list(self.supported_versions)} if self.supported_versions else None
+
+
+class InvalidParams(ProtocolError):
+    """`params` or `params._meta` has the wrong shape, or names something that does not exist."""
+
+
+class ResourceNotFound(InvalidParams):
+    """No resource has this URI."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__("Resource not found: resources/list and resources/templates/list say what can be read")
+        self.uri = uri
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"uri": self.uri}
+
+
+class HeaderMismatch(ProtocolError):
+    """A header is missing, malformed, repeated, or disagrees with the body."""
+
+
+class MissingCapability(ProtocolError):
+    """`missing` is shaped like `ClientCapabilities`: exactly what the client would have to declare in addition."""
+
+    def __init__(self, message: str, missing: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"requiredCapabilities": dict(self.missing)}
+
+
+class UnsupportedVersion(ProtocolError):
+    """A protocol revision that this server does not speak."""
+
+    def __init__(self, requested: str, supported: Sequence[str]) -> None:
+        super().__init__(f"Unsupported protocol version: this server speaks {', '.join(supported)}")
+        self.requested = requested
+        self.supported = supported
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"supported": list(self.supported), "requested": self.requested}
+
+
+class TransportError(GatewayError):
+    """Refused before JSON-RPC is looked at; `status` is the HTTP status of RFC 9110, `headers` go with it."""
+
+    def __init__(self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+class InternalError(GatewayError):
+    """Our own fault, or a handler's. The wire gets one sentence with the reference under which the log has the rest."""
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"Internal error; the server's log has the details under reference {reference}")
+        self.reference = reference
+
+
+class ToolError(GatewayError):
+    """Raise it in a tool: its text goes to the model as a result with `isError`, so say what to do differently."""
+
+
+class BackendError(ToolError):
+    """The service behind a tool failed, refused, or answered something unusable."""
+
+
+class CallTimeout(ToolError):
+    """The call outlived its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with the configuration: where, what, and how to mend it."""
+
+    file: str
+    path: str
+    message: str
+    remedy: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.path}: {self.message}\n    → {self.remedy}"
+
+
+class ConfigError(GatewayError):
+    """The configuration is wrong; `problems` has everything that was found, not just the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)

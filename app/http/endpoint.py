@@ -1,0 +1,199 @@
+"""POST /mcp: raw bytes in; JSON, an event stream or 202 out (basic/transports/streamable-http).
+
+A plain ASGI callable in front of FastAPI's router: routing and FastAPI's own request machinery would cost more than
+serving the call does (docs/decisions/0002). Whatever arrives, exactly one well-formed answer and one log line leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.auth.principal import LOCAL, Principal
+from app.clock import Clock
+from app.dispatch.dispatcher import Dispatcher, Reply, Stream
+from app.errors import GatewayError, InternalError, TransportError
+from app.http.disconnect import DisconnectWatch
+from app.http.responder import Responder, State
+from app.protocol import inbound, jsonrpc, wire_errors
+from app.protocol.headers import McpHeaders
+from app.protocol.inbound import Inbound
+from app.protocol.jsonrpc import Notification, RequestId
+from app.replay.context import Notify
+
+log = logging.getLogger("app.request")
+failures = logging.getLogger("app.http")
+
+_EVENT_STREAM: Final = b"text/event-stream"
+_BOTH: Final = frozenset({b"application/json", _EVENT_STREAM})
+
+
+@dataclass(slots=True)
+class Record:
+    """What the log line of one request says."""
+
+    method: str | None = None
+    name: str | None = None
+    principal: Principal | None = None
+    code: int | None = None
+    outcome: str = "ok"
+    error: str | None = None
+
+
+class McpEndpoint:
+    """Answers the MCP endpoint's path, passes everything else on."""
+
+    def __init__(
+        self, app: ASGIApp, *, path: str, dispatcher: Dispatcher, clock: Clock, max_body_bytes: int, keep_alive_s: float
+    ) -> None:
+        self._app = app
+        self._paths = (path, path + "/")
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._max_body_bytes = max_body_bytes
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) not in self._paths:
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        record, responder = Record(), Responder(send)
+        try:
+            with DisconnectWatch(receive) as watch:
+                await self._answer(scope, receive, responder, record)
+            if watch.disconnected and responder.state is not State.DONE:
+                record.outcome = "cancelled"
+        finally:
+            _write_line(record, responder, (time.perf_counter() - started) * 1000)
+
+    async def _answer(self, scope: Scope, receive: Receive, responder: Responder, record: Record) -> None:
+        request_id: RequestId | None = None
+        try:
+            accepted = _check_head(scope)
+            message = jsonrpc.parse(await self._read(scope, receive))
+            record.method = message.method
+            if isinstance(message, Notification):
+                await responder.accepted()
+                return
+            request_id = message.id
+            request = inbound.climb(message, McpHeaders.read(scope["headers"]), self._dispatcher.features)
+            record.name = request.params.get(request.method.mcp_name) if request.method.mcp_name else None
+            record.principal = LOCAL
+            await self._serve(request, LOCAL, accepted, responder, record)
+        except GatewayError as error:
+            await self._fail(error, request_id, responder, record)
+        except Exception as error:
+            reference = self._clock.new_id()
+            failures.error("request failed", exc_info=error, extra={"fields": {"reference": reference}})
+            await self._fail(InternalError(reference), request_id, responder, record)
+
+    async def _serve(
+        self, request: Inbound, principal: Principal, accepted: frozenset[bytes], responder: Responder, record: Record
+    ) -> None:
+        notify: Notify | None = None
+        if _EVENT_STREAM in accepted and (
+            request.meta.progress_token is not None or request.meta.log_level is not None
+        ):
+            notify = responder.notify
+        match await self._dispatcher.dispatch(request, principal, notify):
+            case Reply(result, is_error):
+                record.outcome = "tool_error" if is_error else "ok"
+                await responder.result(request.id, result, as_event=accepted == {_EVENT_STREAM})
+            case Stream() as stream:
+                await self._stream(request.id, stream, accepted, responder)
+
+    async def _stream(
+        self, request_id: RequestId, stream: Stream, accepted: frozenset[bytes], responder: Responder
+    ) -> None:
+        try:
+            if _EVENT_STREAM not in accepted:
+                raise TransportError(
+                    406, "subscriptions/listen answers with a stream: the Accept header must list text/event-stream"
+                )
+            async for message in stream.subscription.messages(self._keep_alive_s):
+                await responder.event(message)
+            await responder.result(request_id, stream.closing_result)
+        finally:
+            self._dispatcher.end(stream)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        too_large = TransportError(413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)")
+        length = _header(scope["headers"], b"content-length")
+        if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
+            raise too_large
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        while message.get("more_body"):
+            message = await receive()
+            body += message.get("body", b"")
+            if len(body) > self._max_body_bytes:
+                raise too_large
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        return body
+
+    async def _fail(
+        self, error: GatewayError, request_id: RequestId | None, responder: Responder, record: Record
+    ) -> None:
+        record.code = wire_errors.look_up(error).code
+        record.outcome, record.error = "error", str(error)
+        if responder.state is not State.DONE:
+            await responder.error(error, request_id)
+
+
+def _check_head(scope: Scope) -> frozenset[bytes]:
+    """What the client accepts of JSON and event streams.
+
+    Raises:
+        TransportError: the HTTP method or a media type is none that this endpoint has.
+    """
+    if scope["method"] != "POST":
+        raise TransportError(
+            405,
+            "The MCP endpoint takes POST only; revision 2026-07-28 has no GET stream and no sessions",
+            [(b"allow", b"POST")],
+        )
+    content_type = _header(scope["headers"], b"content-type")
+    if content_type is None or content_type.partition(b";")[0].strip().lower() != b"application/json":
+        raise TransportError(415, "Content-Type must be application/json")
+    accept = _header(scope["headers"], b"accept")
+    accepted = _BOTH if accept is None else _accepted(accept)
+    if not accepted:
+        raise TransportError(406, "The Accept header must list application/json and text/event-stream")
+    return accepted
+
+
+def _accepted(accept: bytes) -> frozenset[bytes]:
+    ranges = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
+    if b"*/*" in ranges:
+        return _BOTH
+    return frozenset(kind for kind in _BOTH if kind in ranges or kind.partition(b"/")[0] + b"/*" in ranges)
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | None:
+    return next((value for name, value in headers if name == wanted), None)
+
+
+def _write_line(record: Record, responder: Responder, took_ms: float) -> None:
+    if not log.isEnabledFor(logging.INFO):
+        return
+    fields: dict[str, Any] = {
+        "method": record.method and record.method[:100],
+        "name": record.name and str(record.name)[:200],
+        "status": responder.status,
+        "outcome": record.outcome,
+        "ms": round(took_ms, 2),
+        "bytes": responder.bytes_sent,
+    }
+    if record.principal is not None:
+        fields["subject"] = record.principal.subject
+    if record.code is not None:
+        fields |= {"code": record.code, "error": record.error}
+    log.info("request", extra={"fields": fields})

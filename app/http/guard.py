@@ -1,0 +1,82 @@
+"""Host and Origin checks against DNS rebinding (streamable-http, "Security & Endpoint"): 403 before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.errors import TransportError
+from app.http.responder import Responder
+
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Guard:
+    """Lets a request pass if its `Host`, and its `Origin` if it has one, are allowed."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._known_hosts: set[bytes] = set()  # spellings that passed, at most a few: a Host is parsed once
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := self._refusal(scope["headers"])):
+            await Responder(send).error(TransportError(403, refusal), None)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        host, origin = b"", None
+        for name, value in headers:
+            if name == b"host":
+                host = value
+            elif name == b"origin":
+                origin = value
+        if host not in self._known_hosts:
+            if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
+                return f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set GATEWAY_PUBLIC_URL"
+            if len(self._known_hosts) < 100:
+                self._known_hosts.add(host)
+        if origin is not None and not origin_allowed(origin.decode("latin-1").strip().lower(), self._origins):
+            return f"Origin {_shown(origin)} is not allowed; add it to http.allowed_origins, or set GATEWAY_PUBLIC_URL"
+        return None
+
+
+def host_allowed(host: str, allowed: frozenset[str]) -> bool:
+    """Whether a lower-case Host value matches a name, a name with port, a `*.suffix` or `*`."""
+    if "*" in allowed or host in allowed:
+        return True
+    name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
+    return name in allowed or any(rule.startswith("*.") and name.endswith(rule[1:]) for rule in allowed)
+
+
+def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
+    """Whether a lower-case Origin value matches an origin or `*`; `http://localhost:*` matches any port."""
+    if "*" in allowed or origin in allowed:
+        return True
+    return f"{origin.rpartition(':')[0]}:*" in allowed or f"{origin}:*" in allowed
+
+
+def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
+    """What `http.allowed_hosts` is when it is not set."""
+    if on_lambda:
+        return ["*"]
+    public = urlsplit(public_url or "").hostname
+    return [*LOOPBACK, public] if public else list(LOOPBACK)
+
+
+def default_origins(public_url: str | None) -> list[str]:
+    """What `http.allowed_origins` is when it is not set."""
+    local = [f"{scheme}://{name}:*" for name in LOOPBACK for scheme in ("http", "https")]
+    if public_url is None:
+        return local
+    parts = urlsplit(public_url)
+    return [*local, f"{parts.scheme}://{parts.netloc}"]
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.decode("latin-1")[:100])

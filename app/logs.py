@@ -1,0 +1,50 @@
+"""Structured logs: one JSON object a line on standard error.
+
+    {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method": "tools/call", "name": "add", …}
+
+A record's `extra={"fields": {…}}` becomes members of the object. Arguments, results, tokens and answers are never
+among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+from app.protocol.jsonrpc import encode
+
+
+class JsonFormatter(logging.Formatter):
+    """One record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "ts": _timestamp(record.created),
+            "level": record.levelname.lower(),
+            "msg": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.name not in ("app.request", "root"):
+            line["logger"] = record.name
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return encode(line).decode()
+
+
+def configure(level: str) -> None:
+    """Send everything at or above a level ("debug", "info", "warning", "error") to standard error, once."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    if not any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers):
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter())
+        root.addHandler(handler)
+    for noisy in ("httpx", "httpcore"):  # a line a request each, with URLs in it
+        logging.getLogger(noisy).setLevel("WARNING")
+
+
+def _timestamp(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"

@@ -1,0 +1,62 @@
+"""What a client says it can do, request by request (basic/index, "Per-request protocol fields").
+
+A requirement has the shape of the schema's `ClientCapabilities`: `{"sampling": {"tools": {}}}`,
+`{"elicitation": {"url": {}}}`, `{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. What is missing is told in the
+same shape, as -32021 demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import InvalidParams, MissingCapability
+
+META_KEY = "io.modelcontextprotocol/clientCapabilities"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCapabilities:
+    """The declared capabilities of this one request; nothing is remembered from any other."""
+
+    declared: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, value: Any) -> ClientCapabilities:
+        """`_meta[".../clientCapabilities"]` as it arrived.
+
+        Raises:
+            InvalidParams: it, or a capability in it, is not an object.
+        """
+        if not isinstance(value, dict):
+            raise InvalidParams(f'_meta["{META_KEY}"] must be an object; {{}} declares no capability')
+        for name, capability in value.items():
+            if not isinstance(capability, dict):
+                raise InvalidParams(f'_meta["{META_KEY}"].{name[:100]} must be an object')
+        return cls(value)
+
+    def require(self, required: Mapping[str, Any], what_for: str) -> None:
+        """Do nothing if all of `required` is declared.
+
+        Raises:
+            MissingCapability: names exactly what is not.
+        """
+        if missing := _missing(required, self._explicit()):
+            raise MissingCapability(f"{what_for} needs client capabilities that this request does not declare", missing)
+
+    def _explicit(self) -> Mapping[str, Any]:
+        # client/elicitation: "an empty object is equivalent to declaring support for form mode only"
+        if self.declared.get("elicitation") == {}:
+            return {**self.declared, "elicitation": {"form": {}}}
+        return self.declared
+
+
+def _missing(required: Mapping[str, Any], declared: Any) -> dict[str, Any]:
+    missing: dict[str, Any] = {}
+    for name, inner in required.items():
+        if not isinstance(declared, Mapping) or not isinstance(declared.get(name), Mapping):
+            missing[name] = inner
+        elif deeper := _missing(inner, declared[name]):
+            missing[name] = deeper
+    return missing

@@ -1,0 +1,219 @@
+"""Content blocks, resource contents, prompt messages and tool results (schema.ts: `ContentBlock` and its parts).
+
+Values a handler makes and returns. Each knows its JSON (`to_wire`); binary data is taken as bytes, written as base64.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Role: TypeAlias = Literal["user", "assistant"]
+Wire: TypeAlias = dict[str, Any]
+
+
+def base64_text(data: bytes | str) -> str:
+    """Bytes as base64; a string is taken to be base64 already."""
+    return data if isinstance(data, str) else base64.b64encode(data).decode()
+
+
+def without_none(**members: Any) -> Wire:
+    """A JSON object of the members that are not `None`: optional members are absent on the wire, never null."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotations:
+    """For whom a block is, how much it matters (0 to 1), when it last changed (ISO 8601)."""
+
+    audience: Sequence[Role] | None = None
+    priority: float | None = None
+    last_modified: str | None = None
+
+    def to_wire(self) -> Wire:
+        audience = None if self.audience is None else list(self.audience)
+        return without_none(audience=audience, priority=self.priority, lastModified=self.last_modified)
+
+
+@dataclass(frozen=True, slots=True)
+class Icon:
+    """An image for a user interface: an https: or data: URI, MIME type, sizes such as "48x48", light or dark theme."""
+
+    src: str
+    mime_type: str | None = None
+    sizes: Sequence[str] | None = None
+    theme: Literal["light", "dark"] | None = None
+
+    def to_wire(self) -> Wire:
+        sizes = None if self.sizes is None else list(self.sizes)
+        return without_none(src=self.src, mimeType=self.mime_type, sizes=sizes, theme=self.theme)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Annotated:
+    annotations: Annotations | None = None
+    meta: Mapping[str, Any] | None = None
+
+    def _extras(self) -> Wire:
+        return without_none(
+            annotations=self.annotations and self.annotations.to_wire(),
+            _meta=None if self.meta is None else dict(self.meta),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TextContent(_Annotated):
+    """`{"type": "text", "text": …}`"""
+
+    text: str
+
+    def to_wire(self) -> Wire:
+        return {"type": "text", "text": self.text, **self._extras()}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageContent(_Annotated):
+    """`{"type": "image", "data": base64, "mimeType": "image/png"}`"""
+
+    data: bytes | str
+    mime_type: str
+
+    def to_wire(self) -> Wire:
+        return {"type": "image", "data": base64_text(self.data), "mimeType": self.mime_type, **self._extras()}
+
+
+@dataclass(frozen=True, slots=True)
+class AudioContent(_Annotated):
+    """`{"type": "audio", "data": base64, "mimeType": "audio/wav"}`"""
+
+    data: bytes | str
+    mime_type: str
+
+    def to_wire(self) -> Wire:
+        return {"type": "audio", "data": base64_text(self.data), "mimeType": self.mime_type, **self._extras()}
+
+
+@dataclass(frozen=True, slots=True)
+class TextResourceContents:
+    """What a resource holds, as text."""
+
+    uri: str
+    text: str
+    mime_type: str | None = None
+    meta: Mapping[str, Any] | None = None
+
+    def to_wire(self) -> Wire:
+        return without_none(uri=self.uri, mimeType=self.mime_type, text=self.text, _meta=self.meta)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobResourceContents:
+    """What a resource holds, as bytes (or base64 that is made already)."""
+
+    uri: str
+    blob: bytes | str
+    mime_type: str | None = None
+    meta: Mapping[str, Any] | None = None
+
+    def to_wire(self) -> Wire:
+        return without_none(uri=self.uri, mimeType=self.mime_type, blob=base64_text(self.blob), _meta=self.meta)
+
+
+ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedResource(_Annotated):
+    """`{"type": "resource", "resource": …}`: a resource's contents inside a result."""
+
+    resource: ResourceContents
+
+    def to_wire(self) -> Wire:
+        return {"type": "resource", "resource": self.resource.to_wire(), **self._extras()}
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLink(_Annotated):
+    """`{"type": "resource_link", "uri": …, "name": …}`: a resource that the client may read."""
+
+    uri: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+    icons: Sequence[Icon] = ()
+
+    def to_wire(self) -> Wire:
+        described = without_none(
+            title=self.title, description=self.description, mimeType=self.mime_type, size=self.size
+        )
+        icons = {"icons": [icon.to_wire() for icon in self.icons]} if self.icons else {}
+        return {"type": "resource_link", "uri": self.uri, "name": self.name, **described, **icons, **self._extras()}
+
+
+ContentBlock: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMessage:
+    """One message of a prompt; a string is a text block."""
+
+    role: Role
+    content: ContentBlock | str
+
+    def to_wire(self) -> Wire:
+        content = TextContent(self.content) if isinstance(self.content, str) else self.content
+        return {"role": self.role, "content": content.to_wire()}
+
+
+class _Absent:
+    """The type of `ABSENT`: `None` is a legal structured result, so absence needs a value of its own."""
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What tools/call answers: blocks for a model to read, a JSON value for a program, and whether the tool failed."""
+
+    content: Sequence[ContentBlock | str] = ()
+    structured_content: Any = ABSENT
+    is_error: bool = False
+    meta: Mapping[str, Any] | None = None
+
+    @classmethod
+    def error(cls, text: str) -> ToolResult:
+        """A failure that a model can act on."""
+        return cls(content=(TextContent(text),), is_error=True)
+
+    def to_wire(self) -> Wire:
+        blocks = [TextContent(block).to_wire() if isinstance(block, str) else block.to_wire() for block in self.content]
+        wire: Wire = {"content": blocks}
+        if self.structured_content is not ABSENT:
+            wire["structuredContent"] = self.structured_content
+        if self.is_error:
+            wire["isError"] = True
+        if self.meta is not None:
+            wire["_meta"] = dict(self.meta)
+        return wire
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Suggestions for an argument, best first; at most 100 are sent (server/utilities/completion)."""
+
+    values: Sequence[str]
+    total: int | None = None
+    has_more: bool | None = None
+
+    MAX_VALUES = 100
+
+    def to_wire(self) -> Wire:
+        cut = len(self.values) > self.MAX_VALUES
+        total = len(self.values) if self.total is None and cut else self.total
+        more = True if cut else self.has_more
+        return {"values": list(self.values[: self.MAX_VALUES]), **without_none(total=total, hasMore=more)}

@@ -1,0 +1,324 @@
+"""RFC 6570 URI templates backwards: which values, if any, expand to this URI (server/resources, "Resource Templates").
+
+Parsing refuses templates whose expansion has no well-defined inverse, so that they fail at start-up and not on a
+request. Matching walks the URI once per piece of the template, from right to left: whatever the URI, time and memory
+grow with the product of the two lengths. Knows nothing of resources or of who asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final, TypeAlias
+from urllib.parse import quote, unquote
+
+Values: TypeAlias = dict[str, str | list[str]]
+# For each offset in the URI: where a piece that starts there ends, chosen so that all later pieces fit; or _NOWHERE.
+Route: TypeAlias = list[int]
+
+_NOWHERE: Final = -1
+_RESERVED: Final = ":/?#[]@!$&'()*+,;="
+_UNRESERVED: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+_TRIPLET: Final = "%[0-9A-Fa-f]{2}"
+_VALUE: Final = rf"(?:[{re.escape(_UNRESERVED)}]|{_TRIPLET})*+"
+_URI: Final = re.compile(rf"(?:[{re.escape(_UNRESERVED + _RESERVED)}]|{_TRIPLET})*+")
+_NAME: Final = re.compile(rf"(?:\w|{_TRIPLET})+(?:\.(?:\w|{_TRIPLET})+)*", re.ASCII)
+_PART: Final = re.compile(r"\{(?P<body>[^{}]*)\}|(?P<literal>[^{}]+)|(?P<stray>[{}])")
+# Section 2.1, and lone surrogates, which have no UTF-8; "'" is allowed since erratum 6937.
+_NOT_LITERAL: Final = re.compile(rf'[\x00-\x20\x7f-\x9f"<>\\^`|\ud800-\udfff]|(?!{_TRIPLET})%')
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """One column of the table in RFC 6570 appendix A."""
+
+    first: str
+    separator: str
+    is_named: bool = False
+    if_empty: str = ""
+    takes_reserved: bool = False
+    may_explode: bool = True
+    is_guarded: bool = True  # ours: values are single path segments
+
+    def encode(self, value: str) -> str:
+        """Section 3.2.1: `+` and `#` keep reserved characters, and triplets that are there already."""
+        if not self.takes_reserved:
+            return quote(value, safe="")
+        parts = re.split(f"({_TRIPLET})", value)
+        return "".join(part if at % 2 else quote(part, safe=_RESERVED) for at, part in enumerate(parts))
+
+    def decode(self, text: str) -> str:
+        value = unquote(text, errors="strict")
+        if self.is_guarded and ("/" in value or value in {".", ".."}):
+            raise ValueError("more than one segment, or a dot segment")
+        return value
+
+
+_OPERATORS: Final[Mapping[str, _Operator]] = MappingProxyType(
+    {
+        # `{x*}` would be a comma list, but some MCP servers mean "any path" by it: refuse, and name both spellings.
+        "": _Operator("", ",", may_explode=False),
+        "+": _Operator("", ",", takes_reserved=True, is_guarded=False),
+        "#": _Operator("#", ",", takes_reserved=True, is_guarded=False, may_explode=False),
+        ".": _Operator(".", "."),
+        "/": _Operator("/", "/"),
+        ";": _Operator(";", ";", is_named=True),
+        "?": _Operator("?", "&", is_named=True, if_empty="=", is_guarded=False),
+        "&": _Operator("&", "&", is_named=True, if_empty="=", is_guarded=False),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Literal:
+    """Text that stands for itself."""
+
+    text: str
+
+    def expand(self, _values: Mapping[str, str | list[str]]) -> str:
+        return self.text
+
+    def route(self, uri: str, onward: Route) -> Route:
+        route = [_NOWHERE] * len(onward)
+        for end in range(len(self.text), len(onward)):
+            if onward[end] != _NOWHERE and uri.endswith(self.text, 0, end):
+                route[end - len(self.text)] = end
+        return route
+
+    def read(self, _text: str) -> Values:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value, or a list with its separators, known by its place; takes as much as the later pieces leave to it."""
+
+    operator: _Operator
+    name: str
+    is_exploded: bool
+    alphabet: frozenset[str]
+
+    def route(self, uri: str, onward: Route) -> Route:
+        # Offsets inside a triplet get an entry too, but no way leads there: every piece takes whole triplets.
+        route = [_NOWHERE if end == _NOWHERE else here for here, end in enumerate(onward)]
+        for here in reversed(range(len(uri))):
+            following = here + (3 if uri[here] == "%" else 1)
+            if uri[here] in self.alphabet and route[following] != _NOWHERE:
+                route[here] = route[following]
+        return route
+
+    def read(self, text: str) -> Values:
+        if not self.is_exploded:
+            return {self.name: self.operator.decode(text)}
+        if self.operator.is_guarded and text.startswith("/"):
+            raise ValueError("an absolute path, once joined")
+        return {self.name: [self.operator.decode(item) for item in text.split(self.operator.separator)]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Expression:
+    """What stands between braces (section 2.2); `at` is the offset of the opening one."""
+
+    operator: _Operator
+    names: tuple[str, ...]
+    exploded: frozenset[str]
+    at: int
+
+    def expand(self, values: Mapping[str, str | list[str]]) -> str:
+        """Section 3.2.1: an undefined variable, or an empty list, leaves no trace."""
+        texts = [text for name in self.names for text in self._texts(name, values.get(name, []))]
+        return self.operator.first + self.operator.separator.join(texts) if texts else ""
+
+    def _texts(self, name: str, value: str | list[str]) -> list[str]:
+        texts = [self.operator.encode(item) for item in ([value] if isinstance(value, str) else value)]
+        if texts and name not in self.exploded:
+            texts = [",".join(texts)]
+        if not self.operator.is_named:
+            return texts
+        return [name + (f"={text}" if text else self.operator.if_empty) for text in texts]
+
+    def pieces(self, starts_later: frozenset[str]) -> Iterator[_Piece]:
+        """`starts_later`: how later `{?}`, `{&}`, `{;}` and `{#}` begin; values here must leave that to them."""
+        alphabet = frozenset(_UNRESERVED + "%" + (_RESERVED if self.operator.takes_reserved else "")) - starts_later
+        separator = frozenset({self.operator.separator})
+        if self.exploded:  # only a list reads on over separators, or nothing would say where it begins
+            alphabet -= separator
+        for index, name in enumerate(self.names):
+            if text := self.operator.separator if index else self.operator.first:
+                yield _Literal(text)
+            is_list = name in self.exploded
+            yield _Value(self.operator, name, is_list, alphabet | separator if is_list else alphabet)
+
+
+class _Parameters(_Expression):
+    """`name=value` pairs in any order, each optional; all that stand together are taken, so they have one end only."""
+
+    __slots__ = ()
+
+    def route(self, uri: str, onward: Route) -> Route:
+        ends = list(range(len(onward)))  # where the chain of pairs that begins here ends
+        for pair in reversed(list(self._pair().finditer(uri))):
+            is_continued = uri.startswith(self.operator.separator, pair.end())
+            ends[pair.start()] = ends[pair.end()] if is_continued else pair.end()
+        ends = [end if uri.startswith(self.operator.first, here) else here for here, end in enumerate(ends)]
+        return [_NOWHERE if onward[end] == _NOWHERE else end for end in ends]
+
+    def _pair(self) -> re.Pattern[str]:
+        """A whole `name` or `name=value` with the character before it."""
+        starts = re.escape(self.operator.first + self.operator.separator)
+        names = "|".join(map(re.escape, self.names))
+        return re.compile(rf"[{starts}](?:{names})(?:={_VALUE})?(?![{re.escape(_UNRESERVED)}%=])")
+
+    def read(self, text: str) -> Values:
+        given: dict[str, list[str]] = {}
+        for pair in text[1:].split(self.operator.separator) if text else ():
+            name, _, value = pair.partition("=")
+            if name in given and name not in self.exploded:
+                raise ValueError("given twice")
+            given.setdefault(name, []).append(self.operator.decode(value))
+        return {name: items if name in self.exploded else items[0] for name, items in given.items()}
+
+
+_Part: TypeAlias = _Literal | _Expression | _Parameters
+_Piece: TypeAlias = _Literal | _Value | _Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class UriTemplate:
+    """One template, for example `notes://{owner}/{+path}{?lang}`. `exploded` names the variables that give lists."""
+
+    text: str
+    variables: tuple[str, ...]
+    exploded: frozenset[str]
+    _parts: tuple[_Part, ...] = field(repr=False)
+    _pieces: tuple[_Piece, ...] = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> UriTemplate:
+        """Read a template. Refused although RFC 6570 allows them, because one URI would have several readings:
+        prefixes (`{x:3}`), a variable named twice, two exploded lists outside `{?}`, `{&}` and `{;}`, and these three
+        before something that could belong to their last value. Explode works with `+ . / ; ? &`.
+
+        Raises:
+            ValueError: what is wrong, at which character (counted from 1), and how to mend it.
+        """
+        parts = tuple(_parse_part(text, found) for found in _PART.finditer(text))
+        expressions = [part for part in parts if isinstance(part, _Expression)]
+        _check_variables(text, expressions)
+        _check_what_follows(text, parts)
+        names = tuple(name for expression in expressions for name in expression.names)
+        exploded = frozenset(name for expression in expressions for name in expression.exploded)
+        return cls(text, names, exploded, parts, _pieces_of(parts))
+
+    def match(self, uri: str) -> Values | None:
+        """The values that expand to `uri`, percent-decoded as UTF-8; None if there are none, or none we hand on.
+
+        `notes://ann/2026/may.txt?lang=en` gives `{"owner": "ann", "path": "2026/may.txt", "lang": "en"}` above.
+
+        - Parameters of `{?}`, `{&}` and `{;}` come in any order and may be absent; one that the template does not
+          name, or that comes twice without `*`, is no match. Every other variable must be there; "" is a value.
+        - Bare reserved characters fit `{+x}` and `{#x}` only. Of two neighbours the left one takes what it can, but
+          `{+x}` ends at the first character that a later `{?}`, `{&}`, `{;}` or `{#}` begins with.
+        - Handlers join values to paths. So in `{x}`, `{.x}`, `{/x}` and `{;x}` a "/" (sent as %2F) and the segments
+          "." and ".." are no match, however encoded, nor is a list `{/x*}` that starts with "" and goes on. `{+x}`,
+          `{#x}`, `{?x}` and `{&x}` let all of these through: a handler that makes a path of them must confine it.
+          Nothing else is refused anywhere, not even NUL or a backslash.
+        - `{+x*}` is split at each ",", `{.x*}` at each ".": no value of that expression can hold it.
+        """
+        if not _URI.fullmatch(uri):
+            return None
+        routes = [[_NOWHERE] * len(uri) + [len(uri)]]
+        for piece in reversed(self._pieces):
+            routes.append(piece.route(uri, routes[-1]))
+        return None if routes[-1][0] == _NOWHERE else self._read(uri, routes[:0:-1])
+
+    def _read(self, uri: str, routes: list[Route]) -> Values | None:
+        values: Values = {}
+        here = 0
+        try:
+            for piece, route in zip(self._pieces, routes, strict=True):
+                values |= piece.read(uri[here : route[here]])
+                here = route[here]
+        except ValueError:  # not UTF-8, a guarded segment, or a parameter given twice
+            return None
+        return values
+
+    def expand(self, values: Mapping[str, str | list[str]]) -> str:
+        """The URI for these values (RFC 6570 section 3). Names that the template lacks are ignored."""
+        return "".join(part.expand(values) for part in self._parts)
+
+
+def _parse_part(text: str, found: re.Match[str]) -> _Part:
+    if found["stray"]:
+        raise _fault(text, found.start(), f"{found[0]!r} has no partner", "add it, or write %7B for '{', %7D for '}'")
+    if found["literal"] is None:
+        return _parse_expression(text, found.start(), found["body"])
+    if bad := _NOT_LITERAL.search(text, found.start(), found.end()):
+        raise _fault(text, bad.start(), f"{bad[0]!r} cannot stand in a URI", "percent-encode it ('%' is %25)")
+    return _Literal(quote(found[0], safe=_RESERVED + "%"))  # section 3.1: "é" stands for its triplets
+
+
+def _parse_expression(text: str, at: int, body: str) -> _Expression:
+    symbol = "" if re.match(r"[\w%]|$", body) else body[0]
+    if symbol not in _OPERATORS:
+        raise _fault(text, at + 1, f"{symbol!r} is not an operator", "use one of + # . / ; ? & or none")
+    specs = body[len(symbol) :].split(",")
+    names = tuple(_parse_name(text, at, symbol, spec) for spec in specs)
+    exploded = frozenset(name for name, spec in zip(names, specs, strict=True) if name != spec)
+    kind = _Parameters if _OPERATORS[symbol].is_named else _Expression
+    return kind(_OPERATORS[symbol], names, exploded, at)
+
+
+def _parse_name(text: str, at: int, symbol: str, spec: str) -> str:
+    name, colon, _ = spec.removesuffix("*").partition(":")
+    if not _NAME.fullmatch(name):
+        raise _fault(text, at, f"{name!r} is not a variable name", "use letters, digits, '_', single dots between them")
+    if colon:
+        raise _fault(text, at, f"the prefix {spec!r} hides the rest of the value", f"write {name!r}")
+    if name != spec and not _OPERATORS[symbol].may_explode:
+        remedy = f"write {{+{name}}} for text with '/' in it, {{/{name}*}} for a list of segments"
+        raise _fault(text, at, f"{{{symbol}{spec}}} cannot be exploded", remedy)
+    return name
+
+
+def _check_variables(text: str, expressions: list[_Expression]) -> None:
+    """No name twice, and one list at most that is known by its place: of two, where would the first one end?"""
+    names, lists = set[str](), 0
+    for expression in expressions:
+        lists += 0 if isinstance(expression, _Parameters) else len(expression.exploded)
+        if lists > 1:
+            raise _fault(text, expression.at, "a second exploded list leaves the first without an end", "drop one '*'")
+        for name in expression.names:
+            if name in names:
+                raise _fault(text, expression.at, f"variable {name!r} is named twice", "rename one of the two")
+            names.add(name)
+
+
+def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
+    """A parameter ends at a character that no value can hold: what comes next must begin with one."""
+    for part, following in pairwise(parts):
+        if not isinstance(part, _Parameters):
+            continue
+        start = following.text[0] if isinstance(following, _Literal) else following.operator.first
+        takes_names = isinstance(following, _Literal) and start == part.operator.separator
+        if not start or start in _UNRESERVED + "%=" or takes_names:
+            problem = f"what follows the {{{part.operator.first}}} expression could belong to its last value"
+            raise _fault(text, part.at, problem, "move it to the end, or put '/' or '#' behind it")
+
+
+def _pieces_of(parts: tuple[_Part, ...]) -> tuple[_Piece, ...]:
+    """What to match, in order. Walks from the right, because values end where a later expression can begin."""
+    pieces: list[_Piece] = []
+    starts_later = frozenset[str]()
+    for part in reversed(parts):
+        pieces[:0] = [part] if isinstance(part, _Literal | _Parameters) else part.pieces(starts_later)
+        if isinstance(part, _Expression):
+            starts_later |= set(part.operator.first) & set("?&;#")
+    return tuple(pieces)
+
+
+def _fault(text: str, at: int, problem: str, remedy: str) -> ValueError:
+    return ValueError(f"URI template {text!r}, character {at + 1}: {problem}; {remedy}")

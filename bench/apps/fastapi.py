@@ -1,0 +1,89 @@
+"""Floor: a bare FastAPI path operation with pydantic models for the body and for the answer."""
+
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from bench.catalogue import hundred_tools as catalogue
+
+
+class AddArguments(BaseModel):
+    a: int
+    b: int
+
+
+class CallParams(BaseModel):
+    name: Literal["add"]
+    arguments: AddArguments
+
+
+class CallMessage(BaseModel):
+    jsonrpc: Literal["2.0"]
+    id: int
+    method: Literal["tools/call"]
+    params: CallParams
+
+
+class ListMessage(BaseModel):
+    jsonrpc: Literal["2.0"]
+    id: int
+    method: Literal["tools/list"]
+    params: dict[str, Any]
+
+
+class TextBlock(BaseModel):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class CallResult(BaseModel):
+    resultType: Literal["complete"] = "complete"  # noqa: N815
+    content: list[TextBlock]
+    structuredContent: dict[str, int]  # noqa: N815
+
+
+class CallReply(BaseModel):
+    jsonrpc: Literal["2.0"] = "2.0"
+    id: int
+    result: CallResult
+
+
+class ListedTool(BaseModel):
+    name: str
+    description: str
+    inputSchema: dict[str, Any]  # noqa: N815
+
+
+class ListResult(BaseModel):
+    resultType: Literal["complete"] = "complete"  # noqa: N815
+    tools: list[ListedTool]
+
+
+class ListReply(BaseModel):
+    jsonrpc: Literal["2.0"] = "2.0"
+    id: int
+    result: ListResult
+
+
+def one_tool() -> FastAPI:
+    app = FastAPI()
+    app.post("/mcp")(_call_add)
+    return app
+
+
+async def _call_add(message: CallMessage) -> CallReply:
+    total = message.params.arguments.a + message.params.arguments.b
+    result = CallResult(content=[TextBlock(text=str(total))], structuredContent={"result": total})
+    return CallReply(id=message.id, result=result)
+
+
+def hundred_tools() -> FastAPI:
+    tools = [ListedTool.model_validate(tool.as_json()) for tool in catalogue()]
+
+    async def list_tools(message: ListMessage) -> ListReply:
+        return ListReply(id=message.id, result=ListResult(tools=tools))
+
+    app = FastAPI()
+    app.post("/mcp")(list_tools)
+    return app

@@ -1,0 +1,97 @@
+"""As much of an HTTP/1.1 client as a load generator needs: bytes in, one response at a time out (RFC 9112).
+
+Requests are not pipelined, so a connection has at most one response under way. Standard library only.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+class MalformedResponseError(Exception):
+    """What the server sent is not an HTTP/1.1 response this reader knows how to delimit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response; `media_type` is the Content-Type without its parameters, in lower case."""
+
+    status: int
+    media_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the status line and the headers say; a `length` of None means a chunked body."""
+
+    status: int
+    media_type: str
+    length: int | None
+
+
+class ResponseReader:
+    """Collects the bytes of one connection and hands out its responses."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> Response | None:
+        """Return the response that `data` completes, or None while it is incomplete.
+
+        Raises:
+            MalformedResponseError: no way to tell where it ends, or something follows its end.
+        """
+        received = self._buffer + data if self._buffer else data
+        self._buffer = received
+        end_of_head = received.find(b"\r\n\r\n")
+        if end_of_head < 0:
+            return None
+        head = read_head(received[:end_of_head])
+        start = end_of_head + 4
+        if head.length is None:
+            body = read_chunks(received, start)
+            if body is None:
+                return None
+        else:
+            if len(received) < start + head.length:
+                return None
+            if len(received) > start + head.length:
+                raise MalformedResponseError("bytes after the end of the body")
+            body = received[start:]
+        self._buffer = b""
+        return Response(head.status, head.media_type, body)
+
+
+# A server repeats the same head until the second in its Date header changes.
+@lru_cache(maxsize=1024)
+def read_head(raw: bytes) -> Head:
+    """Parse status line and headers, without the empty line that ends them."""
+    status_line, *lines = raw.decode("latin-1").split("\r\n")
+    version, status, *_ = status_line.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if version != "HTTP/1.1" or headers.get("connection", "").lower() == "close":
+        raise MalformedResponseError(f"not a connection to keep alive: {status_line!r}")
+    is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+    if not is_chunked and "content-length" not in headers:
+        raise MalformedResponseError("neither Content-Length nor a chunked body")
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return Head(int(status), media_type, None if is_chunked else int(headers["content-length"]))
+
+
+def read_chunks(received: bytes, start: int) -> bytes | None:
+    """Return the decoded chunked body that begins at `start`, or None while the last chunk is missing."""
+    parts: list[bytes] = []
+    while (end_of_size := received.find(b"\r\n", start)) >= 0:
+        size = int(received[start:end_of_size].partition(b";")[0], 16)
+        start = end_of_size + 2
+        if len(received) < start + size + 2:
+            return None
+        if size == 0:
+            if received[start:] != b"\r\n":
+                raise MalformedResponseError("trailers, or bytes after the last chunk")
+            return b"".join(parts)
+        parts.append(received[start : start + size])
+        start += size + 2
+    return None

@@ -1,0 +1,212 @@
+"""The measurements, as a table: each yields samples; the medians are taken in `bench.report`.
+
+To add one, write a generator of `Sample`s and give it a line in `MEASUREMENTS`; printing, ratios, `--only` and
+`bench/results.json` follow from that line. A generator goes in rounds over the subjects, so that a slow minute of
+the machine falls on all of them alike.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from bench.load import Order, Outcome
+from bench.servers import Cores, Server, running
+from bench.subjects import GENERATOR, ROOT, Subject
+
+T = TypeVar("T")
+
+
+class LoadFailedError(Exception):
+    """The generator met a wrong answer or a broken connection; the whole run is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much to measure. Times are per subject, case and round."""
+
+    cores: Cores
+    rounds: int = 5
+    seconds: float = 1.5
+    warm_up_s: float = 0.3
+    least_answers: int = 15
+    starts: int = 9
+    memory_rounds: int = 3
+    memory_requests: int = 3000
+
+    @classmethod
+    def quick(cls, cores: Cores) -> "Settings":
+        return cls(
+            cores,
+            rounds=3,
+            seconds=0.4,
+            warm_up_s=0.15,
+            least_answers=5,
+            starts=3,
+            memory_rounds=1,
+            memory_requests=1000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One observation of one subject; `case` names the table it belongs to, `notes` what a reader must know."""
+
+    case: str
+    subject: str
+    values: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A value that is printed: its key in `Sample.values`, its heading with the unit, its decimals."""
+
+    key: str
+    heading: str
+    decimals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One line of the table below. The gateway is compared by the first column."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    is_more_better: bool
+    sample: Callable[[Settings, Sequence[Subject]], Iterator[Sample]]
+    leaves_out: frozenset[str] = frozenset()
+
+
+def load(
+    settings: Settings, subjects: Sequence[Subject], *, serves: str, workload: str, connections: tuple[int, ...]
+) -> Iterator[Sample]:
+    """Load every subject's server in turn, all of them up and idle meanwhile, at each number of connections."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(s, serves, workload, settings.cores)) for s in subjects]
+        for number in range(settings.rounds):
+            for count in connections:
+                for server in rotated(servers, number):
+                    yield _load_sample(server, workload, count, settings)
+
+
+def _load_sample(server: Server, workload: str, connections: int, settings: Settings) -> Sample:
+    order = Order(
+        server.port,
+        workload,
+        connections,
+        seconds=settings.seconds,
+        warm_up_s=settings.warm_up_s,
+        least_answers=settings.least_answers,
+    )
+    cpu_before_s = server.cpu_s()
+    outcome = drive(server, order, settings.cores)
+    values = {
+        "requests_per_s": outcome.requests_per_s,
+        "p50_ms": outcome.p50_ms,
+        "p99_ms": outcome.p99_ms,
+        "server_cpu_us": 1e6 * (server.cpu_s() - cpu_before_s) / outcome.answered,
+        "response_bytes": outcome.response_bytes,
+        "generator_busy": outcome.generator_busy,
+    }
+    case = "1 connection" if connections == 1 else f"{connections} connections"
+    return Sample(case, server.subject.name, values, tuple(_load_notes(server, outcome)))
+
+
+def _load_notes(server: Server, outcome: Outcome) -> Iterator[str]:
+    name = server.subject.name
+    if outcome.sse:
+        yield f"{name} answers as an event stream"
+    if outcome.generator_busy > 0.9:
+        yield f"the generator was the limit for {name}: its figures are a lower bound"
+    for missing in server.lacks():
+        yield f"{name} runs without {missing}"
+
+
+def start(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Start fresh processes, one at a time; the first of each subject only warms byte code and the page cache."""
+    for number in range(settings.starts + 1):
+        for subject in rotated(subjects, number):
+            with running(subject, "one_tool", "call_add", settings.cores) as server:
+                if number > 0:
+                    yield Sample("fresh process, byte code warm", subject.name, {"start_ms": server.start_ms})
+
+
+def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Read the memory of fresh processes, one at a time, after the first answer and after the same number of calls."""
+    for number in range(settings.memory_rounds):
+        for subject in rotated(subjects, number):
+            with running(subject, "one_tool", "call_add", settings.cores) as server:
+                time.sleep(0.3)
+                yield Sample("idle, after the first answer", subject.name, asdict(server.memory()))
+                order = Order(server.port, "call_add", connections=16, requests=settings.memory_requests)
+                drive(server, order, settings.cores)
+                case = f"after {settings.memory_requests} calls on 16 connections"
+                yield Sample(case, subject.name, asdict(server.memory()))
+
+
+def drive(server: Server, order: Order, cores: Cores) -> Outcome:
+    """Run the load generator on its own core.
+
+    Raises:
+        LoadFailedError: with the last line of what the generator said.
+    """
+    done = subprocess.run(
+        [str(GENERATOR.python), "-m", "bench.load", json.dumps(asdict(order))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, {cores.generator}),
+    )
+    if done.returncode:
+        raise LoadFailedError(f"{server.subject.name}, {order.workload}: {done.stderr.strip().splitlines()[-1]}")
+    return Outcome(**json.loads(done.stdout))
+
+
+def rotated(things: Sequence[T], by: int) -> list[T]:
+    """Return the things in their order, beginning one further each round: nobody always follows the same neighbour."""
+    first = by % len(things)
+    return [*things[first:], *things[:first]]
+
+
+_LOAD_COLUMNS = (
+    Column("requests_per_s", "requests/s"),
+    Column("p50_ms", "p50 ms", 2),
+    Column("p99_ms", "p99 ms", 2),
+    Column("server_cpu_us", "CPU µs/request"),
+    Column("response_bytes", "body bytes"),
+)
+_MEMORY_COLUMNS = (Column("rss_mib", "RSS MiB", 1), Column("pss_mib", "PSS MiB", 1))
+
+MEASUREMENTS = (
+    Measurement(
+        "call",
+        "tools/call of a tool that adds two integers",
+        _LOAD_COLUMNS,
+        is_more_better=True,
+        sample=functools.partial(load, serves="one_tool", workload="call_add", connections=(1, 16, 64)),
+    ),
+    Measurement(
+        "list",
+        "tools/list of 100 tools",
+        _LOAD_COLUMNS,
+        is_more_better=True,
+        sample=functools.partial(load, serves="hundred_tools", workload="list_hundred", connections=(16,)),
+    ),
+    Measurement(
+        "start",
+        "process start to the first correct tools/call",
+        (Column("start_ms", "ms"),),
+        is_more_better=False,
+        sample=start,
+        leaves_out=frozenset({"starlette", "asgi"}),
+    ),
+    Measurement("memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory),
+)

@@ -1,0 +1,126 @@
+"""Medians of the samples, as tables for people and as JSON for machines."""
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.measurements import Measurement, Sample
+from bench.subjects import SUBJECTS
+
+REFERENCE = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One subject in one case: medians over the samples, and how far the compared value strayed.
+
+    `spread` is (largest - smallest) / median. `reference_is` is how many times better the gateway does by the
+    measurement's first column (3.0: three times the requests, or a third of the time); None without a gateway.
+    """
+
+    subject: str
+    medians: dict[str, float]
+    samples: int
+    spread: float
+    reference_is: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One table."""
+
+    name: str
+    rows: tuple[Row, ...]
+
+
+def cases(measurement: Measurement, samples: Iterable[Sample]) -> list[Case]:
+    """Group samples into cases, in the order of their appearance, and take the medians of each subject."""
+    grouped: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for sample in samples:
+        grouped.setdefault(sample.case, {}).setdefault(sample.subject, []).append(sample.values)
+    return [Case(case, _rows(measurement, by_subject)) for case, by_subject in grouped.items()]
+
+
+def _rows(measurement: Measurement, by_subject: Mapping[str, Sequence[dict[str, float]]]) -> tuple[Row, ...]:
+    key = measurement.columns[0].key
+    medians = {subject: _medians(values) for subject, values in by_subject.items()}
+    reference = medians.get(REFERENCE)
+    rows = []
+    for subject in (each.name for each in SUBJECTS if each.name in by_subject):
+        values = by_subject[subject]
+        own = medians[subject][key]
+        better = None
+        if reference is not None:
+            better = reference[key] / own if measurement.is_more_better else own / reference[key]
+        observed = [each[key] for each in values]
+        rows.append(Row(subject, medians[subject], len(values), (max(observed) - min(observed)) / own, better))
+    return tuple(rows)
+
+
+def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(each[key] for each in values) for key in values[0]}
+
+
+def table(measurement: Measurement, case: Case) -> str:
+    """Return a case as aligned text."""
+    headings = ["", *(column.heading for column in measurement.columns), "spread", f"{REFERENCE} is"]
+    lines = [headings, *(list(_cells(measurement, row)) for row in case.rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
+    text = [f"{measurement.title}: {case.name} (median of {max(row.samples for row in case.rows)})"]
+    for first, *rest in lines:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        text.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(text)
+
+
+def _cells(measurement: Measurement, row: Row) -> Iterator[str]:
+    yield row.subject
+    for column in measurement.columns:
+        yield f"{row.medians[column.key]:,.{column.decimals}f}"
+    yield f"{row.spread:.0%}"
+    is_compared = row.reference_is is not None and row.subject != REFERENCE
+    yield f"{row.reference_is:.2f}x" if is_compared else ""
+
+
+def as_json(
+    measured: Mapping[Measurement, Sequence[Case]],
+    versions: Mapping[str, Mapping[str, str]],
+    notes: Sequence[str],
+    *,
+    is_quick: bool,
+) -> dict[str, Any]:
+    """Return everything a later reader needs to compare two runs; no names of machines, no paths."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "quick": is_quick,
+        "python": platform.python_version(),
+        "machine": {"cores": len(os.sched_getaffinity(0)), "architecture": platform.machine()},
+        "versions": versions,
+        "notes": notes,
+        "measurements": [
+            {
+                "name": measurement.name,
+                "title": measurement.title,
+                "compared_by": measurement.columns[0].key,
+                "cases": {case.name: {row.subject: _row_as_json(row) for row in case.rows} for case in its_cases},
+            }
+            for measurement, its_cases in measured.items()
+        ],
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, float | None]:
+    medians = {key: float(f"{value:.4g}") for key, value in row.medians.items()}
+    better = None if row.reference_is is None else round(row.reference_is, 2)
+    return {**medians, "samples": row.samples, "spread": round(row.spread, 3), f"{REFERENCE}_is": better}
+
+
+def write(results: Mapping[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,172 @@
+"""Starts a subject's server on its own core, asks it one question, reads its memory and CPU time, and stops it.
+
+Linux only: affinity and `/proc`.
+"""
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from bench.http1 import MalformedResponseError, ResponseReader
+from bench.subjects import ROOT, Subject
+from bench.wire import WORKLOADS, Exchange
+
+PATIENCE_S = 60.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class ServerFailedError(Exception):
+    """A server did not come up or answered wrongly; the message ends with what it wrote to stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which core serves and which one asks; the same one only where the machine has no second."""
+
+    server: int
+    generator: int
+
+    @classmethod
+    def of_this_process(cls) -> "Cores":
+        available = sorted(os.sched_getaffinity(0))
+        return cls(server=available[0], generator=available[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident and proportional set size of a server and its children, in MiB."""
+
+    rss_mib: float
+    pss_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server that has answered its first request; `start_ms` is the time from `exec` to that answer."""
+
+    subject: Subject
+    port: int
+    pid: int
+    start_ms: float
+
+    def memory(self) -> Memory:
+        rss_kib = pss_kib = 0
+        for pid in _family(self.pid):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                key, _, value = line.partition(":")
+                rss_kib += int(value.split()[0]) if key == "Rss" else 0
+                pss_kib += int(value.split()[0]) if key == "Pss" else 0
+        return Memory(rss_kib / 1024, pss_kib / 1024)
+
+    def cpu_s(self) -> float:
+        """Return the CPU time the server has used so far, all threads, user and system."""
+        return sum(_cpu_ticks(pid) for pid in _family(self.pid)) / _TICKS_PER_S
+
+    def lacks(self) -> list[str]:
+        """Return which of uvloop and httptools the process has not loaded; empty when the comparison is even."""
+        loaded = Path(f"/proc/{self.pid}/maps").read_text()
+        return [name for name in ("uvloop", "httptools") if f"/{name}/" not in loaded]
+
+
+@contextmanager
+def running(subject: Subject, serves: str, workload: str, cores: Cores) -> Iterator[Server]:
+    """Start a server, wait for the right answer to the first request of a workload, and stop it at the end.
+
+    Raises:
+        ServerFailedError: it exits, stays silent, or answers wrongly.
+    """
+    port = _free_port()
+    first = WORKLOADS[workload](1)[0]
+    with tempfile.TemporaryFile() as log:
+        began = time.perf_counter()
+        process = _spawn(subject, serves, port, cores, log)
+        try:
+            try:
+                _ask_until_answered(process, port, first)
+            except Exception as reason:
+                log.seek(0)
+                said = log.read().decode(errors="replace")[-2000:]
+                raise ServerFailedError(f"{subject.name} ({serves}): {reason}\n{said}") from reason
+            yield Server(subject, port, process.pid, 1000 * (time.perf_counter() - began))
+        finally:
+            _stop(process)
+
+
+def _spawn(subject: Subject, serves: str, port: int, cores: Cores, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    # Only what a server needs: nothing in the caller's environment may slow one subject down, and byte code is kept.
+    environment = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
+    return subprocess.Popen(
+        subject.command(serves, port),
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        preexec_fn=lambda: os.sched_setaffinity(0, {cores.server}),
+    )
+
+
+def _ask_until_answered(process: subprocess.Popen[bytes], port: int, exchange: Exchange) -> None:
+    give_up_at = time.perf_counter() + PATIENCE_S
+    while True:
+        if process.poll() is not None:
+            raise ServerFailedError(f"exited with status {process.returncode}")
+        if time.perf_counter() > give_up_at:
+            raise ServerFailedError(f"no answer within {PATIENCE_S:.0f} s")
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+                return ask(connection, exchange)
+        except ConnectionRefusedError:
+            time.sleep(0.001)
+
+
+def ask(connection: socket.socket, exchange: Exchange) -> None:
+    """Send one request on a connected socket and check the answer.
+
+    Raises:
+        WrongAnswerError, MalformedResponseError: the answer is not right.
+    """
+    connection.sendall(exchange.request)
+    reader = ResponseReader()
+    while data := connection.recv(1 << 18):
+        response = reader.feed(data)
+        if response is not None:
+            exchange.check(response)
+            return
+    raise MalformedResponseError("the server closed the connection")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and all its descendants."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    return [pid, *(member for child in children for member in _family(child))]
+
+
+def _cpu_ticks(pid: int) -> int:
+    # The command's name, in parentheses, may contain blanks; utime and stime are fields 14 and 15 (proc(5)).
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(after_name[11]) + int(after_name[12])

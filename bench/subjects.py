@@ -1,0 +1,82 @@
+"""The subjects: what is measured, in which virtual environment it lives, and how it is started.
+
+Every subject can serve two things, named as the factories in `bench.apps`: `one_tool` (just `add`) and
+`hundred_tools` (the catalogue). All run under uvicorn, one process, uvloop and httptools, no access log.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_SERVER = ("uvicorn>=0.38", "uvloop>=0.22", "httptools>=0.7")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment; one without requirements is made by somebody else (`scripts/setup`)."""
+
+    folder: Path
+    requirements: tuple[str, ...] = ()
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+
+REPOSITORY = Environment(ROOT / ".venv")
+SDK = Environment(ROOT / ".cache" / "bench" / "sdk", ("mcp>=2.3,<2.4", *_SERVER))
+FASTMCP = Environment(ROOT / ".cache" / "bench" / "fastmcp", ("fastmcp>=4,<5", *_SERVER))
+FLOORS = Environment(ROOT / ".cache" / "bench" / "floors", ("fastapi>=0.128", *_SERVER))
+GENERATOR = FLOORS
+
+
+class Kind(StrEnum):
+    """What a subject is in the comparison; floors do none of the protocol's checks and only bound what is possible."""
+
+    GATEWAY = "gateway"
+    PEER = "peer"
+    FLOOR = "floor"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One row of every table. `versions_of` names the distributions whose versions the results record."""
+
+    name: str
+    kind: Kind
+    environment: Environment
+    versions_of: tuple[str, ...]
+
+    def command(self, serves: str, port: int) -> Sequence[str]:
+        """Return the command that serves `one_tool` or `hundred_tools` on a port, to be run in `ROOT`."""
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        if self.kind is Kind.GATEWAY:
+            mcp_gateway = str(self.environment.folder / "bin" / "mcp-gateway")
+            return [mcp_gateway, "serve", _GATEWAY_CONFIGS[serves], *address, "--log-level", "warning"]
+        app = ["--factory", f"bench.apps.{self.name}:{serves}"]
+        return [str(self.environment.python), "-m", "uvicorn", *app, *address, *_UVICORN_SETTINGS]
+
+
+_UVICORN_SETTINGS = (
+    *("--loop", "uvloop", "--http", "httptools", "--ws", "none"),
+    *("--workers", "1", "--no-access-log", "--log-level", "warning"),
+)
+_GATEWAY_CONFIGS = MappingProxyType(
+    {"one_tool": "bench/gateway.yaml", "hundred_tools": "bench/gateway-hundred-tools.yaml"}
+)
+
+_SERVER_VERSIONS = ("uvicorn", "uvloop", "httptools")
+_BARE_VERSIONS = ("fastapi", "starlette", "pydantic", *_SERVER_VERSIONS)
+
+SUBJECTS = (
+    Subject("gateway", Kind.GATEWAY, REPOSITORY, ("mcp-gateway", *_BARE_VERSIONS)),
+    Subject("sdk", Kind.PEER, SDK, ("mcp", "starlette", "pydantic", *_SERVER_VERSIONS)),
+    Subject("fastmcp", Kind.PEER, FASTMCP, ("fastmcp", "mcp", "starlette", "pydantic", *_SERVER_VERSIONS)),
+    Subject("fastapi", Kind.FLOOR, FLOORS, _BARE_VERSIONS),
+    Subject("starlette", Kind.FLOOR, FLOORS, ("starlette", *_SERVER_VERSIONS)),
+    Subject("asgi", Kind.FLOOR, FLOORS, _SERVER_VERSIONS),
+)

@@ -1,0 +1,125 @@
+"""What goes over the wire in a measurement: whole HTTP requests, and what counts as the right answer to each.
+
+An `Exchange` is one request as bytes together with the check of its answer. A `Workload` makes as many different
+ones as asked for, so that neither a cache nor a mixed-up connection can pass for a correct server.
+Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the `_meta` that revision demands.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from bench.catalogue import hundred_tools
+from bench.http1 import Response
+
+PROTOCOL_VERSION = "2026-07-28"
+
+_META = {
+    "io.modelcontextprotocol/protocolVersion": PROTOCOL_VERSION,
+    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1.0.0"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+class WrongAnswerError(Exception):
+    """An answer that is not the one the request asked for; it fails the whole benchmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request and its right answer: `check_result` raises `WrongAnswerError` on any other JSON-RPC result."""
+
+    request: bytes
+    request_id: int
+    check_result: Callable[[dict[str, Any]], None]
+
+    def check(self, response: Response) -> None:
+        """Check status, media type, JSON-RPC id and result.
+
+        Raises:
+            WrongAnswerError: what is wrong, with the beginning of the body.
+        """
+        try:
+            _require(response.status == 200, f"status {response.status}")
+            message = message_in(response)
+            _require(message.get("jsonrpc") == "2.0", "not a JSON-RPC 2.0 message")
+            _require(message.get("id") == self.request_id, f"id {message.get('id')!r} instead of {self.request_id}")
+            _require(isinstance(message.get("result"), dict), "no result")
+            _require(message["result"].get("resultType") == "complete", "resultType is not complete")
+            self.check_result(message["result"])
+        except (WrongAnswerError, ValueError, KeyError, TypeError, IndexError) as reason:
+            raise WrongAnswerError(f"{reason!r} in HTTP {response.status}: {response.body[:300]!r}") from reason
+
+
+Workload = Callable[[int], Sequence[Exchange]]
+
+
+def message_in(response: Response) -> dict[str, Any]:
+    """Return the JSON-RPC response in an HTTP response, be it a JSON body or the last event of an SSE stream."""
+    body = response.body
+    if response.media_type == "text/event-stream":
+        # Progress and log messages may come first; the answer is the event that ends the stream.
+        last = body.replace(b"\r\n", b"\n").strip().split(b"\n\n")[-1]
+        body = b"\n".join(line[5:].strip() for line in last.split(b"\n") if line.startswith(b"data:"))
+    elif response.media_type != "application/json":
+        raise WrongAnswerError(f"media type {response.media_type!r}")
+    message = json.loads(body)
+    if not isinstance(message, dict):
+        raise WrongAnswerError("the message is not an object")
+    return message
+
+
+def call_add(count: int) -> Sequence[Exchange]:
+    """`tools/call` of `add`, each time with other numbers."""
+    return [_call_add(request_id=n, a=1000 + n, b=7 * n) for n in range(1, count + 1)]
+
+
+def _call_add(request_id: int, a: int, b: int) -> Exchange:
+    def check(result: dict[str, Any]) -> None:
+        _require(not result.get("isError"), "the tool failed")
+        _require(len(result["content"]) == 1 and result["content"][0]["type"] == "text", "not one text block")
+        _require(json.loads(result["content"][0]["text"]) == a + b, "not the sum")
+        _require(result.get("structuredContent", {"result": a + b}) == {"result": a + b}, "not the sum, structured")
+
+    params = {"name": "add", "arguments": {"a": a, "b": b}}
+    return Exchange(http_request("tools/call", params, request_id, name="add"), request_id, check)
+
+
+def list_hundred(count: int) -> Sequence[Exchange]:
+    """`tools/list` of the catalogue; every tool must be there, with its description and its very schema."""
+    wanted = {tool.name: tool.as_json() for tool in hundred_tools()}
+
+    def check(result: dict[str, Any]) -> None:
+        _require("nextCursor" not in result, "not everything on one page")
+        got = {tool["name"]: {key: tool[key] for key in wanted[tool["name"]]} for tool in result["tools"]}
+        _require(len(result["tools"]) == len(wanted) and got == wanted, "not the catalogue")
+
+    return [Exchange(http_request("tools/list", {}, n), n, check) for n in range(1, count + 1)]
+
+
+WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType({"call_add": call_add, "list_hundred": list_hundred})
+
+
+def http_request(method: str, params: dict[str, Any], request_id: int, *, name: str | None = None) -> bytes:
+    """Return a whole HTTP/1.1 request; `name` becomes the `Mcp-Name` header."""
+    message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**params, "_meta": _META}}
+    body = json.dumps(message, separators=(",", ":")).encode()
+    head = [
+        "POST /mcp HTTP/1.1",
+        "Host: 127.0.0.1",
+        "User-Agent: bench",
+        "Accept: application/json, text/event-stream",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        f"MCP-Protocol-Version: {PROTOCOL_VERSION}",
+        f"Mcp-Method: {method}",
+        *([f"Mcp-Name: {name}"] if name else []),
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _require(is_right: bool, complaint: str) -> None:
+    if not is_right:
+        raise WrongAnswerError(complaint)
