@@ -16,7 +16,6 @@ from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from app import config, logs, settings
 from app.backends import catalog
@@ -100,8 +99,6 @@ def _onion(config: GatewayConfig, using: Settings, dispatcher: Dispatcher, clock
     origins = default_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
     return [
         Middleware(Guard, hosts=hosts, origins=origins),
-        # the guard has refused every other origin by now
-        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["POST"], allow_headers=["*"], max_age=600),
         Middleware(
             McpEndpoint,
             path=http.path,

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from bench.http1 import MalformedResponseError, Response, ResponseReader
@@ -45,7 +46,7 @@ class Outcome:
     """What happened in the measured window; `answered` alone counts the answers of the warm-up too.
 
     `generator_busy` is the share of the window that this process spent on its own CPU: near 1 it, not the server,
-    was the limit.
+    was the limit. `generator_waited` is the share it was ready to run and something else had its core.
     """
 
     answered: int
@@ -55,6 +56,7 @@ class Outcome:
     p99_ms: float
     response_bytes: int
     generator_busy: float
+    generator_waited: float
     sse: bool
 
 
@@ -72,7 +74,7 @@ class Load:
         self._order = order
         self._opens_at = self._closes_at = float("inf")
         self._least = order.connections * order.least_answers if order.requests is None else order.requests
-        self._busy_at_open_s: float | None = None
+        self._busy_at_open_s = self._waited_at_open_s = 0.0
 
     def begin(self) -> None:
         """Set the window; answers before this do not count."""
@@ -82,10 +84,10 @@ class Load:
     def record(self, sent_at: float, now: float) -> None:
         """Count one right answer, if the window is open, and close it when it has lasted and seen enough."""
         self.answered += 1
-        if now < self._opens_at:
+        if now < self._opens_at or self.finished.done():
             return
-        if self._busy_at_open_s is None:
-            self._busy_at_open_s = time.process_time()
+        if not self.latencies_s:
+            self._busy_at_open_s, self._waited_at_open_s = time.process_time(), waited_s()
         self.latencies_s.append(now - sent_at)
         if now >= self._closes_at and len(self.latencies_s) >= self._least:
             self._closes_at = now
@@ -108,13 +110,7 @@ class Load:
             self.finished.set_exception(reason)
 
     def outcome(self) -> Outcome:
-        """Sum up.
-
-        Raises:
-            WrongAnswerError: nothing was answered inside the window.
-        """
-        if self._busy_at_open_s is None:
-            raise WrongAnswerError("no answer within the measured window")
+        """Sum up, after the end."""
         wall_s = self._closes_at - self._opens_at
         latencies_s = sorted(self.latencies_s)
         return Outcome(
@@ -125,6 +121,7 @@ class Load:
             p99_ms=1000 * percentile(latencies_s, 0.99),
             response_bytes=self.response_bytes,
             generator_busy=(time.process_time() - self._busy_at_open_s) / wall_s,
+            generator_waited=(waited_s() - self._waited_at_open_s) / wall_s,
             sse=self.is_sse,
         )
 
@@ -180,6 +177,11 @@ class Connection(asyncio.Protocol):
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Return the smallest value that at least `share` of the values do not exceed (nearest rank)."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def waited_s() -> float:
+    """Return how long this process has been ready to run without getting its core (Linux)."""
+    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
 
 
 async def run(order: Order) -> Outcome:

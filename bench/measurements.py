@@ -105,8 +105,9 @@ def _load_sample(server: Server, workload: str, connections: int, settings: Sett
         warm_up_s=settings.warm_up_s,
         least_answers=settings.least_answers,
     )
-    cpu_before_s = server.cpu_s()
+    began, cpu_before_s, waited_before_s = time.perf_counter(), server.cpu_s(), server.waited_s()
     outcome = drive(server, order, settings.cores)
+    server_waited = (server.waited_s() - waited_before_s) / (time.perf_counter() - began)
     values = {
         "requests_per_s": outcome.requests_per_s,
         "p50_ms": outcome.p50_ms,
@@ -114,13 +115,16 @@ def _load_sample(server: Server, workload: str, connections: int, settings: Sett
         "server_cpu_us": 1e6 * (server.cpu_s() - cpu_before_s) / outcome.answered,
         "response_bytes": outcome.response_bytes,
         "generator_busy": outcome.generator_busy,
+        "waited_percent": 100 * max(server_waited, outcome.generator_waited),
     }
     case = "1 connection" if connections == 1 else f"{connections} connections"
-    return Sample(case, server.subject.name, values, tuple(_load_notes(server, outcome)))
+    return Sample(case, server.subject.name, values, tuple(_load_notes(server, outcome, values["waited_percent"])))
 
 
-def _load_notes(server: Server, outcome: Outcome) -> Iterator[str]:
+def _load_notes(server: Server, outcome: Outcome, waited_percent: float) -> Iterator[str]:
     name = server.subject.name
+    if waited_percent > 5:
+        yield "something else kept the cores busy (see `waited %`): run again when the machine is quiet"
     if outcome.sse:
         yield f"{name} answers as an event stream"
     if outcome.generator_busy > 0.9:
@@ -182,6 +186,7 @@ _LOAD_COLUMNS = (
     Column("p99_ms", "p99 ms", 2),
     Column("server_cpu_us", "CPU µs/request"),
     Column("response_bytes", "body bytes"),
+    Column("waited_percent", "waited %"),
 )
 _MEMORY_COLUMNS = (Column("rss_mib", "RSS MiB", 1), Column("pss_mib", "PSS MiB", 1))
 

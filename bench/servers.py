@@ -69,6 +69,10 @@ class Server:
         """Return the CPU time the server has used so far, all threads, user and system."""
         return sum(_cpu_ticks(pid) for pid in _family(self.pid)) / _TICKS_PER_S
 
+    def waited_s(self) -> float:
+        """Return how long the server's threads have been ready to run without getting their core."""
+        return sum(_waited_s(pid) for pid in _family(self.pid))
+
     def lacks(self) -> list[str]:
         """Return which of uvloop and httptools the process has not loaded; empty when the comparison is even."""
         loaded = Path(f"/proc/{self.pid}/maps").read_text()
@@ -170,3 +174,9 @@ def _cpu_ticks(pid: int) -> int:
     # The command's name, in parentheses, may contain blanks; utime and stime are fields 14 and 15 (proc(5)).
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(after_name[11]) + int(after_name[12])
+
+
+def _waited_s(pid: int) -> float:
+    """Sum the second field of `schedstat`, nanoseconds on the run queue, over the threads."""
+    fields = [thread.joinpath("schedstat").read_text().split() for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int(waited_ns) for _, waited_ns, _ in fields) / 1e9

@@ -13,6 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from app.backends.schemas import Schema
+from app.backends.signature import WithoutTitles
 from app.protocol.content import (
     ABSENT,
     AudioContent,
@@ -173,6 +174,6 @@ def _mentions_block(annotation: Any) -> bool:
 def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | None]:
     try:
         adapter = TypeAdapter(annotation)
-        return adapter, adapter.json_schema(mode="serialization", by_alias=True)
+        return adapter, adapter.json_schema(mode="serialization", schema_generator=WithoutTitles)
     except (PydanticSchemaGenerationError, PydanticUserError):
         return None, None  # a type without a schema: results are still turned into JSON, only not described

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict  # pydantic refuses typing's own before 
 from app.replay.context import Context, SyncContext
 
 
-class _WithoutTitles(GenerateJsonSchema):
+class WithoutTitles(GenerateJsonSchema):
     """pydantic titles every field with its own name; that tells a model nothing and costs it tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
@@ -53,7 +53,7 @@ class Signature:
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema 2020-12 of the arguments, an object."""
-        schema = self._adapter.json_schema(schema_generator=_WithoutTitles)
+        schema = self._adapter.json_schema(schema_generator=WithoutTitles)
         schema.pop("title", None)
         properties = schema.setdefault("properties", {})
         for parameter in self.parameters:
@@ -148,4 +148,4 @@ def _read_docstring(function: Callable[..., Any]) -> tuple[str | None, dict[str,
 
     parsed = docstring_parser.parse(text)
     described = {entry.arg_name: entry.description for entry in parsed.params if entry.description}
-    return parsed.description or None, described
+    return (parsed.description or "").strip() or None, described

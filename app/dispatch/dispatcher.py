@@ -133,7 +133,7 @@ class Dispatcher:
         asked = params.validate(params.CallToolParams, inbound.params)
         served = self._catalog.tool(asked.name)
         for header in served.param_headers:
-            header.check(asked.arguments, inbound.headers.params or {})
+            header.check(asked.arguments, inbound.headers.params)
         if served.tool.requires:
             inbound.meta.capabilities.require(served.tool.requires, f"tool {served.name}")
         if not served.arguments.is_valid(asked.arguments):

@@ -6,13 +6,14 @@ serving the call does (docs/decisions/0002). Whatever arrives, exactly one well-
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.auth.principal import LOCAL, Principal
@@ -76,8 +77,9 @@ class McpEndpoint:
     async def _answer(self, scope: Scope, receive: Receive, responder: Responder, record: Record) -> None:
         request_id: RequestId | None = None
         try:
-            accepted = _check_head(scope)
-            message = jsonrpc.parse(await self._read(scope, receive))
+            headers = dict[bytes, bytes](scope["headers"])
+            accepted = _check_head(scope["method"], headers)
+            message = jsonrpc.parse(await self._read(headers.get(b"content-length"), receive))
             record.method = message.method
             if isinstance(message, Notification):
                 await responder.accepted()
@@ -89,6 +91,8 @@ class McpEndpoint:
             await self._serve(request, LOCAL, accepted, responder, record)
         except GatewayError as error:
             await self._fail(error, request_id, responder, record)
+        except ClientDisconnect:
+            record.outcome = "cancelled"
         except Exception as error:
             reference = self._clock.new_id()
             failures.error("request failed", exc_info=error, extra={"fields": {"reference": reference}})
@@ -123,21 +127,24 @@ class McpEndpoint:
         finally:
             self._dispatcher.end(stream)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        too_large = TransportError(413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)")
-        length = _header(scope["headers"], b"content-length")
+    async def _read(self, length: bytes | None, receive: Receive) -> bytes:
         if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
-            raise too_large
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        while message.get("more_body"):
+            raise self._too_large()
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more:
             message = await receive()
-            body += message.get("body", b"")
-            if len(body) > self._max_body_bytes:
-                raise too_large
-        if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
-        return body
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self._max_body_bytes:
+                raise self._too_large()
+            more = message.get("more_body", False)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _too_large(self) -> TransportError:
+        return TransportError(413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)")
 
     async def _fail(
         self, error: GatewayError, request_id: RequestId | None, responder: Responder, record: Record
@@ -148,37 +155,34 @@ class McpEndpoint:
             await responder.error(error, request_id)
 
 
-def _check_head(scope: Scope) -> frozenset[bytes]:
+def _check_head(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     """What the client accepts of JSON and event streams.
 
     Raises:
         TransportError: the HTTP method or a media type is none that this endpoint has.
     """
-    if scope["method"] != "POST":
+    if method != "POST":
         raise TransportError(
             405,
             "The MCP endpoint takes POST only; revision 2026-07-28 has no GET stream and no sessions",
             [(b"allow", b"POST")],
         )
-    content_type = _header(scope["headers"], b"content-type")
-    if content_type is None or content_type.partition(b";")[0].strip().lower() != b"application/json":
+    content_type = headers.get(b"content-type", b"")
+    if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise TransportError(415, "Content-Type must be application/json")
-    accept = _header(scope["headers"], b"accept")
+    accept = headers.get(b"accept")
     accepted = _BOTH if accept is None else _accepted(accept)
     if not accepted:
         raise TransportError(406, "The Accept header must list application/json and text/event-stream")
     return accepted
 
 
+@lru_cache(maxsize=64)  # clients send one and the same value with every request
 def _accepted(accept: bytes) -> frozenset[bytes]:
     ranges = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
     if b"*/*" in ranges:
         return _BOTH
     return frozenset(kind for kind in _BOTH if kind in ranges or kind.partition(b"/")[0] + b"/*" in ranges)
-
-
-def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | None:
-    return next((value for name, value in headers if name == wanted), None)
 
 
 def _write_line(record: Record, responder: Responder, took_ms: float) -> None:
@@ -187,13 +191,13 @@ def _write_line(record: Record, responder: Responder, took_ms: float) -> None:
     fields: dict[str, Any] = {
         "method": record.method and record.method[:100],
         "name": record.name and str(record.name)[:200],
-        "status": responder.status,
+        "subject": record.principal and record.principal.subject,
+        "status": responder.status or None,
         "outcome": record.outcome,
+        "code": record.code,
+        "error": record.error,
         "ms": round(took_ms, 2),
         "bytes": responder.bytes_sent,
     }
-    if record.principal is not None:
-        fields["subject"] = record.principal.subject
-    if record.code is not None:
-        fields |= {"code": record.code, "error": record.error}
+    fields = {name: value for name, value in fields.items() if value is not None}
     log.info("request", extra={"fields": fields})

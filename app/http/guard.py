@@ -1,11 +1,15 @@
-"""Host and Origin checks against DNS rebinding (streamable-http, "Security & Endpoint"): 403 before anything else."""
+"""Host and Origin checks against DNS rebinding (streamable-http, "Security & Endpoint"): 403 before anything else.
+
+An origin that is allowed gets CORS headers and preflights from Starlette's own middleware.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import TransportError
@@ -19,23 +23,24 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, hosts: Sequence[str], origins: Sequence[str]) -> None:
         self._app = app
+        # for browsers alone, and for allowed origins alone: the check has refused every other by then
+        self._cors = CORSMiddleware(app, allow_origins=["*"], allow_methods=["POST"], allow_headers=["*"])
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._known_hosts: set[bytes] = set()  # spellings that passed, at most a few: a Host is parsed once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope["headers"])):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict[bytes, bytes](scope["headers"])
+        origin = headers.get(b"origin")
+        if refusal := self._refusal(headers.get(b"host", b""), origin):
             await Responder(send).error(TransportError(403, refusal), None)
         else:
-            await self._app(scope, receive, send)
+            await (self._app if origin is None else self._cors)(scope, receive, send)
 
-    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        host, origin = b"", None
-        for name, value in headers:
-            if name == b"host":
-                host = value
-            elif name == b"origin":
-                origin = value
+    def _refusal(self, host: bytes, origin: bytes | None) -> str | None:
         if host not in self._known_hosts:
             if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
                 return f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set GATEWAY_PUBLIC_URL"

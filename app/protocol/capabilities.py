@@ -23,14 +23,12 @@ class ClientCapabilities:
     declared: Mapping[str, Any]
 
     @classmethod
-    def parse(cls, value: Any) -> ClientCapabilities:
+    def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:
         """`_meta[".../clientCapabilities"]` as it arrived.
 
         Raises:
-            InvalidParams: it, or a capability in it, is not an object.
+            InvalidParams: a capability in it is not an object.
         """
-        if not isinstance(value, dict):
-            raise InvalidParams(f'_meta["{META_KEY}"] must be an object; {{}} declares no capability')
         for name, capability in value.items():
             if not isinstance(capability, dict):
                 raise InvalidParams(f'_meta["{META_KEY}"].{name[:100]} must be an object')
@@ -52,11 +50,13 @@ class ClientCapabilities:
         return self.declared
 
 
-def _missing(required: Mapping[str, Any], declared: Any) -> dict[str, Any]:
+def _missing(required: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
     missing: dict[str, Any] = {}
     for name, inner in required.items():
-        if not isinstance(declared, Mapping) or not isinstance(declared.get(name), Mapping):
-            missing[name] = inner
-        elif deeper := _missing(inner, declared[name]):
+        there = declared.get(name)
+        if not isinstance(inner, Mapping) or not isinstance(there, Mapping):
+            if there != inner:  # an extension's settings may hold any JSON
+                missing[name] = inner
+        elif deeper := _missing(inner, there):
             missing[name] = deeper
     return missing

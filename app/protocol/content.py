@@ -24,6 +24,10 @@ def without_none(**members: Any) -> Wire:
     return {name: value for name, value in members.items() if value is not None}
 
 
+def _copied(meta: Mapping[str, Any] | None) -> Wire | None:
+    return None if meta is None else dict(meta)  # the JSON writer takes no Mapping but dict
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotations:
     """For whom a block is, how much it matters (0 to 1), when it last changed (ISO 8601)."""
@@ -59,7 +63,7 @@ class _Annotated:
     def _extras(self) -> Wire:
         return without_none(
             annotations=self.annotations and self.annotations.to_wire(),
-            _meta=None if self.meta is None else dict(self.meta),
+            _meta=_copied(self.meta),
         )
 
 
@@ -105,7 +109,7 @@ class TextResourceContents:
     meta: Mapping[str, Any] | None = None
 
     def to_wire(self) -> Wire:
-        return without_none(uri=self.uri, mimeType=self.mime_type, text=self.text, _meta=self.meta)
+        return without_none(uri=self.uri, mimeType=self.mime_type, text=self.text, _meta=_copied(self.meta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ class BlobResourceContents:
     meta: Mapping[str, Any] | None = None
 
     def to_wire(self) -> Wire:
-        return without_none(uri=self.uri, mimeType=self.mime_type, blob=base64_text(self.blob), _meta=self.meta)
+        blob = base64_text(self.blob)
+        return without_none(uri=self.uri, mimeType=self.mime_type, blob=blob, _meta=_copied(self.meta))
 
 
 ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents

@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, overload
 
 from app.errors import HeaderMismatch
 
@@ -37,38 +37,52 @@ class McpHeaders:
     protocol_version: str | None = None
     method: str | None = None
     name: str | None = None
-    params: Mapping[str, str] | None = None
-    """`Mcp-Param-*` by lower-case name without the prefix; `None` when there are none."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """`Mcp-Param-*` by lower-case name without the prefix."""
     repeated: str | None = None
     """The first mirroring header that came twice: two readers could then believe different things."""
 
     @classmethod
-    def read(cls, raw: Iterable[tuple[bytes, bytes]]) -> McpHeaders:
+    def read(cls, raw: Sequence[tuple[bytes, bytes]]) -> McpHeaders:
         """From ASGI's list of (lower-case name, value). httptools leaves white space around values; we take it off."""
-        known: dict[bytes, str] = {}
-        params: dict[str, str] = {}
-        repeated: str | None = None
-        for name, value in raw:
-            if not name.startswith(b"mcp-"):
-                continue
-            if name in known:
-                repeated = repeated or name.decode("latin-1")
-            elif name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
-                known[name] = text = value.strip(b" \t").decode("latin-1")
-                if name not in _MIRRORED:
-                    params[name[len(_PARAM_PREFIX_LOWER) :].decode("latin-1")] = text
+        values = dict(raw)
+        params = {
+            name[len(_PARAM_PREFIX_LOWER) :].decode("latin-1"): _text(value)
+            for name, value in values.items()
+            if name.startswith(_PARAM_PREFIX_LOWER)
+        }
         return cls(
-            known.get(b"mcp-protocol-version"),
-            known.get(b"mcp-method"),
-            known.get(b"mcp-name"),
-            params or None,
-            repeated,
+            _text(values.get(b"mcp-protocol-version")),
+            _text(values.get(b"mcp-method")),
+            _text(values.get(b"mcp-name")),
+            params,
+            None if len(values) == len(raw) else _repeated(raw),
         )
+
+
+@overload
+def _text(value: bytes) -> str: ...
+@overload
+def _text(value: None) -> None: ...
+@overload
+def _text(value: bytes | None) -> str | None: ...
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.strip(b" \t").decode("latin-1")
+
+
+def _repeated(raw: Sequence[tuple[bytes, bytes]]) -> str | None:
+    seen: set[bytes] = set()
+    for name, _ in raw:
+        if name in seen and (name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER)):
+            return name.decode("latin-1")
+        seen.add(name)
+    return None
 
 
 def encode_value(value: str) -> str:
     """A string as a header value: as it is where that survives HTTP, else `=?base64?…?=` of its UTF-8."""
-    if _PLAIN.fullmatch(value) and value == value.strip() and not _SENTINEL.fullmatch(value):
+    looks_encoded = value.startswith("=?base64?") and value.endswith("?=")
+    if _PLAIN.fullmatch(value) and value == value.strip() and not looks_encoded:
         return value
     return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
 
@@ -166,12 +180,12 @@ def _param_header(path: tuple[str, ...] | None, schema: Mapping[str, Any]) -> Pa
     return ParamHeader(PARAM_PREFIX + name, name.lower(), path, kind)
 
 
-_ONE_SCHEMA: Final = (
-    "items", "contains", "unevaluatedItems", "additionalProperties", "propertyNames", "unevaluatedProperties",
-    "not", "if", "then", "else", "contentSchema",
+# Keywords of 2020-12 and of the drafts before it, whose schemas are served too. Schema or list of schemas:
+_APPLICATORS: Final = (
+    "items", "contains", "unevaluatedItems", "additionalItems", "additionalProperties", "propertyNames",
+    "unevaluatedProperties", "not", "if", "then", "else", "contentSchema", "allOf", "anyOf", "oneOf", "prefixItems",
 )  # fmt: skip
-_MANY_SCHEMAS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
-_NAMED_SCHEMAS: Final = ("patternProperties", "dependentSchemas", "$defs", "definitions")
+_NAMED_SCHEMAS: Final = ("patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions")
 
 
 def _positions(root: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...] | None, Mapping[str, Any]]]:
@@ -179,14 +193,20 @@ def _positions(root: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...] | None
     stack: list[tuple[tuple[str, ...] | None, Any]] = [((), root)]
     while stack:
         path, schema = stack.pop()
+        if isinstance(schema, list):
+            stack.extend((None, one) for one in schema)
         if not isinstance(schema, Mapping):
             continue
         yield path, schema
-        stack.extend((None, schema.get(keyword)) for keyword in _ONE_SCHEMA)
-        stack.extend((None, one) for keyword in _MANY_SCHEMAS for one in schema.get(keyword, ()))
-        stack.extend((None, one) for keyword in _NAMED_SCHEMAS for one in schema.get(keyword, {}).values())
-        for name, one in schema.get("properties", {}).items():
+        stack.extend((None, schema.get(keyword)) for keyword in _APPLICATORS)
+        stack.extend((None, one) for keyword in _NAMED_SCHEMAS for one in _members(schema, keyword).values())
+        for name, one in _members(schema, "properties").items():
             stack.append((None if path is None else (*path, name), one))
+
+
+def _members(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    value = schema.get(keyword)  # a draft that does not know the keyword lets it hold anything
+    return value if isinstance(value, Mapping) else {}
 
 
 def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> Any:

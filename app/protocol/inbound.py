@@ -3,9 +3,10 @@
 The order is fixed by what clients and the conformance suite expect of each mistake when a request has several:
 
     1  version and method headers are there, once; `Mcp-Method` equals the body's method     -32020
-    2  `params._meta` is there with its required fields, well-formed                          -32602
+    2  `params._meta` is there with its required fields, a string and an object               -32602
     3  `MCP-Protocol-Version` equals `_meta`'s version                                        -32020
     4  the version is supported                                                               -32022
+       and the rest of `_meta` is as this version has it                                      -32602
     5  the method is served                                                                   -32601
     6  `Mcp-Name` equals the body's name or uri                                               -32020
 
@@ -94,6 +95,8 @@ def _envelope(params: dict[str, Any]) -> dict[str, Any]:
             raise InvalidParams(f'params._meta lacks the required "{key}"')
     if not isinstance(envelope[VERSION_KEY], str):
         raise InvalidParams(f'params._meta["{VERSION_KEY}"] must be a string')
+    if not isinstance(envelope[capabilities.META_KEY], dict):
+        raise InvalidParams(f'params._meta["{capabilities.META_KEY}"] must be an object; {{}} declares no capability')
     return envelope
 
 

@@ -1,0 +1,160 @@
+"""A gateway in this process: an app from a few functions, an httpx client for it, and raw ASGI exchanges with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from app.config import ConfigFile, GatewayConfig, Origin
+from app.main import build_app
+from app.settings import Settings
+from app.yaml_file import Located
+from tests.support import wire
+
+_numbers = count()
+
+
+def config_file(*functions: Callable[..., Any], **sections: Any) -> ConfigFile:
+    """A configuration with one back end: these decorated functions, under their own names."""
+    module = ModuleType(f"functions_of_a_test_{next(_numbers)}")
+    for function in functions:
+        setattr(module, function.__name__, function)
+    sys.modules[module.__name__] = module
+    backend = {"kind": "python", "name": "python", "prefix": "", "module": module.__name__}
+    config = GatewayConfig.model_validate({"backends": [backend], **sections})
+    return ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
+
+
+def gateway(*functions: Callable[..., Any], using: Settings = Settings(), **sections: Any) -> FastAPI:  # noqa: B008
+    """An app that serves these decorated functions."""
+    return build_app(config_file(*functions, **sections), using)
+
+
+class Client:
+    """A correct client of one app or server."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def post(
+        self,
+        method: str,
+        params: dict[str, Any] | None = None,
+        *,
+        request_id: Any = 1,
+        headers: dict[str, str | None] | None = None,
+        **meta: Any,
+    ) -> httpx.Response:
+        """Send a request; `headers` change those of a correct client, `None` drops one."""
+        asked = wire.message(method, params, request_id, **meta)
+        changed = {k: v for k, v in {**wire.headers(asked), **(headers or {})}.items() if v is not None}
+        return await self.http.post("/mcp", content=json.dumps(asked), headers=changed)
+
+    async def result(self, method: str, params: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+        """The result of a request that succeeds, checked against the official model."""
+        response = await self.post(method, params, **meta)
+        assert response.status_code == 200, response.text
+        return wire.valid_result(method, response.json())
+
+    async def error(self, method: str, params: dict[str, Any] | None = None, **meta: Any) -> tuple[int, dict[str, Any]]:
+        """HTTP status and JSON-RPC error of a request that fails."""
+        response = await self.post(method, params, **meta)
+        error = wire.valid_error(response)
+        assert response.json()["id"] == 1
+        return response.status_code, error
+
+    async def call(self, name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+        """The result of tools/call."""
+        return await self.result("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+
+    async def text(self, name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> str:
+        """The text of a tool's first block."""
+        text: str = (await self.call(name, arguments, **meta))["content"][0]["text"]
+        return text
+
+
+@asynccontextmanager
+async def client(app: FastAPI, root_path: str = "") -> AsyncIterator[Client]:
+    """A client of an app in this process; what the app raises, the test sees."""
+    transport = httpx.ASGITransport(app, root_path=root_path)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        yield Client(http)
+
+
+class Exchange:
+    """One HTTP request, message by message: the test plays the ASGI server and the network.
+
+    `receive` hands out what was fed, in order and each once, as a server with a queue does. `send` waits while
+    `reading` is clear, as a server does whose client does not read.
+    """
+
+    def __init__(self, app: FastAPI, asked: dict[str, Any] | bytes, headers: dict[str, str] | None = None) -> None:
+        self._app = app
+        self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+        self._buffer = b""
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.status: int | None = None
+        self.headers: dict[bytes, bytes] = {}
+        sent = headers or (wire.headers(asked) if isinstance(asked, dict) else {})
+        raw = [(name.lower().encode(), value.encode()) for name, value in {"host": "127.0.0.1", **sent}.items()]
+        self.scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": raw}
+        self.feed(json.dumps(asked).encode() if isinstance(asked, dict) else asked, more=not isinstance(asked, dict))
+        self.running: asyncio.Task[None]
+
+    async def __aenter__(self) -> Exchange:
+        self.running = asyncio.create_task(self._app(self.scope, self._incoming.get, self._send))
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if not self.running.done():
+            self.hang_up()
+        await asyncio.wait_for(self.running, 5)
+
+    def feed(self, body: bytes, more: bool = True) -> None:
+        """The client sends (a part of) the body."""
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": more})
+
+    def hang_up(self) -> None:
+        """The client closes the connection."""
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    async def event(self) -> dict[str, Any] | None:
+        """The next message of the event stream; `None` is a comment."""
+        while b"\r\n\r\n" not in self._buffer:
+            self._buffer += await self._next_body()
+        block, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        if block.startswith(b":"):
+            return None
+        (one,) = wire.events(block.decode())
+        return one
+
+    async def rest(self) -> list[dict[str, Any]]:
+        """All messages that are left, after the app has ended the stream."""
+        await asyncio.wait_for(asyncio.shield(self.running), 5)
+        while not self._outgoing.empty():
+            self._buffer += await self._next_body()
+        return wire.events(self._buffer.decode())
+
+    async def _next_body(self) -> bytes:
+        sent = await asyncio.wait_for(self._outgoing.get(), 5)
+        if sent["type"] == "http.response.start":
+            self.status, self.headers = sent["status"], dict(sent["headers"])
+            return b""
+        body: bytes = sent["body"]
+        return body
+
+    async def _send(self, sent: MutableMapping[str, Any]) -> None:
+        await self.reading.wait()
+        self._outgoing.put_nowait(sent)

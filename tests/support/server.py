@@ -1,0 +1,90 @@
+"""A gateway in a process of its own, on a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+_COMMAND = "import sys; from app.cli import main; sys.exit(main())"
+
+
+@dataclass
+class Server:
+    """A running `mcp-gateway serve`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Everything it has logged so far."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def logged(self, timeout_s: float = 5, **fields: Any) -> dict[str, Any]:
+        """The first line that has these fields, once there is one."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            for line in self.lines():
+                if fields.items() <= line.items():
+                    return line
+            time.sleep(0.02)
+        raise AssertionError(f"nothing with {fields} in {self.log.read_text()}")
+
+    def stop(self, by: signal.Signals = signal.SIGTERM, timeout_s: float = 8) -> int:
+        """Tell it to stop; returns the exit status."""
+        self.process.send_signal(by)
+        return self.process.wait(timeout_s)
+
+
+@contextmanager
+def running(config: Path, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """Serve a configuration until the block ends."""
+    port, log = _free_port(), config.with_suffix(".log")
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", _COMMAND, "serve", str(config), "--port", str(port)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=root, stdout=out, stderr=out, env=os.environ | (environment or {}), start_new_session=True
+        )
+    server = Server(process, port, log)
+    try:
+        _wait_until_it_answers(server)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_it_answers(server: Server) -> None:
+    until = time.monotonic() + 20
+    while time.monotonic() < until and server.process.poll() is None:
+        try:
+            httpx.get(f"{server.url}/healthz", timeout=1).raise_for_status()
+        except httpx.TransportError:
+            time.sleep(0.03)
+        else:
+            return
+    raise AssertionError(f"the server did not start: {server.log.read_text()}")

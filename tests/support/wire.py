@@ -1,0 +1,92 @@
+"""Requests as a correct client of revision 2026-07-28 writes them, and answers as the official models read them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from mcp_types import _v2026_07_28 as official
+from pydantic import BaseModel
+
+VERSION = "2026-07-28"
+PREFIX = "io.modelcontextprotocol/"
+SERVER_INFO = PREFIX + "serverInfo"
+SUBSCRIPTION_ID = PREFIX + "subscriptionId"
+
+NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""The methods that need Mcp-Name, and the member of params that it mirrors."""
+
+RESULTS: dict[str, type[BaseModel]] = {
+    "server/discover": official.DiscoverResult,
+    "tools/list": official.ListToolsResult,
+    "tools/call": official.CallToolResult,
+    "resources/list": official.ListResourcesResult,
+    "resources/templates/list": official.ListResourceTemplatesResult,
+    "resources/read": official.ReadResourceResult,
+    "prompts/list": official.ListPromptsResult,
+    "prompts/get": official.GetPromptResult,
+    "completion/complete": official.CompleteResult,
+    "subscriptions/listen": official.SubscriptionsListenResult,
+}
+ALLOWED_CODES = {-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022}
+
+
+def envelope(**meta: Any) -> dict[str, Any]:
+    """`_meta` of a request: keyword `logLevel` and other names of the revision get their prefix."""
+    prefixed = {name if name == "progressToken" else PREFIX + name: value for name, value in meta.items()}
+    return {
+        PREFIX + "protocolVersion": VERSION,
+        PREFIX + "clientInfo": {"name": "tests", "version": "1"},
+        PREFIX + "clientCapabilities": {},
+    } | prefixed
+
+
+def message(method: str, params: dict[str, Any] | None = None, request_id: Any = 1, **meta: Any) -> dict[str, Any]:
+    """A request of the revision as a JSON value."""
+    return {
+        "jsonrpc": "2.0",
+        "id": request_id,
+        "method": method,
+        "params": {**(params or {}), "_meta": envelope(**meta)},
+    }
+
+
+def headers(of: dict[str, Any]) -> dict[str, str]:
+    """The headers that go with a request."""
+    named = {"mcp-name": of["params"][NAMED_BY[of["method"]]]} if of["method"] in NAMED_BY else {}
+    return {
+        "content-type": "application/json",
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": VERSION,
+        "mcp-method": of["method"],
+        **named,
+    }
+
+
+def events(body: str) -> list[dict[str, Any]]:
+    """The messages of an event stream, comments left out."""
+    data = [line.removeprefix("data: ") for line in body.split("\r\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in data]
+
+
+def valid_result(method: str, response: dict[str, Any]) -> dict[str, Any]:
+    """The result of a response, once the official model has taken it and the rules it cannot say have been checked."""
+    assert response.keys() == {"jsonrpc", "id", "result"}, response
+    result: dict[str, Any] = response["result"]
+    RESULTS[method].model_validate(result)
+    assert result["resultType"] == "complete"
+    assert {"name", "version"} <= result["_meta"][SERVER_INFO].keys()
+    return result
+
+
+def valid_error(response: httpx.Response) -> dict[str, Any]:
+    """The error of a response that is one well-formed JSON-RPC error, and nothing else."""
+    assert response.headers["content-type"] == "application/json"
+    value: dict[str, Any] = response.json()
+    official.JSONRPCErrorResponse.model_validate(value)
+    assert value.get("id", "") is not None, "an unknown id is left out, never null"
+    error: dict[str, Any] = value["error"]
+    assert error["code"] in ALLOWED_CODES
+    assert error["message"]
+    return error

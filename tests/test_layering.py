@@ -1,0 +1,121 @@
+"""Which way imports point: this test owns the rule, so a module that breaks it says so here."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+APP = Path(__file__).parent.parent / "app"
+
+LAYERS = [
+    {"errors", "clock"},
+    {"protocol"},
+    {"yaml_file", "settings", "logs", "auth"},
+    {"config"},
+    {"replay"},
+    {"backends"},
+    {"dispatch"},
+    {"http"},
+    {"main"},
+    {"cli"},
+]
+"""Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
+
+HOMES = {
+    "fastapi": {"main"},
+    "starlette": {"main", "http"},
+    "uvicorn": {"cli.serve"},
+    "httpx": {"backends.http"},
+    "yaml": {"yaml_file"},
+    "jsonschema_rs": {"backends.schemas"},
+    "docstring_parser": {"backends.signature"},
+    "jiter": {"protocol.jsonrpc"},
+    "orjson": {"protocol.jsonrpc"},
+    "time": {"clock", "logs", "http.endpoint"},
+    "secrets": {"clock"},
+    "random": set(),
+}
+"""Where a dependency may be imported: a module or a package of `app`."""
+
+PURE = {"asyncio", "logging", "os", "socket", "time", "threading", "subprocess", "random", "secrets", "datetime"}
+"""What `protocol` must not import: no I/O, clock or logging."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(APP.rglob("*.py")):
+        name = ".".join(path.relative_to(APP).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        if name:
+            yield name, ast.parse(path.read_text())
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "app":
+                yield from (f"app.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def layer(part: str) -> int:
+    return next(index for index, parts in enumerate(LAYERS) if part in parts)
+
+
+MODULES = dict(modules())
+
+
+def test_every_module_has_a_layer() -> None:
+    placed = set().union(*LAYERS)
+    assert {name.partition(".")[0] for name in MODULES} == placed
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_its_package_and_from_layers_below(name: str) -> None:
+    own = name.partition(".")[0]
+    for imported in imports(MODULES[name]):
+        if imported.startswith("app."):
+            part = imported.split(".")[1]
+            assert part == own or layer(part) < layer(own), f"app.{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_dependency_is_imported_only_where_it_lives(name: str) -> None:
+    for imported in imports(MODULES[name]):
+        homes = HOMES.get(imported.partition(".")[0])
+        assert homes is None or any(name == home or name.startswith(home + ".") for home in homes), f"{name}: {imported}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("protocol")])
+def test_the_protocol_is_pure(name: str) -> None:
+    assert not {imported.partition(".")[0] for imported in imports(MODULES[name])} & PURE
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys; print(*sorted(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_protocol_loads_no_web_framework() -> None:
+    loaded = loaded_after("import app.protocol.inbound, app.protocol.wire_errors")
+    assert not loaded & {"fastapi", "starlette", "httpx", "asyncio"}
+
+
+def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
+    loaded = loaded_after("import app.main")
+    assert not loaded & {"httpx", "yaml", "boto3", "cryptography", "docstring_parser", "uvicorn"}
+
+
+def test_every_package_says_what_it_is() -> None:
+    assert [name for name, tree in MODULES.items() if not ast.get_docstring(tree)] == []
+
+
+def test_every_public_name_of_the_package_can_be_imported() -> None:
+    import app
+
+    for name in app.__all__:
+        assert getattr(app, name).__name__ == name
