@@ -87,7 +87,9 @@ def test_a_module_imports_only_from_its_package_and_from_layers_below(name: str)
 def test_a_dependency_is_imported_only_where_it_lives(name: str) -> None:
     for imported in imports(MODULES[name]):
         homes = HOMES.get(imported.partition(".")[0])
-        assert homes is None or any(name == home or name.startswith(home + ".") for home in homes), f"{name}: {imported}"
+        assert homes is None or any(name == home or name.startswith(home + ".") for home in homes), (
+            f"{name}: {imported}"
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("protocol")])

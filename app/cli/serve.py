@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
+import sys
 
 import uvicorn
 
@@ -26,6 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     app = main.create_app()  # with several workers each makes its own; this one finds the problems, once
     logging.getLogger("app").info("serving http://%s:%d", arguments.host, arguments.port)
     several = arguments.workers > 1
+    # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     uvicorn.run(
         "app.main:create_app" if several else app,
         factory=several,

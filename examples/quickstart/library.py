@@ -51,7 +51,8 @@ def make(path: Path) -> None:
             library.execute("insert or ignore into authors (name) values (?)", (author,))
             (author_id,) = library.execute("select id from authors where name = ?", (author,)).fetchone()
             library.execute(
-                "insert into books (title, year, subject, author_id) values (?, ?, ?, ?)", (title, year, subject, author_id)
+                "insert into books (title, year, subject, author_id) values (?, ?, ?, ?)",
+                (title, year, subject, author_id),
             )
 
 

@@ -1,6 +1,6 @@
 """Starts the library and then the gateway in front of it; arguments go to `mcp-gateway serve`.
 
-    python serve.py [--host HOST] [--port PORT] …
+python serve.py [--host HOST] [--port PORT] …
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def library() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, str(HERE / "library.py"), str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             _wait_for(f"http://127.0.0.1:{port}/-/versions.json", process)
             yield f"http://127.0.0.1:{port}"
