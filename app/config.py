@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from app import yaml_file
 from app.errors import ConfigError, Problem
-from app.yaml_file import Located
+from app.yaml_file import Located, dotted
 
 
 class Model(BaseModel):
@@ -90,6 +99,14 @@ class CachingConfig(Model):
     read: CacheHint = Field(CacheHint(ttl_ms=0, scope="private"), description="resources/read")
 
 
+def _fit_for_a_header(value: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[\x20-\x7e\t]*", value.get_secret_value()):
+        raise ValueError("goes into an HTTP header and may only have visible ASCII characters, on one line")
+    return value
+
+
+HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
+HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
 NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
@@ -127,13 +144,13 @@ class PythonBackendConfig(BackendConfig):
 class Credential(Model):
     """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
 
-    bearer: SecretStr | None = Field(None, description="Sent as Authorization: Bearer ….")
+    bearer: HeaderValue | None = Field(None, description="Sent as Authorization: Bearer ….")
     basic: SecretStr | None = Field(None, description='"user:password", sent as Authorization: Basic ….')
     header: str | None = Field(
         None, description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
     )
     query: str | None = Field(None, description="Name of a query parameter that carries an API key.")
-    value: SecretStr | None = Field(None, description="The API key for header or query.")
+    value: HeaderValue | None = Field(None, description="The API key for header or query.")
 
     @model_validator(mode="after")
     def _one_kind(self) -> Credential:
@@ -169,7 +186,7 @@ class HttpToolConfig(Model):
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field("GET", description="HTTP method.")
     path: str = Field(description="Path below base_url; {name} stands for a path argument.", pattern=r"^/")
     arguments: dict[str, HttpArgument] = Field({}, description="Arguments by name; path arguments may be left out.")
-    headers: dict[str, SecretStr] = Field({}, description="Fixed request headers of this tool.")
+    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed request headers of this tool.")
     query: dict[str, str] = Field({}, description="Fixed query parameters.")
     body: Literal["json", "form"] = Field("json", description="How body arguments are sent.")
     result: str = Field(
@@ -191,12 +208,20 @@ class HttpBackendConfig(BackendConfig):
     base_url: str = Field(
         description="Where the service is; requests never leave this origin.", pattern=r"^https?://[^/?#\s]+[^?#\s]*$"
     )
-    headers: dict[str, SecretStr] = Field({}, description="Fixed headers of every request.")
+    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed headers of every request.")
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
     timeout_s: float = Field(15, description="Seconds for connecting and for the whole answer.", gt=0)
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
     max_connections: int = Field(50, description="Connections kept to the service by one process.", ge=1)
     tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_usable(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.port == 0 or "@" in parts.netloc:
+            raise ValueError("may have a host, a port and a path; a user and password go into credential.basic")
+        return value
 
 
 AnyBackendConfig: TypeAlias = Annotated[PythonBackendConfig | HttpBackendConfig, Field(discriminator="kind")]
@@ -265,14 +290,9 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
     return ConfigFile(config, origin)
 
 
-def dotted(loc: Sequence[str | int]) -> str:
-    """`("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
-    return reduce(
-        lambda path, step: f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip("."), loc, ""
-    )
-
-
-_REFERENCE: Final = re.compile(r"\$\$\{|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>[^}]*))?\}")
+_REFERENCE: Final = re.compile(
+    r"(?P<escape>\$\$\{)|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}|\$\{"
+)
 
 
 def _fill_in(value: Any, origin: Origin, environ: Mapping[str, str], problems: list[Problem]) -> Any:
@@ -290,13 +310,18 @@ def _fill_in(value: Any, origin: Origin, environ: Mapping[str, str], problems: l
 
 def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], problems: list[Problem]) -> str:
     name, default = found["name"], found["default"]
-    if name is None:
+    if found["escape"]:
         return "${"
+    if name is None:
+        remedy = "write ${NAME}, ${NAME:-default} or ${file:path}, or $${ for a plain ${"
+        problems.append(origin.problem("${ begins something that is not a reference", remedy))
+        return ""
     if found["source"]:
         try:
-            return (origin.base_dir / name).read_text().rstrip("\r\n")
-        except OSError as error:
-            problems.append(origin.problem(f"{name}: {error.strerror}", "mount the file, or correct the path"))
+            return (origin.base_dir / name).read_text("utf-8").rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "is not text"
+            problems.append(origin.problem(f"{name}: {reason}", "mount the file, or correct the path"))
             return ""
     value = environ.get(name) or default
     if value is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,7 +55,12 @@ def _read_yaml(path: Path, text: bytes) -> Located:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         node = loader.get_single_node()
+        # before the values are made, which writes what `<<` refers to into the nodes
+        places = list(_places((), node, 1)) if node is not None else []
         value = {} if node is None else loader.construct_document(node)
+    except RecursionError:
+        problem = Problem(str(path), "(file)", "is nested too deeply", "mend the syntax")
+        raise ConfigError([problem]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -62,21 +68,30 @@ def _read_yaml(path: Path, text: bytes) -> Located:
         raise ConfigError([problem]) from None
     finally:
         loader.dispose()
-    places = list(_places((), node)) if node is not None else []
     lines: dict[Loc, int] = {}
+    repeated: list[Problem] = []
     for loc, line in places:
         if loc in lines:
-            where = f"the key {str(loc[-1])!r} is there twice (first on line {lines[loc]})"
-            raise ConfigError([Problem(str(path), ".".join(map(str, loc)), where, "remove one of them", line)])
-        lines[loc] = line
+            what = f"the key {str(loc[-1])!r} is there twice (first on line {lines[loc]})"
+            repeated.append(Problem(str(path), dotted(loc), what, "remove one of them", line))
+        lines.setdefault(loc, line)
+    if repeated:
+        raise ConfigError(repeated)
     return Located(path, value, lines)
 
 
-def _places(loc: Loc, node: Any) -> Iterator[tuple[Loc, int]]:
-    yield loc, node.start_mark.line + 1
+def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:
+    yield loc, line
     if node.id == "mapping":
         for key, value in node.value:
-            yield from _places((*loc, key.value), value)
+            yield from _places((*loc, str(key.value)), value, key.start_mark.line + 1)
     elif node.id == "sequence":
         for index, item in enumerate(node.value):
-            yield from _places((*loc, index), item)
+            yield from _places((*loc, index), item, item.start_mark.line + 1)
+
+
+def dotted(loc: Sequence[str | int]) -> str:
+    """`("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
+    return reduce(
+        lambda path, step: f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip("."), loc, ""
+    )

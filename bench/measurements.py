@@ -34,22 +34,22 @@ class Settings:
     rounds: int = 5
     seconds: float = 1.5
     warm_up_s: float = 0.3
-    least_answers: int = 15
-    starts: int = 9
+    least_answers: int = 10
+    starts: int = 7
     memory_rounds: int = 3
-    memory_requests: int = 3000
+    memory_requests: int = 2000
 
     @classmethod
     def quick(cls, cores: Cores) -> "Settings":
         return cls(
             cores,
             rounds=3,
-            seconds=0.4,
-            warm_up_s=0.15,
-            least_answers=5,
+            seconds=0.3,
+            warm_up_s=0.1,
+            least_answers=3,
             starts=3,
             memory_rounds=1,
-            memory_requests=1000,
+            memory_requests=500,
         )
 
 

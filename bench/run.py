@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition(":")[0] + ".")
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure the gateway beside its peers.")
     names = [each.name for each in (*MEASUREMENTS, *SUBJECTS)]
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds: under two minutes")
     parser.add_argument(

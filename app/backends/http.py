@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from app.backends.base import Offering, Tool
 from app.backends.schemas import Schema
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _MAX_REDIRECTS: Final = 5
 _EXCERPT_CHARS: Final = 500
 _PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
 
 
@@ -62,6 +63,11 @@ class Answer:
     reason: str
     content_type: str
     body: bytes
+
+    @property
+    def status_line(self) -> str:
+        """`404 Not Found`, cut where a service puts more into it than a reason."""
+        return f"{self.status} {self.reason[:100]}".rstrip()
 
 
 class HttpBackend:
@@ -161,12 +167,15 @@ class HttpBackend:
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
+            from http.cookiejar import CookieJar, DefaultCookiePolicy
+
             import httpx
 
             fixed = {name: value.get_secret_value() for name, value in self._config.headers.items()}
             connections = self._config.max_connections
             self._client = httpx.AsyncClient(
                 headers={"user-agent": "mcp-gateway", **fixed, **_credential_headers(self._config.credential)},
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one caller's must not reach another
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
                 transport=httpx.AsyncHTTPTransport(
@@ -213,8 +222,11 @@ class HttpTool:
             raise ValueError(
                 f"path {config.path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
             )
-        declared = dict.fromkeys(variables, HttpArgument()) | config.arguments
-        placed = tuple(_place(name, argument, variables, config) for name, argument in declared.items())
+        given = [_place(name, argument, variables, config) for name, argument in config.arguments.items()]
+        named = {argument.wire_name for argument in given if argument.location == "path"}
+        implied = [_place(name, HttpArgument(), variables, config) for name in dict.fromkeys(variables)]
+        placed = (*(argument for argument in implied if argument.name not in named), *given)
+        _check_places(placed)
         in_path = {argument.wire_name for argument in placed if argument.location == "path"}
         if in_path != set(variables):
             raise ValueError(
@@ -268,15 +280,13 @@ class HttpTool:
             if placed.name not in arguments:
                 continue
             value = arguments[placed.name]
-            if value is None and placed.location in ("query", "header"):
-                continue  # neither can say null
+            if value is None and placed.location == "header":
+                continue  # it cannot say null
             match placed.location:
                 case "path":
                     path = path.replace(f"{{{placed.wire_name}}}", _path_segment(placed.name, value))
                 case "query":
-                    query.extend(
-                        (placed.wire_name, _text(one)) for one in (value if isinstance(value, list) else [value])
-                    )
+                    query.extend(_pairs(placed.wire_name, value))
                 case "header":
                     headers[placed.wire_name] = _header_value(placed.name, value)
                 case "body":
@@ -294,10 +304,10 @@ class HttpTool:
         if not any(argument.location == "body" for argument in self.arguments):
             return None, {}
         if self.config.body == "form":
-            pairs = "&".join(
-                f"{quote(name, safe='')}={quote(_text(value), safe='')}" for name, value in members.items()
-            )
-            return pairs.encode(), {"content-type": "application/x-www-form-urlencoded"}
+            pairs = [pair for name, value in members.items() for pair in _pairs(name, value)]
+            return urlencode(pairs, quote_via=quote, safe="").encode(), {
+                "content-type": "application/x-www-form-urlencoded"
+            }
         return jsonrpc.encode(members), {"content-type": "application/json"}
 
     def result(self, answer: Answer) -> ToolResult:
@@ -307,14 +317,14 @@ class HttpTool:
             BackendError: the answer is an error, or not what the declaration promises.
         """
         if answer.status >= 300:
-            raise BackendError(f"The service answered {answer.status} {answer.reason}{_excerpt(answer)}".rstrip())
+            raise BackendError(f"The service answered {answer.status_line}{_excerpt(answer)}")
         media_type = answer.content_type.partition(";")[0].strip().lower()
-        if media_type == "application/json" or media_type.endswith("+json"):
+        is_json = media_type == "application/json" or media_type.endswith("+json")
+        if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
             return self._json_result(answer)
         if self.config.result or self.output is not None:
-            raise BackendError(
-                f"The service answered {media_type or 'no content type'} where JSON was expected{_excerpt(answer)}"
-            )
+            what = f"{media_type[:100] or 'no content type'}" if answer.body else "nothing"
+            raise BackendError(f"The service answered {what} where JSON was expected{_excerpt(answer)}")
         return ToolResult(content=_content(self.config.name, media_type, answer))
 
     def _json_result(self, answer: Answer) -> ToolResult:
@@ -330,6 +340,18 @@ class HttpTool:
         return ToolResult(content=(TextContent(text),), structured_content=value)
 
 
+def _check_places(placed: Sequence[Placed]) -> None:
+    seen: dict[tuple[str, str], str] = {}
+    for argument in placed:
+        wire_name = argument.wire_name
+        if argument.location == "header" and not _HEADER_NAME.fullmatch(wire_name):
+            raise ValueError(f"argument {argument.name!r}: {wire_name!r} is not a header name; set `as`")
+        place = (argument.location, wire_name.lower() if argument.location == "header" else wire_name)
+        if place in seen:
+            raise ValueError(f"arguments {seen[place]!r} and {argument.name!r} are both {wire_name!r} in {place[0]}")
+        seen[place] = argument.name
+
+
 def _place(name: str, argument: HttpArgument, variables: list[str], config: HttpToolConfig) -> Placed:
     wire_name = argument.wire_name or name
     if argument.location is not None:
@@ -339,6 +361,13 @@ def _place(name: str, argument: HttpArgument, variables: list[str], config: Http
     else:
         location = "query" if config.method in ("GET", "HEAD", "DELETE") else "body"
     return Placed(name, location, wire_name, argument)
+
+
+def _pairs(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """A value in a query or form: a list repeats the name, and null, which neither can say, is left out."""
+    for one in value if isinstance(value, list) else (value,):
+        if one is not None:
+            yield name, _text(one)
 
 
 def _text(value: Any) -> str:
@@ -392,7 +421,7 @@ def _excerpt(answer: Answer) -> str:
 
 def _content(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:
     if not answer.body:
-        return (TextContent(f"{answer.status} {answer.reason}"),)
+        return (TextContent(answer.status_line),)
     kind = media_type.partition("/")[0]
     if kind == "image":
         return (ImageContent(answer.body, media_type),)

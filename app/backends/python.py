@@ -21,7 +21,7 @@ from app.backends.declare import Completer, Described, Note, PromptNote, Resourc
 from app.backends.returned import ToolReturn
 from app.backends.signature import Signature, describe
 from app.config import Origin, PythonBackendConfig
-from app.errors import ConfigError, Problem, ResourceNotFound, ToolError
+from app.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from app.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult, without_none
 from app.protocol.uri_template import UriTemplate
 from app.replay.context import Context, SyncContext
@@ -54,7 +54,7 @@ class PythonBackend:
                         prompts.append(_prompt(callee, note))
                     case ResourceNote():
                         resources.append(_resource(callee, note))
-            except (TypeError, ValueError, NameError) as error:
+            except Exception as error:  # pydantic alone raises half a dozen kinds
                 problems.append(self._declaration_problem(function, error))
         if problems:
             raise ConfigError(problems)
@@ -70,18 +70,21 @@ class PythonBackend:
                 _prepend_path(base)
                 return importlib.import_module(str(self._config.module))
             return _import_file(base / self._config.path, f"mcp_gateway_backend_{self.name}")
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
+        except (Exception, SystemExit) as error:  # a script that exits would take the gateway with it
             problem = self._origin.problem(
-                f"cannot be imported: {type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})",
+                f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
                 "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another",
             )
             raise ConfigError([problem]) from error
 
     def _declaration_problem(self, function: Callable[..., Any], error: Exception) -> Problem:
-        code = inspect.unwrap(function).__code__
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        name = getattr(function, "__name__", type(function).__name__)
+        message = str(error).partition("\n")[0]
         remedy = "change the function's signature or its decorator's arguments"
-        return Problem(code.co_filename, f"{function.__name__}()", str(error), remedy, code.co_firstlineno)
+        if code is None:  # not a function
+            return self._origin.problem(f"{name}: {message}", remedy)
+        return Problem(code.co_filename, f"{name}()", message, remedy, code.co_firstlineno)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,10 @@ class Callee:
             return await self.function(**keywords)
         if self.signature.takes_context and context is not None:
             keywords[self.signature.takes_context] = SyncContext(context)
-        return await to_thread.run_sync(lambda: self.function(**keywords), abandon_on_cancel=True, limiter=self.limiter)
+        value = await to_thread.run_sync(
+            lambda: self.function(**keywords), abandon_on_cancel=True, limiter=self.limiter
+        )
+        return await value if inspect.isawaitable(value) else value  # it may only have called an async function
 
 
 def _declarations(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Note]]:
@@ -144,7 +150,11 @@ def _prompt(callee: Callee, note: PromptNote) -> Prompt:
     }
 
     async def get(context: Context, arguments: dict[str, str]) -> Sequence[PromptMessage]:
-        return returned.prompt_messages(await callee(context, signature.bind(arguments)))
+        try:
+            keywords = signature.bind(arguments)
+        except ValueError as error:
+            raise InvalidParams(f"Invalid params: {error}") from None
+        return returned.prompt_messages(await callee(context, keywords))
 
     _check_names("complete", note.complete, [p.name for p in signature.parameters])
     return Prompt(definition, get, _completers(note.complete, callee.limiter))
@@ -224,6 +234,16 @@ def _import_file(path: Path, name: str) -> ModuleType:
     sys.modules[name] = module  # before it runs: dataclasses and pickling look a module up by name
     spec.loader.exec_module(module)
     return module
+
+
+def _place(error: BaseException) -> str:
+    """Where a module that is being imported went wrong: ` (tools.py:12)`; nothing if it was not even found."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text has the place already
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = max(index for index, frame in enumerate(frames) if frame.filename == __file__)
+    theirs = [frame for frame in frames[ours + 1 :] if "importlib" not in frame.filename]
+    return f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
 
 
 def _prepend_path(directory: Path) -> None:

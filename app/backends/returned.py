@@ -71,6 +71,8 @@ class ToolReturn:
 
     def _explicit(self, value: ToolResult) -> ToolResult:
         if value.structured_content is ABSENT:
+            if self.checker is not None and not value.is_error:
+                raise NotJsonError("has no structured content, which the output schema promises")
             return value
         structured = self._structured(value.structured_content, check=not value.is_error)
         content = value.content or (encode(structured).decode(),)
@@ -92,10 +94,11 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
     """
     try:
         if adapter is not None:
-            return adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
+            # no warnings: whether it is what the annotation says, the output schema decides
+            return adapter.dump_python(value, mode="json", by_alias=True, warnings="none")
         return to_jsonable_python(value, by_alias=True)
     except (PydanticSerializationError, ValueError) as error:
-        raise NotJsonError(f"has no JSON: {str(error).splitlines()[0]}") from None
+        raise NotJsonError(f"has no JSON: {' '.join(str(error).split())[:500]}") from None
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:

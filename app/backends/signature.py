@@ -7,11 +7,13 @@ sent keeps the function's own default.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NotRequired, Required, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
@@ -28,7 +30,8 @@ class WithoutTitles(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter that a caller fills: its description from the docstring, and whether it has no default."""
+    """One parameter that a caller fills: its name (the alias, if it has one), its description from the docstring, and
+    whether it has no default."""
 
     name: str
     description: str | None
@@ -57,10 +60,11 @@ class Signature:
         schema.pop("title", None)
         properties = schema.setdefault("properties", {})
         for parameter in self.parameters:
+            shown = properties.get(parameter.name, {})
             if parameter.description:
-                properties[parameter.name].setdefault("description", parameter.description)
+                shown.setdefault("description", parameter.description)
             if parameter.name in self._defaults:
-                properties[parameter.name].setdefault("default", self._defaults[parameter.name])
+                shown.setdefault("default", self._defaults[parameter.name])
         return schema
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,15 +73,16 @@ class Signature:
         Raises:
             ValueError: names each argument that does not fit, and why.
         """
-        if self.takes_any:
-            return dict(arguments)
         try:
             return self._adapter.validate_python(dict(arguments))
         except ValidationError as error:
+            if (count := error.error_count()) > _MAX_ERRORS:  # to list a million takes ten seconds
+                raise ValueError(f"{count} values in them do not fit") from None
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)[:8]]
             raise ValueError("; ".join(wrong)) from None
 
 
+_MAX_ERRORS: Final = 1_000
 _CONTEXTS: Final = (Context, SyncContext)
 
 
@@ -106,15 +111,15 @@ def describe(function: Callable[..., Any]) -> Signature:
         else:
             required = parameter.default is parameter.empty
             fields[name] = Required[hint] if required else NotRequired[hint]
-            parameters.append(Parameter(name, described.get(name), required))
+            parameters.append(Parameter(_public_name(name, hint), described.get(name), required))
             if not required:
-                _note_default(defaults, name, parameter.default)
+                _note_default(defaults, parameters[-1].name, parameter.default)
     return Signature(
         summary=summary,
         parameters=tuple(parameters),
         takes_context=takes_context,
         takes_any=takes_any,
-        is_async=inspect.iscoroutinefunction(function),
+        is_async=inspect.iscoroutinefunction(inspect.unwrap(function)),
         returns=hints.get("return", inspect.Parameter.empty),
         _adapter=_adapter(function.__name__, fields, closed=not takes_any),
         _defaults=defaults,
@@ -131,11 +136,21 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
         raise TypeError(f"a parameter has no JSON Schema: {str(error).splitlines()[0]}") from error
 
 
+def _public_name(name: str, hint: Any) -> str:
+    """`from_: Annotated[str, Field(alias="from")]` is sent as `from`."""
+    notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
+    return next((note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name)
+
+
 def _note_default(defaults: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, FieldInfo):  # a function gets it as it is, not the value inside
+        raise TypeError(f"parameter {name!r} has Field(…) as its default; write Annotated[…, Field(…)] = … instead")
     try:
-        defaults[name] = to_jsonable_python(value)
+        shown = to_jsonable_python(value)
+        json.dumps(shown, allow_nan=False)
     except ValueError:  # a default that JSON cannot show is still a default
         return
+    defaults[name] = shown
 
 
 def _read_docstring(function: Callable[..., Any]) -> tuple[str | None, dict[str, str]]:
@@ -146,6 +161,11 @@ def _read_docstring(function: Callable[..., Any]) -> tuple[str | None, dict[str,
         return text, {}
     import docstring_parser  # only for docstrings with more than one line: 30 ms that most cold starts can do without
 
-    parsed = docstring_parser.parse(text)
+    try:
+        parsed = docstring_parser.parse(text)
+    except Exception:  # some prose makes the parser fail, with whatever it runs into
+        return text, {}
     described = {entry.arg_name: entry.description for entry in parsed.params if entry.description}
+    if not described:
+        return text, {}  # as it is: the parser would drop sections such as Example
     return (parsed.description or "").strip() or None, described

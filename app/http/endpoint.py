@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -67,17 +67,14 @@ class McpEndpoint:
         started = time.perf_counter()
         record, responder = Record(), Responder(send)
         try:
-            with DisconnectWatch(receive) as watch:
-                await self._answer(scope, receive, responder, record)
-            if watch.disconnected and responder.state is not State.DONE:
-                record.outcome = "cancelled"
+            await self._answer(scope, receive, responder, record)
         finally:
             _write_line(record, responder, (time.perf_counter() - started) * 1000)
 
     async def _answer(self, scope: Scope, receive: Receive, responder: Responder, record: Record) -> None:
         request_id: RequestId | None = None
         try:
-            headers = dict[bytes, bytes](scope["headers"])
+            headers = _by_name(scope["headers"])
             accepted = _check_head(scope["method"], headers)
             message = jsonrpc.parse(await self._read(headers.get(b"content-length"), receive))
             record.method = message.method
@@ -88,7 +85,10 @@ class McpEndpoint:
             request = inbound.climb(message, McpHeaders.read(scope["headers"]), self._dispatcher.features)
             record.name = request.params.get(request.method.mcp_name) if request.method.mcp_name else None
             record.principal = LOCAL
-            await self._serve(request, LOCAL, accepted, responder, record)
+            with DisconnectWatch(receive) as watch:  # not before the body is read: one message has one reader
+                await self._serve(request, LOCAL, accepted, responder, record)
+            if watch.disconnected and responder.state is not State.DONE:
+                record.outcome = "cancelled"
         except GatewayError as error:
             await self._fail(error, request_id, responder, record)
         except ClientDisconnect:
@@ -153,6 +153,17 @@ class McpEndpoint:
         record.outcome, record.error = "error", str(error)
         if responder.state is not State.DONE:
             await responder.error(error, request_id)
+
+
+def _by_name(lines: Sequence[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
+    """Lines of one name are one list (RFC 9110, section 5.3): a client may say in two lines what it accepts."""
+    headers = dict(lines)
+    if len(headers) == len(lines):
+        return headers
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in lines:
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(several) for name, several in values.items()}
 
 
 def _check_head(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:

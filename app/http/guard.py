@@ -5,6 +5,7 @@ An origin that is allowed gets CORS headers and preflights from Starlette's own 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import TransportError
 from app.http.responder import Responder
+
+log = logging.getLogger("app.request")
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
@@ -36,6 +39,7 @@ class Guard:
         headers = dict[bytes, bytes](scope["headers"])
         origin = headers.get(b"origin")
         if refusal := self._refusal(headers.get(b"host", b""), origin):
+            log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
             await Responder(send).error(TransportError(403, refusal), None)
         else:
             await (self._app if origin is None else self._cors)(scope, receive, send)
@@ -63,7 +67,8 @@ def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
     """Whether a lower-case Origin value matches an origin or `*`; `http://localhost:*` matches any port."""
     if "*" in allowed or origin in allowed:
         return True
-    return f"{origin.rpartition(':')[0]}:*" in allowed or f"{origin}:*" in allowed
+    base, _, port = origin.rpartition(":")
+    return f"{origin}:*" in allowed or (port.isdecimal() and f"{base}:*" in allowed)
 
 
 def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
@@ -71,7 +76,9 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
     if on_lambda:
         return ["*"]
     public = urlsplit(public_url or "").hostname
-    return [*LOOPBACK, public] if public else list(LOOPBACK)
+    if public is None:
+        return list(LOOPBACK)
+    return [*LOOPBACK, f"[{public}]" if ":" in public else public]
 
 
 def default_origins(public_url: str | None) -> list[str]:

@@ -50,8 +50,8 @@ class Responder:
     async def event(self, message: bytes | None) -> None:
         """Send one message as an event; `None` is a keep-alive comment."""
         if self.state is State.NOTHING_SENT:
-            self.state = State.STREAMING
             await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
+            self.state = State.STREAMING  # only now: a call can be ended while it waits for a slow client to read
         await self._body(sse.KEEP_ALIVE if message is None else sse.event(message), more=True)
 
     async def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> None:
@@ -70,6 +70,13 @@ class Responder:
     async def _finish(
         self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), as_event: bool = False
     ) -> None:
+        if self._lock is None:
+            await self._end(status, body, headers, as_event)
+        else:
+            async with self._lock:  # a notification that is on its way goes first
+                await self._end(status, body, headers, as_event)
+
+    async def _end(self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool) -> None:
         streaming, self.state = self.state is State.STREAMING, State.DONE
         if as_event and not streaming:
             streaming = True

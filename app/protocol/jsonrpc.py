@@ -22,8 +22,8 @@ RequestId: TypeAlias = str | int
 JSONRPC_VERSION: Final = "2.0"
 INT64: Final = range(-(2**63), 2**63)
 
-# A double overflows at 1.8e308: only a three-digit exponent can do it, or 210 digits in a row with e99 behind them, or
-# more without. Looking for the shape of one after every digit has become 0 is 50 times faster than a regular expression.
+# A double overflows at 1.8e308: only a three-digit exponent can do it, or a run of 210 digits with e99 behind it, or a
+# longer run. Looking for the shape of one after every digit has become 0 is 50 times faster than a regular expression.
 _SHAPE: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_EXPONENT: Final = b"0e000"
 _LONG_NUMBER: Final = b"0" * 210

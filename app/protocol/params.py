@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from app.errors import InvalidParams
 
@@ -105,5 +106,11 @@ def validate(model: type[P], params: dict[str, Any]) -> P:
     try:
         return model.model_validate(params)
     except ValidationError as error:
-        wrong = [f"params.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)[:5]]
+        wrong = [f"params.{'.'.join(map(str, e['loc']))}: {_message(e)}" for e in error.errors(include_input=False)[:5]]
         raise InvalidParams(f"Invalid params: {'; '.join(wrong)[:1000]}") from None
+
+
+def _message(error: ErrorDetails) -> str:
+    if error["type"] == "union_tag_invalid":  # the only message that repeats what was sent
+        return f"type should be one of {error['ctx']['expected_tags']}"
+    return error["msg"]

@@ -299,12 +299,14 @@ def _check_variables(text: str, expressions: list[_Expression]) -> None:
 
 def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
     """A parameter ends at a character that no value can hold: what comes next must begin with one."""
+    taken = set[str]()  # what the next parameter of this or a neighbouring expression may begin with
     for part, following in pairwise(parts):
         if not isinstance(part, _Parameters):
+            taken.clear()
             continue
+        taken |= {part.operator.first, part.operator.separator}
         start = following.text[0] if isinstance(following, _Literal) else following.operator.first
-        takes_names = isinstance(following, _Literal) and start == part.operator.separator
-        if not start or start in _UNRESERVED + "%=" or takes_names:
+        if not start or start in _UNRESERVED + "%=" or (isinstance(following, _Literal) and start in taken):
             problem = f"what follows the {{{part.operator.first}}} expression could belong to its last value"
             raise _fault(text, part.at, problem, "move it to the end, or put '/' or '#' behind it")
 

@@ -22,6 +22,7 @@ from app.errors import (
     MethodNotFound,
     MissingCapability,
     ParseError,
+    ProtocolError,
     TransportError,
     UnsupportedVersion,
 )
@@ -47,6 +48,7 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         UnsupportedVersion: WireError(-32022, 400),
         TransportError: WireError(-32600, 400),
         InternalError: WireError(-32603, 200),
+        ProtocolError: WireError(-32600, 400),  # of ours each has its row above; a handler may raise one of its own
     }
 )
 

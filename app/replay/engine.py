@@ -1,7 +1,7 @@
 """The engine: one function through which every handler runs, whatever back end it belongs to.
 
 `run` turns what a handler does into a value: it returned (`Completed`) or it ended in an exception (`Failed`).
-Cancellation is neither: it passes through, because nobody is waiting for the outcome any more.
+Cancellation of the call is neither: it passes through, because nobody is waiting for the outcome any more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,24 @@ async def run(handler: Handler[T], context: Context) -> Completed[T] | Failed:
             return Completed(await handler(context))
     except TimeoutError as error:
         if remaining_ms is not None and limit.expired():
-            return Failed(CallTimeout(f"The call did not finish within {remaining_ms / 1000:g} s"))
+            return Failed(CallTimeout(f"The call did not finish within {round(remaining_ms / 1000, 2):g} s"))
         return Failed(error)
+    except asyncio.CancelledError as error:
+        if _is_being_cancelled():
+            raise
+        return Failed(_caused_by(error, "what the handler waited for was cancelled, the call itself was not"))
+    except SystemExit as error:  # as argparse raises it; it would end the server
+        return Failed(_caused_by(error, f"the handler called sys.exit({error.code!r})"))
     except Exception as error:
         return Failed(error)
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _caused_by(error: BaseException, message: str) -> RuntimeError:
+    failure = RuntimeError(message)
+    failure.__cause__ = error
+    return failure

@@ -239,6 +239,8 @@ def test_what_is_not_percent_encoded_utf_8_is_no_match(template: str, bad: str) 
         ("{?a}{+b}", "character 1: what follows"),
         ("{;a}{.b}", "what follows the {;} expression"),
         ("{&a}&b=1", "what follows the {&} expression"),
+        ("{?a}?b=1", "what follows the {?} expression"),
+        ("{;a}{?b};c=1", "what follows the {?} expression"),
         ("{?a}é", "what follows the {?} expression"),
         ("a b{c}", "character 2: ' ' cannot stand in a URI; percent-encode it"),
         ("{c}%4{d}", "character 4: '%' cannot stand in a URI; percent-encode it ('%' is %25)"),
@@ -271,7 +273,7 @@ def test_a_hostile_uri_of_100_kilobytes_is_turned_down_fast(template: str, uri: 
     parsed = UriTemplate.parse(template)
     start = time.process_time()
     assert parsed.match(uri) is None
-    assert time.process_time() - start < 2  # about 0.05 s where this was written; a quadratic matcher needs minutes
+    assert time.process_time() - start < 2  # 0.1 s where this was written; a quadratic matcher needs minutes
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -91,6 +92,17 @@ async def client(app: FastAPI, root_path: str = "") -> AsyncIterator[Client]:
         yield Client(http)
 
 
+@asynccontextmanager
+async def stoppable(app: FastAPI) -> AsyncIterator[FastAPI]:
+    """An app that has started as in a server, which would not die of the signal that tells it to stop."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        async with app.router.lifespan_context(app):
+            yield app
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class Exchange:
     """One HTTP request, message by message: the test plays the ASGI server and the network.
 
@@ -98,7 +110,13 @@ class Exchange:
     `reading` is clear, as a server does whose client does not read.
     """
 
-    def __init__(self, app: FastAPI, asked: dict[str, Any] | bytes, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        asked: dict[str, Any] | bytes,
+        headers: dict[str, str] | None = None,
+        more_headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
         self._app = app
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._outgoing: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
@@ -108,7 +126,8 @@ class Exchange:
         self.status: int | None = None
         self.headers: dict[bytes, bytes] = {}
         sent = headers or (wire.headers(asked) if isinstance(asked, dict) else {})
-        raw = [(name.lower().encode(), value.encode()) for name, value in {"host": "127.0.0.1", **sent}.items()]
+        lines = [("host", "127.0.0.1"), *sent.items(), *more_headers]
+        raw = [(name.lower().encode(), value.encode()) for name, value in lines]
         self.scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": raw}
         self.feed(json.dumps(asked).encode() if isinstance(asked, dict) else asked, more=not isinstance(asked, dict))
         self.running: asyncio.Task[None]
@@ -140,12 +159,16 @@ class Exchange:
         (one,) = wire.events(block.decode())
         return one
 
-    async def rest(self) -> list[dict[str, Any]]:
-        """All messages that are left, after the app has ended the stream."""
+    async def body(self) -> bytes:
+        """The whole body of an answer that is not a stream."""
         await asyncio.wait_for(asyncio.shield(self.running), 5)
         while not self._outgoing.empty():
             self._buffer += await self._next_body()
-        return wire.events(self._buffer.decode())
+        return self._buffer
+
+    async def rest(self) -> list[dict[str, Any]]:
+        """All messages that are left, after the app has ended the stream."""
+        return wire.events((await self.body()).decode())
 
     async def _next_body(self) -> bytes:
         sent = await asyncio.wait_for(self._outgoing.get(), 5)

@@ -1,0 +1,102 @@
+"""The hub and its subscriptions, without HTTP: what is pending, what is told, how a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.dispatch.subscriptions import Hub, Subscription
+from app.errors import TransportError
+from app.protocol.params import SubscriptionFilter
+from app.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
+
+EVERYTHING = frozenset({"tools", "prompts", "resources"})
+ALL = SubscriptionFilter(
+    toolsListChanged=True, promptsListChanged=True, resourcesListChanged=True, resourceSubscriptions=["u:1", "u:2"]
+)
+TOPICS = [(TOOLS_CHANGED, None), (PROMPTS_CHANGED, None), (RESOURCES_CHANGED, None)]
+URIS = [(RESOURCE_UPDATED, uri) for uri in ("u:1", "u:2", "u:3")]
+
+
+async def told(subscription: Subscription) -> list[tuple[str, str | None]]:
+    """Everything that a stream says until it ends, but for the acknowledgement."""
+    messages: list[dict[str, Any]] = [json.loads(m) async for m in subscription.messages(5) if m is not None]
+    assert messages[0]["method"] == "notifications/subscriptions/acknowledged"
+    return [(one["method"], one["params"].get("uri")) for one in messages[1:]]
+
+
+@given(st.lists(st.sampled_from(TOPICS + URIS)))
+def test_what_is_pending_is_told_once_each_in_the_order_in_which_it_first_changed(
+    changes: list[tuple[str, str | None]],
+) -> None:
+    async def scenario() -> list[tuple[str, str | None]]:
+        hub = Hub(1)
+        subscription = hub.subscribe(1, ALL, EVERYTHING)
+        for method, uri in changes:
+            hub.publish(method, uri)
+        hub.close()
+        return await told(subscription)
+
+    assert asyncio.run(scenario()) == list(dict.fromkeys(one for one in changes if one != (RESOURCE_UPDATED, "u:3")))
+
+
+async def test_a_change_between_two_reads_is_not_lost() -> None:
+    hub = Hub(1)
+    stream = hub.subscribe(1, ALL, EVERYTHING).messages(5)
+    await anext(stream)
+    for method, uri in TOPICS * 3:
+        hub.publish(method, uri)
+        message = await anext(stream)
+        assert message is not None
+        assert json.loads(message)["method"] == method
+    await stream.aclose()
+
+
+async def test_nothing_happening_is_told_as_none() -> None:
+    stream = Hub(1).subscribe(1, ALL, EVERYTHING).messages(0.01)
+    await anext(stream)
+    assert [await anext(stream), await anext(stream)] == [None, None]
+    await stream.aclose()
+
+
+async def test_closing_ends_a_stream_that_waits() -> None:
+    hub = Hub(1)
+    reader = asyncio.create_task(told(hub.subscribe(1, ALL, EVERYTHING)))
+    await asyncio.sleep(0)
+    hub.close()
+    assert await asyncio.wait_for(reader, 1) == []
+
+
+async def test_a_closed_hub_opens_no_more_streams() -> None:
+    hub = Hub(10)
+    hub.close()
+    with pytest.raises(TransportError, match="shutting down") as refused:
+        hub.subscribe(1, ALL, EVERYTHING)
+    assert refused.value.status == 503
+
+
+async def test_a_full_hub_opens_no_more_streams_until_one_ends() -> None:
+    hub = Hub(1)
+    first = hub.subscribe(1, ALL, EVERYTHING)
+    with pytest.raises(TransportError, match=r"http\.max_streams"):
+        hub.subscribe(2, ALL, EVERYTHING)
+    hub.unsubscribe(first)
+    hub.unsubscribe(first)
+    hub.subscribe(2, ALL, EVERYTHING)
+    assert hub.streams == 1
+
+
+@pytest.mark.parametrize("missing", sorted(EVERYTHING))
+async def test_what_is_not_served_is_neither_acknowledged_nor_told(missing: str) -> None:
+    hub = Hub(1)
+    subscription = hub.subscribe(1, ALL, EVERYTHING - {missing})
+    for method, uri in TOPICS + URIS:
+        hub.publish(method, uri)
+    hub.close()
+    assert not [method for method, _ in await told(subscription) if f"/{missing}/" in method]
+    assert not [name for name in subscription.acknowledged if name.startswith(missing[:-1])]

@@ -1,0 +1,195 @@
+"""Host and Origin: who may talk to the gateway at all, and what a browser is told."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.http.guard import host_allowed, origin_allowed
+from app.settings import Settings
+from tests.support import wire
+from tests.support.asgi import Client, client, gateway
+from tests.support.functions import add
+
+DISCOVER = wire.message("server/discover")
+
+
+async def ask(app: FastAPI, **headers: str | bytes) -> httpx.Response:
+    async with client(app) as mcp:
+        return await mcp.http.post("/mcp", content=json.dumps(DISCOVER), headers={**wire.headers(DISCOVER), **headers})
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST", "localhost:8000", "[::1]:8000", " localhost "]
+)
+async def test_loopback_names_are_served_on_any_port(everything: FastAPI, host: str) -> None:
+    assert (await ask(everything, host=host)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.localhost",
+        "::1",
+        "",
+        "127.0.0.2",
+        b"\xff",
+    ],
+)
+async def test_another_host_is_refused_and_the_setting_named(everything: FastAPI, host: str) -> None:
+    response = await ask(everything, host=host)
+    assert response.status_code == 403
+    message = wire.valid_error(response)["message"]
+    assert "http.allowed_hosts" in message
+    assert "GATEWAY_PUBLIC_URL" in message
+    assert "id" not in response.json()
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost", "http://localhost:5173", "https://127.0.0.1:8443", "http://[::1]:3000", "HTTP://LocalHost:80"],
+)
+async def test_loopback_origins_are_served_and_told_so(everything: FastAPI, origin: str) -> None:
+    response = await ask(everything, origin=origin)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] in ("*", origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "",
+        "http://localhost.evil.example",
+        "ftp://localhost",
+        "file://",
+        "localhost",
+        b"\xff",
+    ],
+)
+async def test_another_origin_is_refused_and_the_setting_named(everything: FastAPI, origin: str) -> None:
+    response = await ask(everything, origin=origin)
+    assert response.status_code == 403
+    assert "http.allowed_origins" in wire.valid_error(response)["message"]
+    assert "access-control-allow-origin" not in response.headers
+
+
+async def test_what_is_refused_is_shown_shortened_and_escaped(everything: FastAPI) -> None:
+    message = wire.valid_error(await ask(everything, host=b"\x80" + b"x" * 10_000))["message"]
+    assert r"\x80xxx" in message
+    assert len(message) < 300
+
+
+async def test_the_guard_stands_before_everything_else(everything: FastAPI) -> None:
+    async with client(everything) as mcp:
+        for path in ("/mcp", "/healthz", "/nothing"):
+            for method in ("GET", "POST", "OPTIONS", "DELETE"):
+                refused = await mcp.http.request(method, path, headers={"host": "evil.example"}, content=b"\xff")
+                assert refused.status_code == 403
+
+
+@pytest.mark.parametrize("rule", ["api.example.com", "api.example.com:8443", "*.example.com", "*", "API.Example.com"])
+async def test_a_host_on_the_list_is_served(rule: str) -> None:
+    app = gateway(add, http={"allowed_hosts": [rule]})
+    assert (await ask(app, host="api.example.com:8443")).status_code == 200
+
+
+@pytest.mark.parametrize("rule", ["example.com", "api.example.com:443", "*.api.example.com", "*example.com"])
+async def test_a_host_that_no_rule_matches_is_refused(rule: str) -> None:
+    app = gateway(add, http={"allowed_hosts": [rule]})
+    assert (await ask(app, host="api.example.com:8443")).status_code == 403
+    assert (await ask(app, host="localhost")).status_code == 403
+
+
+async def test_a_host_that_was_refused_stays_refused_after_others_passed() -> None:
+    app = gateway(add)
+    for number in range(150):
+        assert (await ask(app, host=f"localhost:{number}")).status_code == 200
+        assert (await ask(app, host=f"evil{number}.example")).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "rule", ["https://app.example.com", "https://app.example.com/", "*", "https://app.example.com:*"]
+)
+async def test_an_origin_on_the_list_is_served(rule: str) -> None:
+    app = gateway(add, http={"allowed_origins": [rule]})
+    assert (await ask(app, origin="https://app.example.com")).status_code == 200
+
+
+async def test_a_list_of_origins_replaces_the_loopback_ones() -> None:
+    app = gateway(add, http={"allowed_origins": ["https://app.example.com"]})
+    for origin in ("http://localhost", "http://app.example.com", "https://app.example.com:444"):
+        assert (await ask(app, origin=origin)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("public_url", "host", "origin"),
+    [
+        ("https://mcp.example.com", "mcp.example.com", "https://mcp.example.com"),
+        ("https://MCP.example.com:8443/mcp", "mcp.example.com:8443", "https://mcp.example.com:8443"),
+        ("http://[2001:db8::1]:8000", "[2001:db8::1]:8000", "http://[2001:db8::1]:8000"),
+    ],
+)
+async def test_the_host_and_origin_of_the_public_url_are_served(public_url: str, host: str, origin: str) -> None:
+    app = gateway(add, using=Settings(public_url=public_url))
+    assert (await ask(app, host=host, origin=origin)).status_code == 200
+    assert (await ask(app, host="localhost", origin="http://localhost:1")).status_code == 200
+    assert (await ask(app, host=host, origin="https://evil.example")).status_code == 403
+    assert (await ask(app, host="evil.example")).status_code == 403
+
+
+async def test_on_lambda_any_host_is_served_but_not_any_origin() -> None:
+    app = gateway(add, using=Settings(on_lambda=True))
+    assert (await ask(app, host="x1.execute-api.eu-west-1.amazonaws.com")).status_code == 200
+    assert (await ask(app, host="x1.example", origin="https://evil.example")).status_code == 403
+
+
+async def test_a_browser_of_an_allowed_origin_may_send_every_header_of_the_revision(mcp: Client) -> None:
+    wanted = "content-type, mcp-method, mcp-name, mcp-param-region, mcp-protocol-version"
+    preflight = {
+        "origin": "http://localhost:5173",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": wanted,
+    }
+    response = await mcp.http.options("/mcp", headers=preflight)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] in ("*", "http://localhost:5173")
+    assert "POST" in response.headers["access-control-allow-methods"]
+    allowed = {name.strip() for name in response.headers["access-control-allow-headers"].split(",")}
+    assert allowed >= set(wanted.split(", "))
+
+
+async def test_a_preflight_of_another_origin_is_refused(mcp: Client) -> None:
+    preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    response = await mcp.http.options("/mcp", headers=preflight)
+    assert response.status_code == 403
+    assert "access-control-allow-origin" not in response.headers
+
+
+async def test_an_error_can_be_read_by_a_browser_of_an_allowed_origin(everything: FastAPI) -> None:
+    response = await ask(everything, origin="http://localhost:5173", accept="text/html")
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (406, "*")
+
+
+async def test_a_client_without_an_origin_gets_no_cors_headers(mcp: Client) -> None:
+    response = await mcp.post("server/discover")
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("host", ["[", "[]", "]", ":", ":80", "[::1", "a]:b[", "*", "*.x", ".", "\u0130"])
+def test_odd_hosts_are_refused_without_a_stumble(host: str) -> None:
+    assert not host_allowed(host, frozenset({"localhost", "[::1]", "*.example.com"}))
+
+
+@pytest.mark.parametrize(
+    "origin", ["", ":", "*", ":*", "http://localhost:*x", "http://localhost:", "https://localhost", "http://a:1:2"]
+)
+def test_odd_origins_are_refused_without_a_stumble(origin: str) -> None:
+    assert not origin_allowed(origin, frozenset({"http://localhost:*", "http://a:1"}))

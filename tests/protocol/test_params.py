@@ -1,0 +1,150 @@
+"""Params of each method: what is required, what may be left out, what is ignored, and how a refusal reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import InvalidParams
+from app.protocol.params import (
+    CallToolParams,
+    CompleteParams,
+    GetPromptParams,
+    ListenParams,
+    ListParams,
+    Params,
+    PromptReference,
+    ReadResourceParams,
+    ResourceReference,
+    validate,
+)
+from tests.support import json_values
+
+COMPLETE = {"ref": {"type": "ref/prompt", "name": "p"}, "argument": {"name": "a", "value": ""}}
+LEAST: list[tuple[type[Params], dict[str, Any]]] = [
+    (ListParams, {}),
+    (CallToolParams, {"name": ""}),
+    (GetPromptParams, {"name": "p"}),
+    (ReadResourceParams, {"uri": "file:///a"}),
+    (CompleteParams, COMPLETE),
+    (ListenParams, {"notifications": {}}),
+]
+
+
+def refusal(model: type[Params], params: dict[str, Any]) -> str:
+    with pytest.raises(InvalidParams) as caught:
+        validate(model, params)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("model", "params"), LEAST)
+def test_the_least_that_is_needed_is_enough(model: type[Params], params: dict[str, Any]) -> None:
+    assert validate(model, params).model_dump(exclude_unset=True) == params
+
+
+@pytest.mark.parametrize(("model", "params"), LEAST)
+def test_members_that_we_do_not_read_are_ignored(model: type[Params], params: dict[str, Any]) -> None:
+    more = {**params, "_meta": {"a": 1}, "task": {}, "inputResponses": {}, "x": [None]}
+    assert validate(model, more) == validate(model, params)
+
+
+@pytest.mark.parametrize(("model", "params"), [pair for pair in LEAST if pair[1]])
+def test_each_required_member_is_missed_by_its_name(model: type[Params], params: dict[str, Any]) -> None:
+    for name in params:
+        without = {key: value for key, value in params.items() if key != name}
+        assert refusal(model, without) == f"Invalid params: params.{name}: Field required"
+
+
+@pytest.mark.parametrize(
+    ("model", "params", "wrong"),
+    [
+        (ListParams, {"cursor": 5}, "cursor"),
+        (CallToolParams, {"name": 5}, "name"),
+        (CallToolParams, {"name": "a", "arguments": None}, "arguments"),
+        (CallToolParams, {"name": "a", "arguments": []}, "arguments"),
+        (CallToolParams, {"name": "a", "arguments": "{}"}, "arguments"),
+        (GetPromptParams, {"name": "a", "arguments": {"b": 5}}, "arguments.b"),
+        (GetPromptParams, {"name": "a", "arguments": {"b": None}}, "arguments.b"),
+        (ReadResourceParams, {"uri": None}, "uri"),
+        (CompleteParams, {**COMPLETE, "ref": 5}, "ref"),
+        (CompleteParams, {**COMPLETE, "ref": {"name": "p"}}, "ref"),
+        (CompleteParams, {**COMPLETE, "ref": {"type": "ref/prompt"}}, "ref.ref/prompt.name"),
+        (CompleteParams, {**COMPLETE, "ref": {"type": "ref/resource", "name": "p"}}, "ref.ref/resource.uri"),
+        (CompleteParams, {**COMPLETE, "argument": {"name": "a", "value": 1}}, "argument.value"),
+        (CompleteParams, {**COMPLETE, "context": {"arguments": {"b": 1}}}, "context.arguments.b"),
+        (ListenParams, {"notifications": True}, "notifications"),
+        (ListenParams, {"notifications": {"toolsListChanged": 1}}, "notifications.toolsListChanged"),
+        (ListenParams, {"notifications": {"promptsListChanged": "true"}}, "notifications.promptsListChanged"),
+        (ListenParams, {"notifications": {"resourceSubscriptions": "a"}}, "notifications.resourceSubscriptions"),
+        (ListenParams, {"notifications": {"resourceSubscriptions": [1]}}, "notifications.resourceSubscriptions.0"),
+        (
+            ListenParams,
+            {"notifications": {"resourceSubscriptions": ["a"] * 1001}},
+            "notifications.resourceSubscriptions",
+        ),
+    ],
+)
+def test_a_member_of_the_wrong_shape_is_named(model: type[Params], params: dict[str, Any], wrong: str) -> None:
+    assert refusal(model, params).startswith(f"Invalid params: params.{wrong}: ")
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    assert refusal(CompleteParams, {"ref": 1, "argument": {"name": 1}}).count("params.") == 3
+
+
+@pytest.mark.parametrize("kind", ["hunter2", {"hunter2": 1}, ["hunter2"]])
+def test_a_refusal_does_not_repeat_values(kind: Any) -> None:
+    assert "hunter2" not in refusal(ListParams, {"cursor": {"secret": kind}})
+    message = refusal(CompleteParams, {**COMPLETE, "ref": {"type": kind}})
+    assert "hunter2" not in message
+    assert "'ref/prompt', 'ref/resource'" in message
+
+
+def test_a_refusal_is_short_whatever_was_sent() -> None:
+    assert len(refusal(GetPromptParams, {"name": "a", "arguments": {"k" * 100_000: 1}})) < 1100
+
+
+def test_a_cursor_may_be_null_or_empty() -> None:
+    assert validate(ListParams, {"cursor": None}).cursor is None
+    assert validate(ListParams, {"cursor": ""}).cursor == ""
+
+
+def test_arguments_that_are_left_out_are_empty_and_shared_by_no_one() -> None:
+    first, second = validate(CallToolParams, {"name": "a"}), validate(CallToolParams, {"name": "a"})
+    first.arguments["b"] = 1
+    assert second.arguments == {}
+
+
+def test_a_reference_is_to_a_prompt_or_to_a_resource() -> None:
+    assert validate(CompleteParams, COMPLETE).ref == PromptReference(type="ref/prompt", name="p")
+    resource = {"type": "ref/resource", "uri": "file:///{a}"}
+    assert validate(CompleteParams, {**COMPLETE, "ref": resource}).ref == ResourceReference(**resource)
+
+
+def test_what_a_listener_does_not_ask_for_it_does_not_get() -> None:
+    notifications = validate(ListenParams, {"notifications": {"toolsListChanged": True}}).notifications
+    assert notifications.model_dump() == {
+        "tools_list_changed": True,
+        "prompts_list_changed": False,
+        "resources_list_changed": False,
+        "resource_subscriptions": [],
+    }
+
+
+KEYS = st.sampled_from(
+    [
+        *("name", "arguments", "uri", "cursor", "ref", "type", "argument", "value", "context", "notifications"),
+        *("toolsListChanged", "resourceSubscriptions", "_meta"),
+    ]
+)
+
+
+@given(st.sampled_from([model for model, _ in LEAST]), json_values.objects(KEYS))
+def test_any_object_is_params_or_invalid_params(model: type[Params], params: dict[str, Any]) -> None:
+    try:
+        assert isinstance(validate(model, params), model)
+    except InvalidParams as error:
+        assert str(error).startswith("Invalid params: params.")  # noqa: PT017

@@ -1,0 +1,170 @@
+"""Every error that can reach a client has a code and a status, and no other code leaves the house."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from typing import Any
+
+import pytest
+from mcp_types import _v2026_07_28 as official
+
+import app
+from app.errors import (
+    BackendError,
+    CallTimeout,
+    ConfigError,
+    GatewayError,
+    HeaderMismatch,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotFound,
+    MissingCapability,
+    ParseError,
+    ProtocolError,
+    ResourceNotFound,
+    ToolError,
+    TransportError,
+    UnsupportedVersion,
+)
+from app.protocol.wire_errors import TABLE, look_up, render
+from tests.support import wire
+
+ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
+    (ParseError("no JSON"), -32700, 400),
+    (InvalidRequest("no message", 7), -32600, 400),
+    (MethodNotFound("no method", ["2026-07-28"]), -32601, 404),
+    (InvalidParams("no params"), -32602, 400),
+    (ResourceNotFound("file:///a"), -32602, 400),
+    (HeaderMismatch("no header"), -32020, 400),
+    (MissingCapability("no capability", {"sampling": {}}), -32021, 400),
+    (UnsupportedVersion("1900-01-01", ["2026-07-28"]), -32022, 400),
+    (TransportError(413, "too large"), -32600, 413),
+    (InternalError("reference"), -32603, 200),
+    (ProtocolError("a handler's own"), -32600, 400),
+]
+NEVER_ON_THE_WIRE = {
+    GatewayError: "the base of the tree",
+    ToolError: "a result with isError",
+    BackendError: "a result with isError",
+    CallTimeout: "a result with isError",
+    ConfigError: "ends the start",
+}
+
+
+def all_errors() -> set[type[GatewayError]]:
+    """Every class of the tree, wherever in the code it is defined."""
+    for module in pkgutil.walk_packages(app.__path__, "app."):
+        importlib.import_module(module.name)
+    found: set[type[GatewayError]] = set()
+    left: list[type[GatewayError]] = [GatewayError]
+    while left:
+        found.add(cls := left.pop())
+        left += cls.__subclasses__()
+    return {cls for cls in found if cls.__module__.startswith("app.")}
+
+
+def test_every_class_reaches_the_wire_with_a_code_or_is_known_never_to() -> None:
+    reaching = {type(error) for error, _, _ in ON_THE_WIRE}
+    assert all_errors() == reaching | NEVER_ON_THE_WIRE.keys()
+    assert not reaching & NEVER_ON_THE_WIRE.keys()
+
+
+@pytest.mark.parametrize(("error", "code", "status"), ON_THE_WIRE)
+def test_an_error_has_its_code_and_its_status(error: GatewayError, code: int, status: int) -> None:
+    assert (look_up(error).code, look_up(error).status) == (code, status)
+
+
+@pytest.mark.parametrize("cls", NEVER_ON_THE_WIRE)
+def test_what_never_leaves_has_no_row(cls: type[GatewayError]) -> None:
+    with pytest.raises(KeyError, match=cls.__name__):
+        look_up(cls([]) if cls is ConfigError else cls("inside"))
+
+
+def test_every_class_of_ours_that_is_the_requests_fault_has_a_row_of_its_own_or_of_a_real_ancestor() -> None:
+    for error, _, _ in ON_THE_WIRE:
+        if type(error) is not ProtocolError:
+            assert set(type(error).__mro__) & TABLE.keys() - {ProtocolError}
+
+
+def test_a_class_that_a_handler_derives_is_answered_as_its_nearest_ancestor() -> None:
+    class NotThisResource(ResourceNotFound):
+        pass
+
+    class NotToday(ProtocolError):
+        pass
+
+    assert look_up(NotThisResource("file:///a")) == TABLE[InvalidParams]
+    assert look_up(NotToday("come back tomorrow")) == TABLE[ProtocolError]
+
+
+def test_only_the_codes_of_the_revision_are_in_the_table() -> None:
+    assert {row.code for row in TABLE.values()} == wire.ALLOWED_CODES
+
+
+def test_no_status_invites_a_proxy_to_retry_or_a_client_to_log_in() -> None:
+    assert {row.status for row in TABLE.values()} == {200, 400, 404}
+
+
+@pytest.mark.parametrize("status", [403, 405, 406, 413, 415])
+def test_a_refusal_of_the_transport_keeps_its_own_status(status: int) -> None:
+    assert render(TransportError(status, "no"), None)[0] == status
+
+
+@pytest.mark.parametrize("error", [error for error, _, _ in ON_THE_WIRE])
+@pytest.mark.parametrize("request_id", ["a", "", 0, 1])
+def test_every_error_is_well_formed_and_carries_the_id(error: GatewayError, request_id: str | int) -> None:
+    status, body = render(error, request_id)
+    response = official.JSONRPCErrorResponse.model_validate_json(body, strict=True)
+    assert (response.id, response.error.code, response.error.message) == (request_id, look_up(error).code, str(error))
+    assert status == look_up(error).status
+
+
+@pytest.mark.parametrize(
+    ("error", "model"),
+    [
+        (HeaderMismatch("no header"), official.HeaderMismatchError),
+        (MissingCapability("no", {"elicitation": {"url": {}}}), official.MissingRequiredClientCapabilityError),
+        (UnsupportedVersion("1900-01-01", ["2026-07-28"]), official.UnsupportedProtocolVersionError),
+    ],
+)
+def test_the_errors_of_the_revision_are_what_the_official_models_expect(error: GatewayError, model: Any) -> None:
+    answer = json.loads(render(error, 1)[1])
+    assert model.model_validate(answer).model_dump(mode="json", by_alias=True, exclude_none=True) == answer
+
+
+def test_an_unknown_id_is_left_out_never_null() -> None:
+    assert json.loads(render(ParseError("no JSON"), None)[1]) == {
+        "jsonrpc": "2.0",
+        "error": {"code": -32700, "message": "no JSON"},
+    }
+
+
+def test_the_id_that_could_be_read_of_a_bad_request_is_used() -> None:
+    assert json.loads(render(InvalidRequest("no", "a"), None)[1])["id"] == "a"
+    assert json.loads(render(InvalidRequest("no", 0), None)[1])["id"] == 0
+    assert "id" not in json.loads(render(InvalidRequest("no"), None)[1])
+
+
+@pytest.mark.parametrize(
+    ("error", "data"),
+    [
+        (MethodNotFound("no", ["2026-07-28"]), {"supported": ["2026-07-28"]}),
+        (ResourceNotFound("file:///a"), {"uri": "file:///a"}),
+        (MissingCapability("no", {"sampling": {}}), {"requiredCapabilities": {"sampling": {}}}),
+        (UnsupportedVersion("1", ["2"]), {"supported": ["2"], "requested": "1"}),
+    ],
+)
+def test_facts_travel_as_data(error: GatewayError, data: dict[str, Any]) -> None:
+    assert json.loads(render(error, 1)[1])["error"]["data"] == data
+
+
+@pytest.mark.parametrize("error", [ParseError("no"), MethodNotFound("no"), InvalidParams("no"), InternalError("r")])
+def test_no_facts_no_data(error: GatewayError) -> None:
+    assert "data" not in json.loads(render(error, 1)[1])["error"]
+
+
+def test_a_text_that_is_no_utf_8_still_leaves_as_json() -> None:
+    assert json.loads(render(InvalidParams("bad \ud800 text\r\n"), 1)[1])["error"]["message"] == "bad ? text\r\n"
