@@ -111,12 +111,14 @@ def _onion(config: GatewayConfig, using: Settings, dispatcher: Dispatcher, clock
 
 
 def _add_routes(app: FastAPI, config: GatewayConfig) -> None:
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok", "name": config.server.name, "version": config.server.version}
+    """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
 
-    @app.exception_handler(404)
+    async def healthz(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok", "name": config.server.name, "version": config.server.version})
+
     async def not_found(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(
-            {"error": f"There is nothing here; the MCP endpoint is POST {config.http.path}"}, status_code=404
-        )
+        hint = f"There is nothing here; the MCP endpoint is POST {config.http.path}"
+        return JSONResponse({"error": hint}, status_code=404)
+
+    app.add_route("/healthz", healthz)
+    app.add_exception_handler(404, not_found)

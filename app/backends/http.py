@@ -223,9 +223,9 @@ class HttpTool:
                 f"path {config.path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
             )
         given = [_place(name, argument, variables, config) for name, argument in config.arguments.items()]
-        named = {argument.wire_name for argument in given if argument.location == "path"}
-        implied = [_place(name, HttpArgument(), variables, config) for name in dict.fromkeys(variables)]
-        placed = (*(argument for argument in implied if argument.name not in named), *given)
+        taken = {argument.wire_name for argument in given if argument.location == "path"} | config.arguments.keys()
+        implied = [name for name in dict.fromkeys(variables) if name not in taken]
+        placed = (*(_place(name, HttpArgument(), variables, config) for name in implied), *given)
         _check_places(placed)
         in_path = {argument.wire_name for argument in placed if argument.location == "path"}
         if in_path != set(variables):
