@@ -81,7 +81,7 @@ class LimitsConfig(Model):
 class CacheHint(Model):
     """How long and by whom a result may be kept (server/utilities/caching)."""
 
-    ttl_ms: int = Field(description="Milliseconds for which a client may consider the result fresh.", ge=0)
+    ttl_ms: int = Field(0, description="Milliseconds for which a client may consider the result fresh.", ge=0)
     scope: Literal["public", "private"] = Field(
         "public",
         description="public: the same for every caller, shared caches may keep it; private: for this caller only.",
@@ -97,6 +97,15 @@ class CachingConfig(Model):
     resources: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/list")
     resource_templates: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/templates/list")
     read: CacheHint = Field(CacheHint(ttl_ms=0, scope="private"), description="resources/read")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_the_rest(cls, given: Any) -> Any:
+        """A hint of which only one half is given keeps its own default for the other: `read` stays private."""
+        if not isinstance(given, dict):
+            return given
+        defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
+        return {name: defaults.get(name, {}) | hint if isinstance(hint, dict) else hint for name, hint in given.items()}
 
 
 def _fit_for_a_header(value: SecretStr) -> SecretStr:
@@ -283,7 +292,8 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
     try:
         config = GatewayConfig.model_validate(value)
     except ValidationError as error:
-        raise ConfigError([*unresolved, *_problems(error, origin)]) from None
+        told = {problem.path for problem in unresolved}  # what is wrong with the nothing in its place is no news
+        raise ConfigError([*unresolved, *(one for one in _problems(error, origin) if one.path not in told)]) from None
     problems = [*unresolved, *_cross_checks(config, origin)]
     if problems:
         raise ConfigError(problems)

@@ -124,7 +124,7 @@ class HttpBackend:
         what = f"{outgoing.method} {outgoing.path} of {self.name}"
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(outgoing, what)
+                return await self._exchange(outgoing, what, timeout_s)
         except (TimeoutError, httpx.TimeoutException):
             raise BackendError(
                 f"{what} did not answer within {timeout_s:g} s; try again later or ask for less"
@@ -132,7 +132,7 @@ class HttpBackend:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise BackendError(f"{what} failed: the service could not be reached ({type(error).__name__})") from None
 
-    async def _exchange(self, outgoing: Outgoing, what: str) -> Answer:
+    async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         client = self._ready_client()
         url = self._config.base_url.rstrip("/") + outgoing.path
         request = client.build_request(
@@ -141,6 +141,7 @@ class HttpBackend:
             params=[*outgoing.query, *self._credential_query()] or None,
             headers=outgoing.headers,
             content=outgoing.body,
+            timeout=timeout_s,
         )
         for _ in range(_MAX_REDIRECTS + 1):
             response = await client.send(request, stream=True)

@@ -6,6 +6,7 @@ serving the call does (docs/decisions/0002). Whatever arrives, exactly one well-
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,9 @@ class McpEndpoint:
         record, responder = Record(), Responder(send)
         try:
             await self._answer(scope, receive, responder, record)
+        except asyncio.CancelledError:
+            record.outcome = "cancelled"
+            raise
         finally:
             _write_line(record, responder, (time.perf_counter() - started) * 1000)
 

@@ -227,6 +227,9 @@ async def test_a_handler_can_neither_end_the_server_nor_pass_for_cancelled(
 class Opaque:
     """Something that has no JSON."""
 
+    def __repr__(self) -> str:
+        return "Opaque()"
+
 
 def circle() -> list[Any]:
     """A list that holds itself."""

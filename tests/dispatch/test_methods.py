@@ -106,6 +106,17 @@ async def test_params_that_are_wrong_or_name_nothing_are_invalid(
     assert (status, error["code"]) == (400, -32602)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [({}, "missing arguments: language"), ({"language": "rust", "tone": "x"}, "unknown arguments tone")],
+)
+async def test_an_argument_of_a_prompt_that_is_missing_or_unknown_is_named(
+    mcp: Client, arguments: dict[str, str], says: str
+) -> None:
+    _, error = await mcp.error("prompts/get", {"name": "review", "arguments": arguments})
+    assert says in error["message"]
+
+
 async def test_a_resource_that_does_not_exist_is_named_in_the_data(mcp: Client) -> None:
     _, error = await mcp.error("resources/read", {"uri": "note://nobody"})
     assert error["data"] == {"uri": "note://nobody"}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app import Context, SyncContext, tool
+from app.http.disconnect import DisconnectWatch
 from tests.support import wire
 from tests.support.asgi import Exchange, client, gateway
 from tests.support.functions import add
@@ -91,10 +92,11 @@ async def test_a_handler_that_fails_while_it_is_cancelled_harms_nobody() -> None
 
 
 async def test_a_thread_is_left_to_itself_when_its_client_hangs_up() -> None:
-    goes_on, ended = threading.Event(), threading.Event()
+    began, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     @tool
     def work(ctx: SyncContext) -> str:
+        began.set()
         goes_on.wait(5)
         try:
             ctx.progress(1)
@@ -104,13 +106,54 @@ async def test_a_thread_is_left_to_itself_when_its_client_hangs_up() -> None:
 
     asked = wire.message("tools/call", {"name": "work"}, progressToken=1)
     async with Exchange(gateway(work), asked) as exchange:
+        assert await asyncio.to_thread(began.wait, 5)
         exchange.hang_up()
         await asyncio.wait_for(asyncio.shield(exchange.running), 1)
         goes_on.set()
         assert await asyncio.to_thread(ended.wait, 1)
 
 
-async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
+async def gone() -> dict[str, str]:
+    return {"type": "http.disconnect"}
+
+
+async def test_after_a_disconnect_its_own_cancellation_is_taken_back() -> None:
+    with DisconnectWatch(gone) as watch:
+        await asyncio.sleep(5)
+    task = asyncio.current_task()
+    assert watch.disconnected
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+async def test_a_cancellation_from_outside_beside_a_disconnect_still_counts() -> None:
+    async def watched() -> None:
+        with DisconnectWatch(gone):
+            try:
+                await asyncio.sleep(5)
+            finally:
+                task.cancel()  # as a server does that shuts down at this moment
+
+    task = asyncio.create_task(watched())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_send_that_fails_because_nobody_is_there_is_not_tried_for_ever() -> None:
+    tried = []
+
+    async def send(message: Any) -> None:
+        tried.append(message["type"])
+        raise ConnectionResetError
+
+    exchange = Exchange(gateway(add), CALL)
+    await gateway(add)(exchange.scope, exchange.receive, send)
+    assert tried == ["http.response.start"]
+
+
+async def test_a_cancellation_from_outside_is_passed_on_and_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "app.request")
     waiter = Waiter()
     exchange = Exchange(waiter.app, wire.message("tools/call", {"name": "wait"}))
     async with exchange:
@@ -119,6 +162,8 @@ async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
         with pytest.raises(asyncio.CancelledError):
             await exchange.running
         exchange.running = asyncio.create_task(asyncio.sleep(0))  # for the end of the block
+    (line,) = [record for record in caplog.records if record.name == "app.request"]
+    assert line.__dict__["fields"]["outcome"] == "cancelled"
 
 
 @pytest.mark.parametrize("after", [0, 0.03])
@@ -131,7 +176,8 @@ async def test_a_client_that_hangs_up_before_its_body_is_whole_is_forgotten(
         await asyncio.sleep(after)
         exchange.hang_up()
     (line,) = caplog.records
-    assert line.__dict__["fields"]["outcome"] == "cancelled"
+    assert line.__dict__["fields"].items() >= {"outcome": "cancelled", "bytes": 0}.items()
+    assert "status" not in line.__dict__["fields"]
     assert exchange.status is None
 
 

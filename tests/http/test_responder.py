@@ -196,6 +196,29 @@ async def test_many_tasks_of_one_call_report_without_mixing_their_events() -> No
     assert told(response) == ["notifications/message"] * 50
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["handler waits", "handler returns first"])
+async def test_events_that_wait_for_a_slow_client_begin_its_stream_once_and_stand_before_the_answer(
+    waits: bool,
+) -> None:
+    @tool
+    async def fan_out(ctx: Context) -> str:
+        telling.extend(asyncio.create_task(ctx.log("info", number)) for number in range(3))
+        if waits:
+            await asyncio.gather(*telling)
+        await asyncio.sleep(0)
+        return "done"
+
+    telling: list[asyncio.Task[None]] = []
+    asked = wire.message("tools/call", {"name": "fan_out"}, logLevel="info")
+    async with Exchange(gateway(fan_out), asked) as exchange:
+        exchange.reading.clear()
+        await asyncio.sleep(0.02)
+        exchange.reading.set()
+        *said, last = await exchange.rest()
+    assert [one["params"]["data"] for one in said] == [0, 1, 2]
+    assert last["id"] == 1
+
+
 async def test_what_is_said_after_the_answer_is_dropped() -> None:
     said_late = asyncio.Event()
 

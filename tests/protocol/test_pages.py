@@ -119,6 +119,7 @@ def test_a_cursor_after_the_last_entry_gives_an_empty_last_page() -> None:
         "_w",
         "=" * 5,
         cursor_after("gone"),
+        cursor_after("a") + "!!!!",
         cursor_after("\0"),
         base64.b64encode(b"a\xff").decode(),
         "A" * 100_000,

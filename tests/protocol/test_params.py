@@ -105,6 +105,7 @@ def test_a_refusal_does_not_repeat_values(kind: Any) -> None:
 
 def test_a_refusal_is_short_whatever_was_sent() -> None:
     assert len(refusal(GetPromptParams, {"name": "a", "arguments": {"k" * 100_000: 1}})) < 1100
+    assert refusal(GetPromptParams, {"name": "a", "arguments": dict.fromkeys("abcdefgh", 1)}).count("params.") == 5
 
 
 def test_a_cursor_may_be_null_or_empty() -> None:
@@ -124,14 +125,11 @@ def test_a_reference_is_to_a_prompt_or_to_a_resource() -> None:
     assert validate(CompleteParams, {**COMPLETE, "ref": resource}).ref == ResourceReference(**resource)
 
 
-def test_what_a_listener_does_not_ask_for_it_does_not_get() -> None:
-    notifications = validate(ListenParams, {"notifications": {"toolsListChanged": True}}).notifications
-    assert notifications.model_dump() == {
-        "tools_list_changed": True,
-        "prompts_list_changed": False,
-        "resources_list_changed": False,
-        "resource_subscriptions": [],
-    }
+@pytest.mark.parametrize("asked", ["toolsListChanged", "promptsListChanged", "resourcesListChanged"])
+def test_what_a_listener_does_not_ask_for_it_does_not_get(asked: str) -> None:
+    nothing = dict.fromkeys(["toolsListChanged", "promptsListChanged", "resourcesListChanged"], False)
+    notifications = validate(ListenParams, {"notifications": {asked: True}}).notifications
+    assert notifications.model_dump(by_alias=True) == {**nothing, asked: True, "resourceSubscriptions": []}
 
 
 KEYS = st.sampled_from(

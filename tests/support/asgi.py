@@ -59,7 +59,8 @@ class Client:
         """Send a request; `headers` change those of a correct client, `None` drops one."""
         asked = wire.message(method, params, request_id, **meta)
         changed = {k: v for k, v in {**wire.headers(asked), **(headers or {})}.items() if v is not None}
-        return await self.http.post("/mcp", content=json.dumps(asked), headers=changed)
+        async with asyncio.timeout(20):
+            return await self.http.post("/mcp", content=json.dumps(asked), headers=changed)
 
     async def result(self, method: str, params: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
         """The result of a request that succeeds, checked against the official model."""
@@ -119,6 +120,7 @@ class Exchange:
     ) -> None:
         self._app = app
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.receive = self._incoming.get
         self._outgoing: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         self._buffer = b""
         self.reading = asyncio.Event()
@@ -133,7 +135,7 @@ class Exchange:
         self.running: asyncio.Task[None]
 
     async def __aenter__(self) -> Exchange:
-        self.running = asyncio.create_task(self._app(self.scope, self._incoming.get, self._send))
+        self.running = asyncio.create_task(self._app(self.scope, self.receive, self._send))
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -173,8 +175,10 @@ class Exchange:
     async def _next_body(self) -> bytes:
         sent = await asyncio.wait_for(self._outgoing.get(), 5)
         if sent["type"] == "http.response.start":
+            assert self.status is None, "an answer begins once"
             self.status, self.headers = sent["status"], dict(sent["headers"])
             return b""
+        assert self.status is not None, "an answer begins with its head"
         body: bytes = sent["body"]
         return body
 

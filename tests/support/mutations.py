@@ -77,7 +77,8 @@ NUMBERS = [
 ]  # fmt: skip
 ODD_JSON = [
     b"", b" ", b"\n", b"null", b"true", b"0", b'""', b"[]", b"{}", b"[[]]", b"{", b"}", b"[1,]", b'{"a":1,}',
-    b"{'a':1}", b"NaN", b"-Infinity", b"1e400", b"01", b"+1", b"1.", b'"\\ud800"', b'"\\u00"', b'"\n"', b'"\xff"', b"//",
+    b"{'a':1}", b"NaN", b"-Infinity", b"1e400", b"01", b"+1", b"1.", b'"\\ud800"', b'"\\u00"', b'"\n"', b'"\xff"',
+    b"//",
     b'{"id":1}{"id":2}', b'{"id":1} x', b"\xef\xbb\xbf{}", b'\x00{}', b'{"id":1,"id":1}', b'{"id":NaN}', b"-",
 ]  # fmt: skip
 ENCODINGS = ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1", "utf-7"]

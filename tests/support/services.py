@@ -44,7 +44,7 @@ class Service:
     """Answers each request with the next of its answers, the last one again and again. `requests` has them all, raw."""
 
     def __init__(self, answers: tuple[bytes, ...], pause_s: float, at_once: int) -> None:
-        self._answers = answers
+        self.answers = answers
         self._pause_s = pause_s
         self._at_once = at_once
         self.requests: list[bytes] = []
@@ -85,7 +85,7 @@ class Service:
         self.requests.append(await reader.readuntil(b"\r\n\r\n"))
         if length := self.header("content-length"):
             self.requests[-1] += await reader.readexactly(int(length[0]))
-        said = self._answers[min(len(self.requests), len(self._answers)) - 1]
+        said = self.answers[min(len(self.requests), len(self.answers)) - 1]
         for start in range(0, len(said), self._at_once):
             await asyncio.sleep(self._pause_s)
             writer.write(said[start : start + self._at_once])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -54,7 +55,7 @@ def message(method: str, params: dict[str, Any] | None = None, request_id: Any =
 
 def headers(of: dict[str, Any]) -> dict[str, str]:
     """The headers that go with a request."""
-    named = {"mcp-name": of["params"][NAMED_BY[of["method"]]]} if of["method"] in NAMED_BY else {}
+    named = {"mcp-name": encoded(of["params"][NAMED_BY[of["method"]]])} if of["method"] in NAMED_BY else {}
     return {
         "content-type": "application/json",
         "accept": "application/json, text/event-stream",
@@ -62,6 +63,13 @@ def headers(of: dict[str, Any]) -> dict[str, str]:
         "mcp-method": of["method"],
         **named,
     }
+
+
+def encoded(value: str) -> str:
+    """A value as a header may carry it: plain if it can be, else base64 in the sentinel."""
+    if value.isascii() and value.isprintable() and value == value.strip() and not value.startswith("=?"):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode('utf-8', 'replace')).decode()}?="
 
 
 def events(body: str) -> list[dict[str, Any]]:

@@ -1,0 +1,431 @@
+"""The gateway in front of real HTTP: httpbin, and services that misbehave."""
+
+import asyncio
+import gzip
+import socket
+from typing import Any
+
+import pytest
+
+from app import logs
+from app.config import HttpBackendConfig
+from tests.support import root_logger, wire
+from tests.support.services import answer, gateway_to, service
+
+ANY: dict[str, Any] = {"schema": {}}
+
+
+async def anything(base_url: str, arguments: dict[str, Any], tool: dict[str, Any], **backend: Any) -> dict[str, Any]:
+    """What httpbin says it was sent."""
+    async with gateway_to(base_url, {"path": "/anything", **tool}, **backend) as gate:
+        found: dict[str, Any] = (await gate.call("tool", arguments))["structuredContent"]
+        return found
+
+
+async def test_arguments_arrive_where_they_were_placed(httpbin_url: str) -> None:
+    tool = {
+        "method": "PUT",
+        "path": "/anything/{user}",
+        "query": {"v": "2"},
+        "headers": {"X-Fixed": "f"},
+        "arguments": {
+            "user": {},
+            "tags": {"in": "query", "as": "tag", **ANY},
+            "kind": {"in": "header", "as": "X-Kind"},
+            "note": ANY,
+        },
+    }
+    arguments = {"user": "ann é", "tags": ["a b", "c&d"], "kind": "k", "note": {"n": None}}
+    found = await anything(httpbin_url, arguments, tool, headers={"X-All": "a"})
+    assert found["method"] == "PUT"
+    assert found["url"].startswith(f"{httpbin_url}/anything/ann")
+    assert found["args"] == {"v": "2", "tag": ["a b", "c&d"]}
+    assert found["json"] == {"note": {"n": None}}
+    sent = found["headers"]
+    assert (sent["X-All"], sent["X-Fixed"], sent["X-Kind"]) == ("a", "f", "k")
+    assert (sent["Content-Type"], sent["User-Agent"]) == ("application/json", "mcp-gateway")
+
+
+async def test_a_form_arrives_as_a_form(httpbin_url: str) -> None:
+    tool = {"method": "POST", "body": "form", "arguments": {"a": ANY, "b": ANY, "c": ANY}}
+    found = await anything(httpbin_url, {"a": "x&y=z é+", "b": [1, "two"], "c": None}, tool)
+    assert found["form"] == {"a": "x&y=z é+", "b": ["1", "two"]}
+
+
+@pytest.mark.parametrize(("value", "data"), [("plain é", "plain é"), ([1, {"a": None}], '[1,{"a":null}]')])
+async def test_a_whole_body_arrives_whole(httpbin_url: str, value: Any, data: str) -> None:
+    tool = {"method": "POST", "arguments": {"all": {"in": "whole_body", **ANY}}}
+    assert (await anything(httpbin_url, {"all": value}, tool))["data"] == data
+
+
+async def test_each_method_is_used(httpbin_url: str) -> None:
+    methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+    tools = [{"name": method, "method": method, "path": "/anything"} for method in methods]
+    async with gateway_to(httpbin_url, *tools) as gate:
+        assert [(await gate.call(one))["structuredContent"]["method"] for one in methods] == methods
+
+
+async def test_head_has_no_answer_but_its_status(httpbin_url: str) -> None:
+    async with gateway_to(httpbin_url, {"path": "/get", "method": "HEAD"}) as gate:
+        assert await gate.text("tool") == "200 OK"
+
+
+SEGMENTS = {
+    "a/b": "a%2Fb",
+    "../..": "..%2F..",
+    "%2e%2e": "%252e%252e",
+    "%2F": "%252F",
+    "é?x#y": "%C3%A9%3Fx%23y",
+    "a b+c": "a%20b%2Bc",
+    "a\r\nX: y": "a%0D%0AX%3A%20y",
+    "//evil.example": "%2F%2Fevil.example",
+    "\\..\\": "%5C..%5C",
+}
+
+
+async def test_a_path_value_is_one_segment_on_the_wire() -> None:
+    async with service() as told, gateway_to(f"{told.url}/base/", {"path": "/v/{a}/w"}) as gate:
+        for value in SEGMENTS:
+            assert "isError" not in await gate.call("tool", {"a": value})
+    assert told.request_lines == [f"GET /base/v/{segment}/w HTTP/1.1" for segment in SEGMENTS.values()]
+
+
+async def test_a_path_value_that_would_climb_is_refused_before_anything_is_sent() -> None:
+    async with service() as told, gateway_to(told.url, {"path": "/v/{a}/w"}) as gate:
+        for value in ("", ".", ".."):
+            result = await gate.call("tool", {"a": value})
+            assert result["isError"] is True
+            assert "arguments.a: may not be empty" in result["content"][0]["text"]
+    assert told.requests == []
+
+
+async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
+    tool = {"arguments": {"h": {"in": "header", "as": "X-H"}, "q": {"in": "query"}}}
+    async with service() as told, gateway_to(told.url, tool) as gate:
+        assert "may only have visible ASCII" in await gate.text("tool", {"h": "a\r\nX-Evil: 1"})
+        await gate.call("tool", {"q": "a\r\nX-Evil: 1", "h": "X-Evil: 1"})
+    assert told.header("X-Evil") == []
+    assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A+1 HTTP/1.1"]
+
+
+async def test_arguments_that_break_the_schema_or_are_unknown_are_refused_before_anything_is_sent() -> None:
+    tool = {"arguments": {"n": {"schema": {"type": "integer", "maximum": 5}, "required": True}}}
+    async with service() as told, gateway_to(told.url, tool) as gate:
+        assert "arguments.n: 6 is greater than the maximum of 5" in await gate.text("tool", {"n": 6})
+        assert '"n" is a required property' in await gate.text("tool")
+        assert "'m' was unexpected" in await gate.text("tool", {"n": 1, "m": 1})
+    assert told.requests == []
+
+
+SECRET = "s3cret-of-the-service"
+CREDENTIALS = [
+    ({"bearer": SECRET}, {"Authorization": f"Bearer {SECRET}"}),
+    ({"basic": f"user:{SECRET}"}, {"Authorization": "Basic dXNlcjpzM2NyZXQtb2YtdGhlLXNlcnZpY2U="}),
+    ({"header": "X-Api-Key", "value": SECRET}, {"X-Api-Key": SECRET}),
+    ({"query": "api key", "value": SECRET}, {}),
+]
+
+
+@pytest.mark.parametrize(("credential", "headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
+async def test_a_credential_is_sent_with_every_request(
+    httpbin_url: str, credential: dict[str, str], headers: dict[str, str]
+) -> None:
+    found = await anything(httpbin_url, {"a": "b"}, {"arguments": {"a": {}}}, credential=credential)
+    assert headers.items() <= found["headers"].items()
+    assert found["args"] == {"a": "b"} | ({} if headers else {"api key": SECRET})
+
+
+async def test_httpbin_lets_in_whom_it_knows(httpbin_url: str) -> None:
+    tool = {"path": "/basic-auth/user/pass"}
+    async with gateway_to(httpbin_url, tool, credential={"basic": "user:pass"}) as gate:
+        assert (await gate.call("tool"))["structuredContent"] == {"authenticated": True, "user": "user"}
+    async with gateway_to(httpbin_url, tool, credential={"basic": "user:wrong"}) as gate:
+        assert (await gate.text("tool")).startswith("The service answered 401 UNAUTHORIZED")
+
+
+FAILURES = [
+    answer(b'{"ok": true}', "500 Oops"),
+    answer(b"", "302 Found", Location="http://elsewhere.example/?k=v"),
+    answer(b"", "302 Found", Location="http://[::1"),
+    answer(b'"%b"' % (b"x" * 200)),
+    answer(b"{"),
+    answer(b"{}", length=50, Connection="close"),
+    b"what?\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("credential", [one for one, _ in CREDENTIALS], ids=["bearer", "basic", "header", "query"])
+async def test_a_credential_is_in_no_error_and_no_log(
+    capfd: pytest.CaptureFixture[str], credential: dict[str, str]
+) -> None:
+    limits = {"credential": credential, "max_response_bytes": 100}
+    with root_logger.lent() as logger:
+        logs.configure("debug")
+        async with service(*FAILURES) as told, gateway_to(told.url, {}, **limits) as gate:
+            responses = [await gate.post("tools/call", {"name": "tool"}, logLevel="debug") for _ in FAILURES]
+        logger.handlers.clear()
+    assert all('"isError":true' in response.text for response in responses)
+    logged = capfd.readouterr().err
+    assert logged.count('"msg":"request"') == len(FAILURES)
+    for text in (logged, *(response.text for response in responses)):
+        assert SECRET not in text
+        assert "dXNlcjpzM2NyZXQtb2YtdGhlLXNlcnZpY2U" not in text
+
+
+@pytest.mark.parametrize(("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
+def test_a_credential_and_fixed_headers_are_in_no_repr(credential: dict[str, str], _headers: Any) -> None:
+    tool = {"name": "t", "description": "d", "path": "/", "headers": {"X-Key": SECRET}}
+    config = HttpBackendConfig.model_validate(
+        {
+            "kind": "http",
+            "name": "a",
+            "base_url": "http://h",
+            "credential": credential,
+            "headers": {"X": SECRET},
+            "tools": [tool],
+        }
+    )
+    assert SECRET not in f"{config!r} {config} {config.model_dump()} {config.model_dump_json()}"
+
+
+async def test_the_token_of_the_caller_is_never_passed_on() -> None:
+    async with service() as told, gateway_to(told.url, {}) as gate:
+        headers: dict[str, str | None] = {"authorization": "Bearer of-the-caller", "cookie": "a=b", "x-any": "z"}
+        response = await gate.post("tools/call", {"name": "tool"}, headers=headers)
+    assert "isError" not in response.json()["result"]
+    assert {"authorization", "cookie", "x-any"}.isdisjoint(told.requests[0].decode().lower().replace(":", " ").split())
+
+
+async def test_a_cookie_that_one_call_was_given_is_not_sent_with_another(httpbin_url: str) -> None:
+    tools = ({"name": "set", "path": "/cookies/set/session/ann"}, {"name": "show", "path": "/cookies"})
+    async with gateway_to(httpbin_url, *tools) as gate:
+        assert (await gate.call("set"))["structuredContent"] == {"cookies": {}}
+        assert (await gate.call("show"))["structuredContent"] == {"cookies": {}}
+
+
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with service(answer(b'"proxy"')) as proxy, service(answer(b'"service"')) as told:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        async with gateway_to(told.url, {}) as gate:
+            assert await gate.text("tool") == "service"
+    assert proxy.requests == []
+
+
+@pytest.mark.parametrize("hops", [1, 5])
+async def test_redirects_on_the_same_origin_are_followed_with_the_credential(httpbin_url: str, hops: int) -> None:
+    async with gateway_to(httpbin_url, {"path": f"/redirect/{hops}"}, credential={"bearer": SECRET}) as gate:
+        found = (await gate.call("tool"))["structuredContent"]
+    assert found["url"] == f"{httpbin_url}/get"
+    assert found["headers"]["Authorization"] == f"Bearer {SECRET}"
+
+
+async def test_redirects_without_end_are_not_followed_for_ever(httpbin_url: str) -> None:
+    async with gateway_to(httpbin_url, {"path": "/redirect/6"}) as gate:
+        assert await gate.text("tool") == "GET /redirect/6 of api redirects more than 5 times"
+
+
+async def test_a_redirected_post_keeps_its_body_where_the_status_says_so(httpbin_url: str) -> None:
+    tool = {
+        "method": "POST",
+        "path": "/redirect-to",
+        "arguments": {"url": {"in": "query"}, "status_code": {"in": "query"}, "a": {}},
+    }
+    async with gateway_to(httpbin_url, tool) as gate:
+        kept = await gate.call("tool", {"url": "/anything", "status_code": "307", "a": "b"})
+        changed = await gate.call("tool", {"url": "/anything", "status_code": "303", "a": "b"})
+    assert (kept["structuredContent"]["method"], kept["structuredContent"]["json"]) == ("POST", {"a": "b"})
+    assert (changed["structuredContent"]["method"], changed["structuredContent"]["json"]) == ("GET", None)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://127.0.0.1:{other}/x",
+        "http://localhost:{port}/x",
+        "https://127.0.0.1:{port}/x",
+        "//127.0.0.1:{other}/x",
+        "http://127.0.0.1:{port}@localhost:{other}/x",
+        "http://[::1]:{port}/x",
+        "ftp://127.0.0.1:{port}/x",
+        "file:///etc/passwd",
+    ],
+)
+async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed(location: str) -> None:
+    async with service() as other, service() as told:
+        target = location.format(other=other.port, port=told.port)
+        told.answers = (answer(b"", "302 Found", Location=target), answer(b'"arrived"'))
+        async with gateway_to(told.url, {"path": "/a"}, credential={"bearer": SECRET}) as gate:
+            result = await gate.call("tool")
+    assert result["isError"] is True
+    assert (len(told.requests), other.requests) == (1, [])
+
+
+async def test_a_status_of_the_service_is_a_tool_error_with_it(httpbin_url: str) -> None:
+    async with gateway_to(httpbin_url, {"path": "/status/{code}"}) as gate:
+        for status in (400, 401, 403, 404, 409, 418, 429, 500, 502, 503):
+            result = await gate.call("tool", {"code": str(status)})
+            assert result["isError"] is True
+            assert result["content"][0]["text"].startswith(f"The service answered {status} ")
+
+
+async def test_no_content_is_a_result(httpbin_url: str) -> None:
+    async with gateway_to(httpbin_url, {"path": "/status/204"}) as gate:
+        assert await gate.text("tool") == "204 NO CONTENT"
+
+
+async def test_an_error_has_a_bounded_excerpt_of_what_the_service_said() -> None:
+    page = b"<h1>\nIt  broke</h1> " + b"x" * 100_000
+    async with service(answer(page, "502 Bad Gateway", "text/html")) as told, gateway_to(told.url, {}) as gate:
+        text = await gate.text("tool")
+    assert text.startswith("The service answered 502 Bad Gateway: <h1> It broke</h1> xxx")
+    assert len(text) < 600
+
+
+async def test_a_reason_phrase_does_not_get_round_the_bound() -> None:
+    async with service(answer(b"", "500 " + "r" * 5000)) as told, gateway_to(told.url, {}) as gate:
+        assert await gate.text("tool") == "The service answered 500 " + "r" * 100
+
+
+@pytest.mark.parametrize("body", [gzip.compress(b"0" * 300_000), b"[" + b"0," * 600 + b"0]"], ids=["packed", "plain"])
+async def test_too_large_an_answer_is_a_tool_error_that_says_the_limit(body: bytes) -> None:
+    encoding = {"Content_Encoding": "gzip"} if body.startswith(b"\x1f") else {}
+    async with service(answer(body, **encoding)) as told, gateway_to(told.url, {}, max_response_bytes=1000) as gate:
+        result = await gate.call("tool")
+    assert result["isError"] is True
+    assert result["content"][0]["text"] == "GET / of api answered more than 1000 bytes; ask for less at once"
+
+
+async def test_an_answer_of_just_the_largest_size_is_a_result() -> None:
+    body = b'"' + b"x" * 998 + b'"'
+    async with service(answer(body)) as told, gateway_to(told.url, {}, max_response_bytes=1000) as gate:
+        assert await gate.text("tool") == "x" * 998
+
+
+async def test_a_slow_answer_is_a_tool_error_that_says_how_long_it_was_waited_for(httpbin_url: str) -> None:
+    async with gateway_to(httpbin_url, {"path": "/delay/1"}, timeout_s=0.1) as gate:
+        text = await gate.text("tool")
+    assert text == "GET /delay/1 of api did not answer within 0.1 s; try again later or ask for less"
+
+
+async def test_an_answer_that_trickles_in_is_timed_as_a_whole_and_a_tool_may_have_its_own_time() -> None:
+    tools = ({"name": "short", "timeout_s": 0.15}, {"name": "long", "timeout_s": 5})
+    trickle = service(answer(b'{"a": 1}'), pause_s=0.05, at_once=20)
+    async with trickle as told, gateway_to(told.url, *tools, timeout_s=0.01) as gate:
+        assert "did not answer within 0.15 s" in await gate.text("short")
+        assert await gate.text("long") == '{"a":1}'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer(b"{}", length=50, Connection="close"),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\n",
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"",
+        answer(b"no gzip", Content_Encoding="gzip"),
+        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
+    ],
+    ids=["truncated", "bad chunk", "garbage", "negative length", "nothing", "bad gzip", "endless header"],
+)
+async def test_a_broken_answer_is_a_tool_error(said: bytes) -> None:
+    async with service(said) as told, gateway_to(told.url, {"path": "/a"}) as gate:
+        result = await gate.call("tool")
+    assert result["isError"] is True
+    assert result["content"][0]["text"].startswith("GET /a of api failed: the service could not be reached (")
+
+
+async def test_a_service_that_is_not_there_is_a_tool_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with gateway_to(f"http://127.0.0.1:{port}", {}) as gate:
+        result = await gate.call("tool")
+    assert result["isError"] is True
+    assert result["content"][0]["text"] == "GET / of api failed: the service could not be reached (ConnectError)"
+
+
+async def test_a_failure_leaves_the_gateway_able_to_serve_the_next_call() -> None:
+    good = answer(b'"good"')
+    bad = answer(b"{}", length=50, Connection="close")
+    limits = {"max_connections": 1, "max_response_bytes": 100}
+    async with service(bad, good, answer(b"x" * 500), good) as told, gateway_to(told.url, {}, **limits) as gate:
+        assert [(await gate.call("tool")).get("isError") for _ in range(4)] == [True, None, True, None]
+
+
+async def test_a_json_pointer_and_an_output_schema_apply_to_the_answer(httpbin_url: str) -> None:
+    tools = (
+        {"name": "title", "path": "/json", "result": "/slideshow/slides/1/title", "output_schema": {"type": "string"}},
+        {"name": "wrong", "path": "/json", "result": "/slideshow/slides", "output_schema": {"maxItems": 1}},
+        {"name": "gone", "path": "/json", "result": "/slideshow/nothing"},
+        {"name": "html", "path": "/html", "result": "/slideshow"},
+    )
+    async with gateway_to(httpbin_url, *tools) as gate:
+        assert (await gate.call("title"))["structuredContent"] == await gate.text("title") == "Overview"
+        assert "not as declared: result: " in await gate.text("wrong")
+        assert "has nothing at /slideshow/nothing: {" in await gate.text("gone")
+        assert "answered text/html where JSON was expected" in await gate.text("html")
+
+
+CONTENTS = {
+    "/image/png": ("image", "image/png"),
+    "/image/svg": ("image", "image/svg+xml"),
+    "/html": ("text", None),
+    "/xml": ("text", None),
+    "/robots.txt": ("text", None),
+    "/encoding/utf8": ("text", None),
+    "/bytes/100": ("resource", "application/octet-stream"),
+}
+
+
+async def test_images_texts_and_bytes_of_httpbin_become_content(httpbin_url: str) -> None:
+    tools = [{"name": path.replace("/", "-"), "path": path, "query": {"seed": "1"}} for path in CONTENTS]
+    async with gateway_to(httpbin_url, *tools) as gate:
+        for tool, (kind, mime_type) in zip(tools, CONTENTS.values(), strict=True):
+            (block,) = (await gate.call(tool["name"]))["content"]  # type: ignore[arg-type]
+            assert block["type"] == kind
+            assert (block.get("resource") or block).get("mimeType") == mime_type
+
+
+@pytest.mark.parametrize("path", ["/gzip", "/deflate"])
+async def test_a_packed_answer_is_unpacked(httpbin_url: str, path: str) -> None:
+    async with gateway_to(httpbin_url, {"path": path}) as gate:
+        assert (await gate.call("tool"))["structuredContent"]["method"] == "GET"
+
+
+async def test_audio_becomes_audio() -> None:
+    async with service(answer(b"RIFF", content_type="audio/wav")) as told, gateway_to(told.url, {}) as gate:
+        assert (await gate.call("tool"))["content"] == [{"type": "audio", "data": "UklGRg==", "mimeType": "audio/wav"}]
+
+
+async def test_a_client_that_asks_for_debug_messages_hears_of_the_request_without_its_query(httpbin_url: str) -> None:
+    tool = {"path": "/get", "query": {"fixed": SECRET}}
+    async with gateway_to(httpbin_url, tool, credential={"query": "key", "value": SECRET}) as gate:
+        response = await gate.post("tools/call", {"name": "tool"}, logLevel="debug")
+    logged = wire.events(response.text)[0]
+    assert logged["params"]["data"] == {"upstream": "api", "method": "GET", "status": 200}
+
+
+async def test_connections_are_kept_bounded_and_closed_at_shutdown() -> None:
+    async with service(answer(), pause_s=0.02) as told:
+        async with gateway_to(told.url, {}, max_connections=2) as gate:
+            await asyncio.gather(*(gate.call("tool") for _ in range(8)))
+            assert told.open_connections == told.most_connections == 2
+            await gate.call("tool")
+            assert told.open_connections == 2
+        for _ in range(100):
+            if told.open_connections == 0:
+                break
+            await asyncio.sleep(0.01)
+        assert told.open_connections == 0
+    assert len(told.requests) == 9
+
+
+async def test_a_call_that_is_given_up_frees_its_connection() -> None:
+    async with service(answer(), pause_s=0.3) as told, gateway_to(told.url, {}, max_connections=1) as gate:
+        given_up = asyncio.create_task(gate.call("tool"))
+        await asyncio.sleep(0.1)
+        assert len(told.requests) == 1
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        assert await gate.text("tool") == "{}"

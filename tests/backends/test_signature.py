@@ -1,0 +1,374 @@
+"""A function's signature and docstring as JSON Schema, and the arguments of a request as keyword arguments."""
+
+import datetime as dt
+import enum
+import inspect
+import math
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from app import Context, SyncContext
+from app.backends.schemas import Schema
+from app.backends.signature import describe
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Place(BaseModel):
+    """Somewhere."""
+
+    city: str
+    near: Optional["Place"] = None
+    kind: Literal["home", "work"] = Field("home", description="What one does there.")
+
+
+def schema(function: Callable[..., Any]) -> dict[str, Any]:
+    return describe(function).input_schema()
+
+
+def properties(function: Callable[..., Any]) -> dict[str, Any]:
+    found: dict[str, Any] = schema(function)["properties"]
+    return found
+
+
+def test_a_function_without_parameters_takes_the_empty_object_only() -> None:
+    def now() -> str: ...
+
+    assert schema(now) == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def test_parameters_without_default_are_required_in_their_order() -> None:
+    def search(words: str, limit: int = 10, *, where: str) -> None: ...
+
+    found = schema(search)
+    assert list(found["properties"]) == ["words", "limit", "where"]
+    assert found["required"] == ["words", "where"]
+    assert found["additionalProperties"] is False
+    assert found["properties"]["limit"] == {"type": "integer", "default": 10}
+
+
+def test_a_parameter_without_annotation_takes_anything() -> None:
+    def echo(value) -> None: ...  # type: ignore[no-untyped-def]
+
+    assert properties(echo) == {"value": {}}
+
+
+def test_optional_is_about_null_and_a_default_is_about_leaving_out() -> None:
+    def find(one: int | None, two: Optional[int] = None) -> None: ...  # noqa: UP045
+
+    nullable = [{"type": "integer"}, {"type": "null"}]
+    assert properties(find) == {"one": {"anyOf": nullable}, "two": {"anyOf": nullable, "default": None}}
+    assert schema(find)["required"] == ["one"]
+
+
+def test_literals_enums_and_their_defaults_are_shown_as_json_has_them() -> None:
+    def paint(colour: Colour = Colour.RED, size: Literal["s", 7] = 7, day: dt.date = dt.date(2026, 7, 28)) -> None: ...
+
+    found = schema(paint)
+    assert found["$defs"]["Colour"]["enum"] == ["red", "blue"]
+    assert found["properties"]["colour"] == {"$ref": "#/$defs/Colour", "default": "red"}
+    assert found["properties"]["size"] == {"enum": ["s", 7], "default": 7}
+    assert found["properties"]["day"] == {"type": "string", "format": "date", "default": "2026-07-28"}
+
+
+def test_nested_and_recursive_models_come_with_their_definitions() -> None:
+    def travel(to: Place) -> None: ...
+
+    compiled = Schema.compile(schema(travel))
+    assert compiled.is_valid({"to": {"city": "Rome", "near": {"city": "Ostia", "kind": "work"}}})
+    assert not compiled.is_valid({"to": {"city": "Rome", "near": {"kind": "work"}}})
+    assert schema(travel)["$defs"]["Place"]["properties"]["kind"]["description"] == "What one does there."
+
+
+def test_nothing_is_titled_with_its_own_name() -> None:
+    def travel(to: Place, with_luggage: bool) -> None: ...
+
+    found = schema(travel)
+    assert "title" not in found
+    assert not any("title" in one for one in found["properties"].values())
+    assert not any("title" in one for one in found["$defs"]["Place"]["properties"].values())
+
+
+def test_an_annotated_field_gives_bounds_and_a_description_that_wins_over_the_docstring() -> None:
+    def roll(sides: Annotated[int, Field(ge=2, le=100, description="How many faces.")] = 6) -> None:
+        """Roll a die.
+
+        Args:
+            sides: Something else.
+        """
+
+    assert properties(roll) == {
+        "sides": {"type": "integer", "minimum": 2, "maximum": 100, "description": "How many faces.", "default": 6}
+    }
+
+
+GOOGLE = """Find books.
+
+    Titles and authors are searched.
+
+    Args:
+        words: What to look for:
+            several words are all needed.
+        limit (int): How many.
+
+    Returns:
+        The books.
+    """
+NUMPY = """Find books.
+
+    Titles and authors are searched.
+
+    Parameters
+    ----------
+    words : str
+        What to look for:
+        several words are all needed.
+    limit : int
+        How many.
+    """
+SPHINX = """Find books.
+
+    Titles and authors are searched.
+
+    :param words: What to look for:
+        several words are all needed.
+    :param int limit: How many.
+    :returns: The books.
+    """
+
+
+@pytest.mark.parametrize("docstring", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
+def test_a_docstring_describes_the_function_and_each_parameter(docstring: str) -> None:
+    def search(words: str, limit: int = 10) -> None: ...
+
+    search.__doc__ = docstring
+    found = describe(search)
+    assert found.summary == "Find books.\n\nTitles and authors are searched."
+    assert [p.description for p in found.parameters] == [
+        "What to look for:\nseveral words are all needed.",
+        "How many.",
+    ]
+
+
+def test_a_docstring_that_describes_no_parameters_is_kept_whole() -> None:
+    def shout(text: str) -> None:
+        """Shout.
+
+        Example:
+            >>> shout("a")
+
+        Note that `text` may be *long*:
+
+        - one
+        - two
+        """
+
+    summary = describe(shout).summary
+    assert summary is not None
+    assert summary.startswith('Shout.\n\nExample:\n    >>> shout("a")')
+    assert summary.endswith("- one\n- two")
+
+
+@pytest.mark.parametrize("docstring", [None, "", "   "])
+def test_a_function_without_docstring_has_no_description(docstring: str | None) -> None:
+    def nothing() -> None: ...
+
+    nothing.__doc__ = docstring
+    assert describe(nothing).summary is None
+
+
+@given(st.text(st.sampled_from(":@-= \n\tparmArgs>`*()[]é"), max_size=60).map(lambda text: f"First.\n{text}"))
+def test_no_docstring_stops_a_function_from_being_served(docstring: str) -> None:
+    def one(a: int) -> None: ...
+
+    one.__doc__ = docstring
+    assert (describe(one).summary or "").startswith("First.")
+
+
+@pytest.mark.parametrize("kind", [Context, SyncContext])
+def test_the_context_is_no_argument_whatever_its_name_and_place(kind: type) -> None:
+    def work(a: int, call: kind, b: int = 1) -> None: ...  # type: ignore[valid-type]
+
+    found = describe(work)
+    assert found.takes_context == "call"
+    assert [p.name for p in found.parameters] == list(properties(work)) == ["a", "b"]
+    with pytest.raises(ValueError, match="call: Extra inputs"):
+        found.bind({"a": 1, "call": {}})
+
+
+def test_names_that_mean_something_to_pydantic_or_python_are_ordinary_parameters() -> None:
+    names = ["schema", "json", "self_", "cls", "model_config", "model_fields", "items", "keys", "_private", "__dunder"]
+    names += ["validate", "copy", "dict", "fields", "construct", "total", "name"]
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=int) for name in names]
+
+    def odd(**_: int) -> None: ...
+
+    odd.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    odd.__annotations__ = dict.fromkeys(names, int)
+    arguments = {name: index for index, name in enumerate(names)}
+    assert list(properties(odd)) == names
+    assert describe(odd).bind(arguments) == arguments
+
+
+def test_an_alias_is_what_a_caller_sends_and_the_function_never_sees() -> None:
+    def mail(from_: Annotated[str, Field(alias="from")], class_: Annotated[str, Field(alias="class")] = "a") -> None:
+        """Send it.
+
+        Args:
+            from_: The sender.
+        """
+
+    found = describe(mail)
+    assert properties(mail)["from"] == {"type": "string", "description": "The sender."}
+    assert properties(mail)["class"]["default"] == "a"
+    assert [p.name for p in found.parameters] == ["from", "class"]
+    assert found.bind({"from": "ann"}) == {"from_": "ann"}
+
+
+def test_annotations_in_quotes_are_looked_up_where_the_function_was_written() -> None:
+    def paint(colour: "Colour", when: "dt.datetime | None" = None) -> "str": ...
+
+    assert properties(paint)["colour"] == {"$ref": "#/$defs/Colour"}
+    assert describe(paint).returns is str
+
+
+def test_a_wrapped_function_is_described_by_what_it_wraps() -> None:
+    async def add(a: int, b: int = 2) -> int:
+        """Add."""
+
+    @wraps(add)
+    def logged(*args: Any, **kwargs: Any) -> Any: ...
+
+    assert schema(logged) == schema(add)
+    assert describe(logged).is_async
+
+
+def test_arbitrary_arguments_are_allowed_and_passed_on_and_the_named_ones_converted() -> None:
+    def work(day: dt.date, /, **rest: Any) -> None: ...
+
+    def fine(day: dt.date, **rest: Any) -> None: ...
+
+    assert schema(fine)["additionalProperties"] is True
+    assert describe(fine).bind({"day": "2026-07-28", "x": [1]}) == {"day": dt.date(2026, 7, 28), "x": [1]}
+    with pytest.raises(TypeError, match="'day' cannot be filled by name; make it an ordinary or keyword-only"):
+        describe(work)
+
+
+def test_a_variable_number_of_positional_parameters_is_refused() -> None:
+    def work(*words: str) -> None: ...
+
+    with pytest.raises(TypeError, match="parameter 'words' cannot be filled by name"):
+        describe(work)
+
+
+def test_a_type_without_json_schema_is_refused_when_the_function_is_described_or_its_schema_made() -> None:
+    class Opaque: ...
+
+    def one(thing: Opaque) -> None: ...
+    def two(callback: Callable[[int], int]) -> None: ...
+
+    with pytest.raises(TypeError, match=r"a parameter has no JSON Schema: .*Opaque"):
+        describe(one)
+    with pytest.raises(Exception, match="Cannot generate a JsonSchema"):
+        schema(two)
+
+
+def test_a_field_as_default_value_is_refused_because_the_function_would_be_given_the_field() -> None:
+    def roll(sides: int = Field(6, ge=2)) -> None: ...
+
+    with pytest.raises(TypeError, match="write Annotated"):
+        describe(roll)
+
+
+@pytest.mark.parametrize("default", [math.inf, object(), {"a": math.nan}, b"\xff"])
+def test_a_default_that_json_cannot_show_is_not_shown_and_still_a_default(default: Any) -> None:
+    def work(a: Any = default) -> None: ...
+
+    assert schema(work)["properties"] == {"a": {}}
+    assert describe(work).bind({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("hint", "sent", "got"),
+    [
+        (dt.datetime, "2026-07-28T12:00:00Z", dt.datetime(2026, 7, 28, 12, tzinfo=dt.UTC)),
+        (dt.timedelta, "PT90S", dt.timedelta(seconds=90)),
+        (Colour, "blue", Colour.BLUE),
+        (Place, {"city": "Rome"}, Place(city="Rome")),
+        (list[Place], [{"city": "Rome"}], [Place(city="Rome")]),
+        (Decimal, "1.10", Decimal("1.10")),
+        (uuid.UUID, "00000000-0000-0000-0000-00000000000a", uuid.UUID(int=10)),
+        (Path, "a/b", Path("a/b")),
+        (bytes, "é", "é".encode()),
+        (set[int], [1, 2, 1], {1, 2}),
+        (tuple[int, str], [1, "a"], (1, "a")),
+        (dict[int, bool], {"1": True}, {1: True}),
+        (int, 3.0, 3),
+        (float, 3, 3.0),
+        (int, 10**30, 10**30),
+        (int | None, None, None),
+        (Any, {"a": [None]}, {"a": [None]}),
+    ],
+)
+def test_json_becomes_the_annotated_type(hint: Any, sent: Any, got: Any) -> None:
+    def work(value: hint) -> None: ...
+
+    bound = describe(work).bind({"value": sent})["value"]
+    assert bound == got
+    assert type(bound) is type(got)
+
+
+def test_what_does_not_fit_is_said_for_each_argument_without_repeating_the_value() -> None:
+    def work(day: dt.date, at: Place, n: int) -> None: ...
+
+    with pytest.raises(ValueError, match="day: ") as refused:
+        describe(work).bind({"day": "s3cret", "at": {"city": 5}, "n": 1, "m": 1})
+    assert "at.city: Input should be a valid string" in str(refused.value)
+    assert "m: Extra inputs are not permitted" in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_long_list_of_mistakes_is_cut_and_a_very_long_one_is_only_counted() -> None:
+    def work(days: list[dt.date]) -> None: ...
+
+    with pytest.raises(ValueError, match=r"days\.0: .*; days\.7: ") as refused:
+        describe(work).bind({"days": ["x"] * 1000})
+    assert "days.8" not in str(refused.value)
+    with pytest.raises(ValueError, match="1001 values in them do not fit"):
+        describe(work).bind({"days": ["x"] * 1001})
+
+
+HINTS = [int, float, bool, str, Any, list[int], dict[str, float], int | None, str | int, Literal["a", 1], Colour]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(-1e9, 1e9) | st.sampled_from(["a", "red", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(range(len(HINTS))), min_size=1, max_size=3), st.data())
+def test_whatever_the_schema_lets_through_can_be_bound(chosen: list[int], data: st.DataObject) -> None:
+    names = [f"p{index}" for index in range(len(chosen))]
+
+    def work(**_: Any) -> None: ...
+
+    work.__annotations__ = {name: HINTS[hint] for name, hint in zip(names, chosen, strict=True)}
+    work.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    )
+    arguments = {name: data.draw(VALUES) for name in names}
+    if Schema.compile(schema(work)).is_valid(arguments):
+        assert describe(work).bind(arguments).keys() == arguments.keys()

@@ -1,0 +1,279 @@
+"""A real server on a real socket: what only shows between two processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import wire
+from tests.support.asgi import Client
+from tests.support.server import Server, running
+
+LISTEN = {"notifications": {"toolsListChanged": True}}
+
+
+def configuration(directory: Path) -> Path:
+    config = directory / "gateway.json"
+    backend = {"kind": "python", "name": "served", "prefix": "", "path": str(Path(__file__).with_name("served.py"))}
+    http = {"keep_alive_s": 0.1, "max_body_bytes": 200_000}
+    config.write_text(json.dumps({"backends": [backend], "http": http}))
+    return config
+
+
+def troubles(server: Server) -> list[dict[str, Any]]:
+    """Warnings and errors that it has logged, but for uvicorn's warnings of bytes that are not HTTP."""
+    lines = [line for line in server.lines() if line["level"] in ("warning", "error")]
+    return [line for line in lines if (line["level"], line.get("logger")) != ("warning", "uvicorn.error")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests that leave it running; none of them may have made it stumble."""
+    with running(configuration(tmp_path_factory.mktemp("server"))) as started:
+        yield started
+        assert troubles(started) == []
+
+
+@pytest.fixture
+async def mcp(server: Server) -> AsyncIterator[Client]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=10) as http:
+        yield Client(http)
+
+
+@asynccontextmanager
+async def stream(server: Server, asked: dict[str, Any]) -> AsyncIterator[AsyncIterator[dict[str, Any] | None]]:
+    """The messages of an answer as they arrive, `None` for a comment; leaving the block hangs up."""
+
+    async def messages(response: httpx.Response) -> AsyncIterator[dict[str, Any] | None]:
+        async for line in response.aiter_lines():
+            if line.startswith(("data: ", ":")):
+                yield json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else None
+
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=10) as http,
+        http.stream("POST", "/mcp", json=asked, headers=wire.headers(asked)) as response,
+    ):
+        assert response.headers["content-type"] == "text/event-stream"
+        yield messages(response)
+
+
+def raw(asked: dict[str, Any], *, host: str = "127.0.0.1", **headers: str) -> bytes:
+    """A request as bytes; header names are given with `_` for `-`."""
+    body = json.dumps(asked).encode()
+    plain = {"host": host, "content-length": str(len(body)), **wire.headers(asked)}
+    plain |= {name.replace("_", "-"): value for name, value in headers.items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in plain.items() if value)
+    return f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def call(name: str, arguments: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    return wire.message("tools/call", {"name": name, "arguments": arguments}, **meta)
+
+
+async def exchange(server: Server, *parts: bytes, pause_s: float = 0) -> bytes:
+    """Send bytes, with pauses between the parts, and read until the server closes or has nothing more to say."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        answer = b""
+        try:
+            async with asyncio.timeout(0.5):
+                while more := await reader.read(65536):
+                    answer += more
+                    if b"\r\n\r\n" in answer and _is_whole(answer):
+                        break
+        except TimeoutError:
+            pass
+        return answer
+    finally:
+        writer.close()
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    return bool(lengths) and len(body) >= int(lengths[0].split(b":")[1])
+
+
+async def test_events_arrive_before_the_call_has_ended(server: Server, mcp: Client) -> None:
+    async with stream(server, call("wait", {"name": "events"}, progressToken=1)) as messages:
+        first = await anext(messages)
+        assert first is not None
+        assert first["method"] == "notifications/progress"
+        await mcp.call("open", {"name": "events"})
+        last = await anext(messages)
+    assert last is not None
+    assert last["result"]["content"][0]["text"] == "waited"
+
+
+@pytest.mark.parametrize("meta", [{}, {"progressToken": 1}], ids=["json", "events"])
+async def test_a_client_that_hangs_up_cancels_its_call(server: Server, meta: dict[str, Any]) -> None:
+    gate = f"hang up {meta}"
+    with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
+        connection.sendall(raw(call("wait", {"name": gate}, **meta)))
+        await asyncio.to_thread(server.logged, msg="waiting", gate=gate)
+    await asyncio.to_thread(server.logged, msg="cancelled", gate=gate)
+
+
+async def test_a_client_that_hangs_up_is_logged_as_such_and_harms_nobody(server: Server, mcp: Client) -> None:
+    before = sum(line.get("outcome") == "cancelled" for line in server.lines())
+    for sent in (raw(call("wait", {"name": "gone"})), raw(call("add", {"a": 1, "b": 2}))[:-20]):
+        with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
+            connection.sendall(sent)
+            await asyncio.sleep(0.05)
+    until = time.monotonic() + 3
+    while sum(line.get("outcome") == "cancelled" for line in server.lines()) < before + 2:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.02)
+    assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
+
+
+async def test_a_body_that_comes_in_drops_is_read_whole(server: Server) -> None:
+    sent = raw(call("echo", {"text": "x" * 100}))
+    head, _, body = sent.partition(b"\r\n\r\n")
+    drops = [body[start : start + 60] for start in range(0, len(body), 60)]
+    answer = await exchange(server, head + b"\r\n\r\n", *drops, pause_s=0.03)
+    assert b"x" * 100 in answer
+
+
+async def test_a_chunked_body_is_read_whole(server: Server) -> None:
+    sent = raw(call("add", {"a": 1, "b": 2}), content_length="", transfer_encoding="chunked")
+    head, _, body = sent.partition(b"\r\n\r\n")
+    chunks = [b"%x\r\n%b\r\n" % (len(body[at : at + 50]), body[at : at + 50]) for at in range(0, len(body), 50)]
+    answer = await exchange(server, head + b"\r\n\r\n", *chunks, b"0\r\n\r\n", pause_s=0.01)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b'"structuredContent":3' in answer
+
+
+async def test_white_space_around_header_values_is_taken_off(server: Server) -> None:
+    asked = call("add", {"a": 1, "b": 2})
+    answer = await exchange(server, raw(asked, mcp_name="\t add \t ", mcp_method="  tools/call  ", accept=" */* "))
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_large_body_is_refused_while_it_is_still_being_sent(mcp: Client) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 10_000
+
+    headers = wire.headers(wire.message("tools/list"))
+    for content in (endless(), b" " * 1_000_000):
+        response = await mcp.http.post("/mcp", content=content, headers=headers)
+        assert response.status_code == 413
+        assert wire.valid_error(response)["code"] == -32600
+
+
+async def test_a_client_that_does_not_read_holds_up_itself_alone(server: Server, mcp: Client) -> None:
+    asked = call("flood", {"count": 2000, "size": 10_000}, logLevel="info")
+    async with stream(server, asked) as messages:
+        await anext(messages)
+        await asyncio.sleep(0.1)
+        assert "flooded" not in [line["msg"] for line in server.lines()], "the call waits for its reader"
+        started = time.monotonic()
+        assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
+        assert time.monotonic() - started < 1
+        numbers = [one["params"]["data"][0] async for one in messages if one and "params" in one]
+    assert numbers == list(range(1, 2000))
+
+
+async def test_a_thread_that_is_busy_holds_up_nobody(mcp: Client) -> None:
+    blocked = asyncio.create_task(mcp.call("block", {"seconds": 0.4}))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
+    assert time.monotonic() - started < 0.3
+    assert (await blocked)["content"][0]["text"] == "blocked"
+
+
+async def test_many_calls_at_once_get_their_own_answers(mcp: Client) -> None:
+    asked = [mcp.post("tools/call", {"name": "echo", "arguments": {"text": f"{n}"}}, request_id=n) for n in range(100)]
+    for number, response in enumerate(await asyncio.gather(*asked)):
+        assert response.json()["id"] == number
+        assert response.json()["result"]["content"][0]["text"] == str(number)
+
+
+async def test_a_stream_is_kept_alive_and_tells_of_changes(server: Server, mcp: Client) -> None:
+    async with stream(server, wire.message("subscriptions/listen", LISTEN)) as messages:
+        acknowledged = await anext(messages)
+        assert acknowledged is not None
+        assert acknowledged["method"] == "notifications/subscriptions/acknowledged"
+        assert await anext(messages) is None
+        await mcp.call("change")
+        changed = [one async for one in _until(messages, "notifications/tools/list_changed")][-1]
+    assert changed["params"]["_meta"][wire.SUBSCRIPTION_ID] == 1
+
+
+async def _until(messages: AsyncIterator[dict[str, Any] | None], method: str) -> AsyncIterator[dict[str, Any]]:
+    async for one in messages:
+        if one is not None:
+            yield one
+            if one.get("method") == method:
+                return
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\n\r\n",
+        b"POST /mcp HTTP/1.0\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{]",
+        b"HEAD /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+        b"GET /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+        b"POST /%ff%00 HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n" + b"x: \xff\r\n" * 500 + b"content-length: 0\r\n\r\n",
+    ],
+    ids=range(9),
+)
+async def test_odd_bytes_are_answered_without_blaming_the_server(server: Server, mcp: Client, sent: bytes) -> None:
+    answer = await exchange(server, sent)
+    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 2")), answer
+    assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with running(configuration(tmp_path)) as server:
+        idle = socket.create_connection(("127.0.0.1", server.port))
+        async with AsyncExitStack() as stack:
+            opened = []
+            for request_id in (1, "1", 0):
+                asked = wire.message("subscriptions/listen", LISTEN, request_id)
+                opened.append((request_id, await stack.enter_async_context(stream(server, asked))))
+            for _, messages in opened:
+                await anext(messages)
+            waiting = await stack.enter_async_context(stream(server, call("wait", {"name": "x"}, progressToken=1)))
+            await anext(waiting)
+            client = Client(await stack.enter_async_context(httpx.AsyncClient(base_url=server.url)))
+            blocked = asyncio.create_task(client.text("block", {"seconds": 0.5}))
+            await client.call("open", {"name": "x"})
+            await asyncio.sleep(0.1)
+            started = time.monotonic()
+            status = await asyncio.to_thread(server.stop, number)
+            took = time.monotonic() - started
+            last = [(request_id, [one async for one in messages if one][-1]) for request_id, messages in opened]
+            assert await blocked == "blocked"
+        idle.close()
+        found = troubles(server)
+    assert status == 0
+    assert took < 3
+    for request_id, one in last:
+        assert (one["id"], type(one["id"])) == (request_id, type(request_id))
+        assert wire.valid_result("subscriptions/listen", one)["_meta"][wire.SUBSCRIPTION_ID] == request_id
+    assert found == []

@@ -1,0 +1,103 @@
+"""The tree of errors is the one that is drawn, and each error says its facts and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+import app
+from app import errors
+from app.errors import (
+    BackendError,
+    CallTimeout,
+    ConfigError,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    MethodNotFound,
+    MissingCapability,
+    Problem,
+    ProtocolError,
+    ResourceNotFound,
+    ToolError,
+    TransportError,
+    UnsupportedVersion,
+)
+
+
+def drawn() -> dict[str, str]:
+    """Class → parent, as the docstring of `app.errors` draws them."""
+    parents: dict[str, str] = {}
+    chain: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        if found := re.match(r"    ((?:[│ ] {3})*(?:[├└]── )?)([A-Z]\w+)", line):
+            depth = len(found[1]) // 4
+            chain[depth:] = [found[2]]
+            parents[found[2]] = chain[depth - 1] if depth else "Exception"
+    return parents
+
+
+def written() -> dict[str, str]:
+    """Class → parent, as the code of all of `app` has them."""
+    for module in pkgutil.walk_packages(app.__path__, "app."):
+        importlib.import_module(module.name)
+    parents = {"GatewayError": "Exception"}
+    left: list[type] = [GatewayError]
+    while left:
+        parent = left.pop()
+        ours = [cls for cls in parent.__subclasses__() if cls.__module__.startswith("app.")]
+        parents |= {cls.__name__: parent.__name__ for cls in ours}
+        left += ours
+    return parents
+
+
+def test_the_tree_that_is_drawn_is_the_tree_that_is_written() -> None:
+    assert drawn() == written()
+
+
+def test_every_branch_is_kept_apart_from_the_others() -> None:
+    assert issubclass(BackendError, ToolError)
+    assert issubclass(CallTimeout, ToolError)
+    assert not any(issubclass(cls, ProtocolError) for cls in (ToolError, TransportError, InternalError, ConfigError))
+
+
+def test_facts_are_attributes_and_data() -> None:
+    assert MissingCapability("no", {"sampling": {}}).data == {"requiredCapabilities": {"sampling": {}}}
+    assert UnsupportedVersion("1", ("2", "3")).data == {"supported": ["2", "3"], "requested": "1"}
+    assert ResourceNotFound("file:///a").data == {"uri": "file:///a"}
+    assert MethodNotFound("no", ("2",)).data == {"supported": ["2"]}
+    assert InvalidRequest("no", 0).request_id == 0
+    assert TransportError(405, "no", [(b"allow", b"POST")]).headers == [(b"allow", b"POST")]
+
+
+@pytest.mark.parametrize("error", [GatewayError("a"), ToolError("a"), MethodNotFound("a"), InvalidRequest("a", 1)])
+def test_an_error_without_facts_has_no_data(error: GatewayError) -> None:
+    assert (str(error), error.data) == ("a", None)
+
+
+def test_the_message_of_an_unsupported_version_repeats_nothing_that_was_sent() -> None:
+    assert str(UnsupportedVersion("<script>", ["2026-07-28"])).endswith("this server speaks 2026-07-28")
+
+
+def test_the_message_of_a_missing_resource_does_not_repeat_its_uri() -> None:
+    assert "secret" not in str(ResourceNotFound("file:///secret"))
+
+
+def test_an_internal_error_says_its_reference_and_nothing_else() -> None:
+    assert str(InternalError("abc")) == "Internal error; the server's log has the details under reference abc"
+
+
+def test_a_problem_says_where_what_and_how_to_mend_it() -> None:
+    problem = Problem("gateway.yaml", "backends[0].module", "cannot be imported", "correct the name", line=7)
+    assert str(problem) == "gateway.yaml:7: backends[0].module: cannot be imported\n    → correct the name"
+    assert str(Problem("gateway.yaml", "backends", "is missing", "add it")).startswith("gateway.yaml: backends: is")
+
+
+def test_a_config_error_says_every_problem() -> None:
+    problems = [Problem("a.yaml", "x", "one", "mend"), Problem("b.yaml", "y", "two", "mend")]
+    error = ConfigError(problems)
+    assert error.problems == tuple(problems)
+    assert str(error) == f"{problems[0]}\n{problems[1]}"

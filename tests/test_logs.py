@@ -1,0 +1,83 @@
+"""Every record becomes one line of JSON, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app import logs
+from app.logs import JsonFormatter
+from tests.support import root_logger
+
+
+def line(name: str = "app.request", message: str = "request", *arguments: object, **extra: Any) -> dict[str, Any]:
+    """What a record is written as."""
+    record = logging.LogRecord(name, logging.INFO, __file__, 1, message, arguments, extra.pop("exc_info", None))
+    record.__dict__.update(extra)
+    written = JsonFormatter().format(record)
+    assert "\n" not in written
+    value: dict[str, Any] = json.loads(written)
+    return value
+
+
+def test_a_record_has_time_level_and_message() -> None:
+    written = line("app.request", "%d of %s", 3, "four")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", written.pop("ts"))
+    assert written == {"level": "info", "msg": "3 of four"}
+
+
+def test_the_milliseconds_are_those_of_the_record() -> None:
+    assert line(created=1_790_000_000.0625)["ts"] == "2026-09-21T14:13:20.062Z"
+
+
+def test_fields_become_members() -> None:
+    assert line(fields={"status": 200, "outcome": "ok"}).items() >= {"status": 200, "outcome": "ok"}.items()
+
+
+def test_a_logger_of_its_own_is_named() -> None:
+    assert line("app.dispatch")["logger"] == "app.dispatch"
+    assert "logger" not in line("app.request")
+
+
+def test_a_traceback_is_one_member() -> None:
+    try:
+        raise ValueError("line one\nline two")
+    except ValueError as error:
+        written = line("app.http", exc_info=(type(error), error, error.__traceback__))
+    assert written["traceback"].startswith("Traceback (most recent call last):\n")
+    assert written["traceback"].endswith("ValueError: line one\nline two")
+
+
+@pytest.mark.parametrize("text", ["a\nb\r\nc\u2028d", '"}\x00\x1b[31m', "ü😀", "\ud800"])
+def test_no_text_breaks_the_line(text: str) -> None:
+    assert line("app", text)["msg"] == text.replace("\ud800", "?")
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    with root_logger.lent() as logger:
+        yield logger
+
+
+def test_configuring_twice_writes_each_record_once(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info")
+    logs.configure("info")
+    logging.getLogger("app.request").info("once")
+    assert [json.loads(one)["msg"] for one in capsys.readouterr().err.splitlines()] == ["once"]
+
+
+def test_the_last_level_counts(root: logging.Logger) -> None:
+    logs.configure("debug")
+    logs.configure("error")
+    assert root.level == logging.ERROR
+    assert not logging.getLogger("app.request").isEnabledFor(logging.INFO)
+
+
+def test_the_http_client_does_not_log_urls(root: logging.Logger) -> None:
+    logs.configure("debug")
+    assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)

@@ -1,0 +1,139 @@
+"""The composition root: what is served where, and that nothing is built before it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import ConfigError
+from app.main import build_app, create_app
+from app.settings import Settings
+from tests.support import root_logger, wire
+from tests.support.asgi import Client, client, config_file, gateway
+from tests.support.functions import EVERYTHING, add
+
+
+async def test_health_is_told_without_any_header() -> None:
+    async with client(gateway(add, server={"name": "shop", "version": "7"})) as mcp:
+        response = await mcp.http.get("/healthz")
+    assert (response.status_code, response.json()) == (200, {"status": "ok", "name": "shop", "version": "7"})
+
+
+@pytest.mark.parametrize("path", ["/", "/mc", "/mcp/x", "/mcpx", "//mcp", "/docs", "/openapi.json", "/MCP"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_anywhere_else_is_nothing_and_the_endpoint_named(method: str, path: str) -> None:
+    async with client(gateway(add, http={"path": "/mcp"})) as mcp:
+        response = await mcp.http.request(method, f"http://127.0.0.1{path}", json={})
+    assert response.status_code == 404
+    assert "POST /mcp" in response.json()["error"]
+
+
+async def test_the_endpoint_may_be_elsewhere() -> None:
+    asked = wire.message("tools/list")
+    async with client(gateway(add, http={"path": "/api/v1/tools"})) as mcp:
+        found = await mcp.http.post("/api/v1/tools", json=asked, headers=wire.headers(asked))
+        missed = await mcp.http.post("/mcp", json=asked, headers=wire.headers(asked))
+    assert (found.status_code, missed.status_code) == (200, 404)
+    assert "POST /api/v1/tools" in missed.json()["error"]
+
+
+async def test_a_slash_at_the_end_does_no_harm() -> None:
+    asked = wire.message("tools/list")
+    async with client(gateway(add)) as mcp:
+        assert (await mcp.http.post("/mcp/", json=asked, headers=wire.headers(asked))).status_code == 200
+
+
+@pytest.mark.parametrize("root_path", ["/gateway", "/a/b", "/mcp"])
+async def test_a_prefix_that_a_proxy_adds_is_taken_off(root_path: str) -> None:
+    asked = wire.message("tools/list")
+    async with client(gateway(add), root_path) as mcp:
+        served = await mcp.http.post(f"{root_path}/mcp", json=asked, headers=wire.headers(asked))
+        health = await mcp.http.get(f"{root_path}/healthz")
+        missed = await mcp.http.post(f"{root_path}/{root_path}/mcp", json=asked, headers=wire.headers(asked))
+    assert (served.status_code, health.status_code, missed.status_code) == (200, 200, 404)
+
+
+async def test_a_query_string_is_ignored() -> None:
+    asked = wire.message("tools/list")
+    async with client(gateway(add)) as mcp:
+        assert (await mcp.http.post("/mcp?x=/y", json=asked, headers=wire.headers(asked))).status_code == 200
+
+
+async def test_a_gateway_can_be_mounted_in_another_app() -> None:
+    from fastapi import FastAPI
+
+    outer = FastAPI()
+    outer.mount("/tools", gateway(add))
+    asked = wire.message("tools/list")
+    async with client(outer) as mcp:
+        response = await mcp.http.post("/tools/mcp", json=asked, headers=wire.headers(asked))
+    assert response.status_code == 200
+
+
+def write(directory: Path, tools: str, **sections: Any) -> Path:
+    (directory / "tools.py").write_text(tools)
+    config = directory / "gateway.json"
+    config.write_text(json.dumps({"backends": [{"kind": "python", "name": "t", "path": "tools.py"}], **sections}))
+    return config
+
+
+async def test_create_app_serves_what_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = "from app import tool\n@tool\nasync def hello() -> str:\n    return 'hello'\n"
+    monkeypatch.setenv("GATEWAY_CONFIG", str(write(tmp_path, tools)))
+    monkeypatch.setenv("GATEWAY_LISTEN", "off")
+    with root_logger.lent():
+        app = create_app()
+    async with client(app) as mcp:
+        assert await mcp.text("t__hello") == "hello"
+        assert (await mcp.error("subscriptions/listen"))[0] == 404
+
+
+def test_create_app_tells_what_is_wrong_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_LISTEN", "perhaps")
+    with pytest.raises(ConfigError, match="GATEWAY_LISTEN"):
+        create_app()
+
+
+def test_build_app_tells_what_is_wrong_with_the_configuration() -> None:
+    twice = config_file(add)
+    second = twice.config.backends[0].model_copy(update={"name": "again"})
+    config = twice.config.model_copy(update={"backends": [twice.config.backends[0], second]})
+    with pytest.raises(ConfigError, match="tool 'add' is offered by 'python' too"):
+        build_app(type(twice)(config, twice.origin), Settings())
+
+
+async def test_the_back_ends_are_closed_when_the_app_ends() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    service = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = service.sockets[0].getsockname()
+    get = {"name": "get", "description": "Gets.", "path": "/"}
+    app = gateway(backends=[{"kind": "http", "name": "s", "base_url": f"http://{host}:{port}", "tools": [get]}])
+    async with app.router.lifespan_context(app), client(app) as mcp:
+        assert await mcp.text("s__get") == "hi"
+        assert not closed.is_set()
+    await asyncio.wait_for(closed.wait(), 1)
+    service.close()
+
+
+async def test_two_apps_in_one_process_share_nothing() -> None:
+    one, other = gateway(add), gateway(*EVERYTHING)
+    async with client(one) as first, client(other) as second:
+        assert await tools(first) == ["add"]
+        assert len(await tools(second)) > 1
+        assert await tools(first) == ["add"]
+
+
+async def tools(mcp: Client) -> list[str]:
+    return [one["name"] for one in (await mcp.result("tools/list"))["tools"]]
