@@ -5,6 +5,7 @@ A case is a pure function of its seed, so one that fails can be made again alone
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import random
@@ -24,6 +25,8 @@ TEMPLATE = {"type": "ref/resource", "uri": "note://by/{author}/{number}"}
 VALID: list[dict[str, Any]] = [
     wire.message("server/discover"),
     wire.message("tools/list", request_id="a"),
+    wire.message("tools/list", {"cursor": "YWRk"}),
+    wire.message("resources/list", {"cursor": "bm90ZTovL29uZQ"}),
     wire.message("tools/call", {"name": "add", "arguments": {"a": 1, "b": -2}}),
     wire.message("tools/call", {"name": "echo", "arguments": {"deep": [{"x": [1.5, None, "ü"]}]}}, 2**53),
     wire.message("tools/call", {"name": "report", "arguments": {"steps": 2}}, progressToken="p", logLevel="info"),
@@ -156,11 +159,29 @@ def _value(rng: random.Random, depth: int = 0) -> Any:
     return copy.deepcopy(rng.choice(VALID))
 
 
+def _another(rng: random.Random, value: Any) -> Any:
+    """A value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        at = rng.randrange(len(value) + 1)
+        return rng.choice([*TEXTS, value[:at] + chr(rng.randrange(0x250)) + value[at:], value[:at], value + value])
+    return rng.choice(NUMBERS) if isinstance(value, (int, float)) else _value(rng)
+
+
 def _paths(value: Any, at: Path = ()) -> Iterator[Path]:
     yield at
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, member in members:
         yield from _paths(member, (*at, key))
+
+
+def _place(rng: random.Random, asked: Any) -> Path:
+    """Where to change something: more often outside `_meta`, which has most of the members and stops most requests."""
+    paths = [one for one in _paths(asked) if one]
+    outside = [one for one in paths if "_meta" not in one]
+    chosen = outside if outside and rng.random() < 0.7 else paths
+    return rng.choice(chosen) if chosen else ()
 
 
 def _parent(value: Any, path: Path) -> Any:
@@ -173,14 +194,14 @@ def _change_json(rng: random.Random, asked: Any, names: list[str]) -> bytes:
     """One to three changes at any depth; the headers are made for what comes out of them."""
     twice: str | None = None
     for _ in range(rng.choice([1, 1, 2, 3])):
-        path = rng.choice([one for one in _paths(asked) if one] or [()])
+        path = _place(rng, asked)
         if not path:
             break
         parent, key = _parent(asked, path), path[-1]
         change = rng.choice(["replace", "replace", "delete", "rename", "insert", "wrap", "retype", "twice", "deepen"])
         names.append(f"{change} {'.'.join(map(str, path))}")
         if change == "replace":
-            parent[key] = _value(rng)
+            parent[key] = _another(rng, parent[key]) if rng.random() < 0.6 else _value(rng)
         elif change == "delete":
             del parent[key]
         elif change == "rename" and isinstance(parent, dict):
@@ -192,7 +213,7 @@ def _change_json(rng: random.Random, asked: Any, names: list[str]) -> bytes:
         elif change == "retype":
             parent[key] = str(parent[key]) if not isinstance(parent[key], str) else rng.choice(NUMBERS)
         elif change == "deepen":
-            for _ in range(rng.choice([5, 100, 190, 210, 400])):
+            for _ in range(rng.choice([5, 100, 190, 210])):
                 parent[key] = [parent[key]]
         elif change == "twice":
             twice = key if isinstance(key, str) else None
@@ -278,6 +299,14 @@ def _scramble(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
     headers[at] = (headers[at][0], rng.randbytes(rng.randrange(12)))
 
 
+def _encode(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
+    at, inside = _spot(rng, headers), base64.b64encode(rng.randbytes(rng.randrange(4)))
+    headers[at] = (
+        headers[at][0],
+        b"=?base64?" + rng.choice([inside, inside.rstrip(b"="), inside + b"=", b"!"]) + b"?=",
+    )
+
+
 def _recase(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
     at = _spot(rng, headers)
     headers[at] = (headers[at][0], headers[at][1].swapcase())
@@ -297,4 +326,18 @@ def _crowd(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
     headers.extend((name + b"%d" % number, b"x") for number in range(rng.choice([10, 1000])))
 
 
-HEADER_CHANGES = [_drop, _repeat, _revalue, _revalue, _swap, _pad, _scramble, _recase, _rename, _add, _add, _crowd]
+HEADER_CHANGES = [
+    _encode,
+    _drop,
+    _repeat,
+    _revalue,
+    _revalue,
+    _swap,
+    _pad,
+    _scramble,
+    _recase,
+    _rename,
+    _add,
+    _add,
+    _crowd,
+]
