@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from app.backends.declare import tool as tool
     from app.clock import Deadline as Deadline
     from app.errors import InvalidParams as InvalidParams
+    from app.errors import NotJson as NotJson
+    from app.errors import Refused as Refused
     from app.errors import ResourceNotFound as ResourceNotFound
     from app.errors import ToolError as ToolError
     from app.protocol.content import Annotations as Annotations
@@ -37,13 +39,21 @@ if TYPE_CHECKING:
     from app.protocol.content import TextResourceContents as TextResourceContents
     from app.protocol.content import ToolResult as ToolResult
     from app.replay.context import Context as Context
-    from app.replay.context import SyncContext as SyncContext
+    from app.replay.engine import StepFailed as StepFailed
+    from app.replay.questions import Answer as Answer
+    from app.replay.questions import Form as Form
+    from app.replay.questions import Root as Root
+    from app.replay.questions import Roots as Roots
+    from app.replay.questions import Sample as Sample
+    from app.replay.questions import Sampled as Sampled
+    from app.replay.questions import Url as Url
+    from app.replay.sync_context import SyncContext as SyncContext
 
 _HOMES = {
     "app.auth.principal": ("Principal",),
     "app.backends.declare": ("prompt", "resource", "tool"),
     "app.clock": ("Deadline",),
-    "app.errors": ("InvalidParams", "ResourceNotFound", "ToolError"),
+    "app.errors": ("InvalidParams", "NotJson", "Refused", "ResourceNotFound", "ToolError"),
     "app.protocol.content": (
         "Annotations",
         "AudioContent",
@@ -58,7 +68,10 @@ _HOMES = {
         "TextResourceContents",
         "ToolResult",
     ),
-    "app.replay.context": ("Context", "SyncContext"),
+    "app.replay.context": ("Context",),
+    "app.replay.engine": ("StepFailed",),
+    "app.replay.questions": ("Answer", "Form", "Root", "Roots", "Sample", "Sampled", "Url"),
+    "app.replay.sync_context": ("SyncContext",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

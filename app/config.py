@@ -70,12 +70,46 @@ class HttpConfig(Model):
     max_streams: int = Field(1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1)
 
 
+Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""Asymmetric ones alone: with a shared secret every verifier could also sign."""
+
+
 class LimitsConfig(Model):
     """Bounds on work."""
 
     call_timeout_s: float = Field(60, description="Seconds after which a call ends with an error.", gt=0, le=86_400)
     threads: int = Field(40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000)
     page_size: int = Field(200, description="Entries on a page of a list.", ge=1, le=10_000)
+
+
+class StateConfig(Model):
+    """requestState: what a call remembers between its rounds, sealed, on its way through the client."""
+
+    lifetime_s: float = Field(900, description="Seconds within which the next round has to come.", gt=0, le=86_400)
+    max_bytes: int = Field(64_000, description="Most that one call may have remembered.", ge=1024, le=1_000_000)
+    audience: str = Field(
+        "mcp-gateway", description="Bound into every token; keeps apart deployments that share keys.", min_length=1
+    )
+    max_rounds: int = Field(25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1)
+
+
+class JwtAuthConfig(Model):
+    """Bearer JWTs of one authorization server."""
+
+    issuer: str = Field(description="The `iss` of its tokens.", min_length=1)
+    audience: str | None = Field(
+        None,
+        description="The `aud` that tokens must have. Unset: GATEWAY_PUBLIC_URL with the endpoint's path (RFC 8707).",
+    )
+    jwks_url: str = Field(description="Where its public keys are.", pattern=r"^https?://")
+    algorithms: list[Algorithm] = Field(
+        ["RS256", "ES256"], description="Signature algorithms that are taken.", min_length=1
+    )
+    leeway_s: float = Field(30, description="By how many seconds the clocks may differ.", ge=0, le=300)
+    scopes: list[str] = Field([], description="Scopes that every call needs.")
+    scopes_supported: list[str] | None = Field(
+        None, description="What the metadata document offers. Unset: the scopes that tools need and `scopes`."
+    )
 
 
 class CacheHint(Model):
@@ -127,6 +161,12 @@ class BackendConfig(Model):
         None,
         description='Stands before the names of its tools and prompts, joined by "__". Unset: its name. Empty: none.',
         pattern=r"^[A-Za-z0-9_.-]{0,40}$",
+    )
+
+    approve: Literal["never", "destructive", "always"] = Field(
+        "never",
+        description="Which of its tools ask the user for confirmation, showing the arguments, before they run:"
+        " destructive are those with destructiveHint.",
     )
 
     @property
@@ -205,9 +245,22 @@ class HttpToolConfig(Model):
     )
     output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
+    ask: list[str] = Field([], description="Arguments for which the user is asked with a form when they are missing.")
+    asks: bool = Field(
+        False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
+    )
+    scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
+    once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
     read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
     destructive: bool | None = Field(None, description="destructiveHint; unset: true for DELETE.")
     idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
+
+    @model_validator(mode="after")
+    def _can_ask(self) -> HttpToolConfig:
+        has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
+        if self.asks and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
+            raise ValueError("asks needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
+        return self
 
 
 class HttpBackendConfig(BackendConfig):
@@ -242,6 +295,10 @@ class GatewayConfig(Model):
     server: ServerConfig = Field(ServerConfig.model_construct(), description="Who the gateway says it is.")
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    auth: Literal["none"] | JwtAuthConfig = Field(
+        "none", description='Who may call: "none" (one local subject, for loopback addresses) or bearer JWTs.'
+    )
+    state: StateConfig = Field(StateConfig.model_construct(), description="What a call remembers between its rounds.")
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1

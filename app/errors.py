@@ -6,15 +6,23 @@
     │   ├── InvalidRequest            JSON, but not one JSON-RPC request or notification
     │   ├── MethodNotFound            a method that this server does not serve
     │   ├── InvalidParams             params or `_meta` have the wrong shape, or name something that does not exist
-    │   │   └── ResourceNotFound      no resource has the URI
+    │   │   ├── ResourceNotFound      no resource has the URI
+    │   │   └── StateRefused          a requestState that is not taken: one sentence, whatever the reason
     │   ├── HeaderMismatch            a header is missing, malformed, or disagrees with the body
     │   ├── MissingCapability         the client did not declare a capability that the call needs
     │   └── UnsupportedVersion        a protocol revision that this server does not speak
     ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
+    │   └── Unavailable               not now: 503
+    ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
+    │   ├── Unauthenticated           401: no token, or none that holds
+    │   └── InsufficientScope         403: the token's scopes do not cover the call
     ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
     ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
     │   ├── BackendError              what the service behind a tool did wrong
-    │   └── CallTimeout               the call outlived its deadline
+    │   ├── CallTimeout               the call outlived its deadline
+    │   └── Refused                   the user declined a question or dismissed it
+    ├── NotJson                       a handler had something remembered that JSON cannot hold
+    ├── StateTooLarge                 a handler had more remembered than may travel
     └── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
 
 Classes carry facts, never codes: `protocol.wire_errors` alone knows JSON-RPC codes and HTTP statuses.
@@ -25,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 
 class GatewayError(Exception):
@@ -81,6 +89,16 @@ class ResourceNotFound(InvalidParams):
         return {"uri": self.uri}
 
 
+REFUSAL: Final = "requestState is not valid for this request; start the call again without it"
+
+
+class StateRefused(InvalidParams):
+    """A `requestState` that is not taken; why is in the log alone."""
+
+    def __init__(self) -> None:
+        super().__init__(REFUSAL)
+
+
 class HeaderMismatch(ProtocolError):
     """A header is missing, malformed, repeated, or disagrees with the body."""
 
@@ -119,6 +137,37 @@ class TransportError(GatewayError):
         self.headers = headers
 
 
+class Unavailable(TransportError):
+    """503: what is needed to answer cannot be had just now."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(503, message, [(b"retry-after", b"5")])
+
+
+class AuthError(GatewayError):
+    """The caller is not known or not allowed. `error` is RFC 6750's code, `None` if no token was sent at all."""
+
+    status = 401
+
+    def __init__(self, error: str | None, message: str, scopes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.error = error
+        self.scopes = scopes
+
+
+class Unauthenticated(AuthError):
+    """401: no token, or none that holds."""
+
+
+class InsufficientScope(AuthError):
+    """403: `scopes` are those that a new token would need."""
+
+    status = 403
+
+    def __init__(self, what: str, scopes: Sequence[str]) -> None:
+        super().__init__("insufficient_scope", f"{what} needs the scope {' '.join(scopes)}", scopes)
+
+
 class InternalError(GatewayError):
     """Our own fault, or a handler's. The wire gets one sentence with the reference under which the log has the rest."""
 
@@ -137,6 +186,27 @@ class BackendError(ToolError):
 
 class CallTimeout(ToolError):
     """The call outlived its deadline."""
+
+
+class Refused(ToolError):
+    """The user declined a question or dismissed it. Unless the handler catches it, it ends the call politely.
+
+    `action` is "decline" or "cancel".
+    """
+
+    def __init__(self, name: str, action: str) -> None:
+        verb = "declined to answer" if action == "decline" else "dismissed"
+        super().__init__(f"The user {verb} the question {name!r}, so the call ended without going further")
+        self.name = name
+        self.action = action
+
+
+class NotJson(GatewayError, TypeError):
+    """A handler gave the engine a value that JSON cannot hold, so it could not be remembered."""
+
+
+class StateTooLarge(GatewayError):
+    """What a handler had remembered is larger than what may travel."""
 
 
 @dataclass(frozen=True, slots=True)

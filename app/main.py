@@ -11,23 +11,33 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.middleware import Middleware
 
-from app import config, logs, settings
+from app import config, logs, settings, tracing
+from app.auth.principal import LocalVerifier, Verifier
 from app.backends import catalog
 from app.backends.base import Backend
+from app.backends.catalog import Catalog
 from app.clock import Clock
 from app.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBackendConfig
 from app.dispatch.dispatcher import Dispatcher
+from app.dispatch.rounds import Rounds
 from app.dispatch.subscriptions import Hub
+from app.errors import ConfigError, Problem
+from app.http.challenge import ProtectedResource
 from app.http.endpoint import McpEndpoint
 from app.http.guard import Guard, default_hosts, default_origins
 from app.http.shutdown import on_stop_signal
 from app.settings import Settings
+from app.storage.sqlite import SqliteStore
+from app.tokens import keys
+from app.tokens.request_state import StateSealer
+from app.tokens.sealed import Key, KeyRing
 
 
 def create_app() -> FastAPI:
@@ -49,15 +59,18 @@ def build_app(file: ConfigFile, using: Settings, *, clock: Clock | None = None) 
     """
     clock = clock or Clock()
     backends = make_backends(file)
-    hub = Hub(file.config.http.max_streams)
     served = catalog.build(backends, file.config.limits.page_size)
-    dispatcher = Dispatcher(file.config, served, hub, clock, using.streams)
+    hub = Hub(file.config.http.max_streams)
+    store = SqliteStore(using.sqlite_path, clock)
+    rounds = Rounds(make_sealer(file.config, using, clock), clock, file.config.state.max_rounds, store)
+    dispatcher = Dispatcher(file.config, served, hub, rounds, clock, streams=using.streams)
+    resource = make_resource(file, using, served)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for backend in backends:
-                stack.push_async_callback(backend.aclose)
+            for aclose in (store.aclose, *(backend.aclose for backend in backends), rounds.aclose):  # last to first
+                stack.push_async_callback(aclose)
             stack.enter_context(on_stop_signal(asyncio.get_running_loop(), hub.close))
             yield
 
@@ -65,12 +78,12 @@ def build_app(file: ConfigFile, using: Settings, *, clock: Clock | None = None) 
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=lifespan,
-        middleware=_onion(file.config, using, dispatcher, clock),
+        middleware=_onion(file.config, using, dispatcher, resource, clock),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, file.config)
+    _add_routes(app, file.config, resource)
     return app
 
 
@@ -92,7 +105,66 @@ def make_backends(file: ConfigFile) -> list[Backend]:
     return made
 
 
-def _onion(config: GatewayConfig, using: Settings, dispatcher: Dispatcher, clock: Clock) -> Sequence[Middleware]:
+def make_sealer(config: GatewayConfig, using: Settings, clock: Clock) -> StateSealer:
+    """What seals `requestState`, with the keys from wherever the settings say.
+
+    Raises:
+        ConfigError: there are no keys, or unusable ones.
+    """
+    ring = KeyRing(_state_keys(using), config.state.audience)
+    return StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
+
+
+def _state_keys(using: Settings) -> Sequence[Key]:
+    if using.state_keys is not None:
+        return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
+    if using.state_keys_secret is not None:
+        return keys.from_secrets_manager(using.state_keys_secret, _aws)
+    if using.state_keys_kms is not None:
+        return keys.from_kms(using.state_keys_kms, _aws)
+    if using.on_lambda:
+        remedy = "make one with `mcp-gateway keys new` and set GATEWAY_STATE_KEYS, …_SECRET or …_KMS for every replica"
+        message = "replicas need a shared key: a round that one has sealed must open in any other"
+        raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
+    return keys.from_file(using.sqlite_path.with_suffix(".key"))
+
+
+def _aws(service: str) -> Any:
+    import boto3  # 200 ms, and an extra: only for keys that are kept at AWS
+
+    return boto3.client(service)
+
+
+def make_resource(file: ConfigFile, using: Settings, served: Catalog) -> ProtectedResource | None:
+    """The gateway as a protected resource; `None` without authentication.
+
+    Raises:
+        ConfigError: nobody said at what URL clients reach it.
+    """
+    auth = file.config.auth
+    if auth == "none":
+        return None
+    if using.public_url is None:
+        remedy = "set it to the URL that clients use, such as https://mcp.example.com"
+        message = "is needed with auth: tokens and metadata are about a URL, and a request can only claim one"
+        raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])
+    scopes = frozenset[str]().union(*(tool.tool.scopes for tool in served.tools.values()))
+    return ProtectedResource(using.public_url.rstrip("/"), file.config.http.path, auth, scopes)
+
+
+def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
+    """What finds out who is calling."""
+    if resource is None:
+        return LocalVerifier()
+    from app.auth.jwks import KeySet
+    from app.auth.verifier import JwtVerifier
+
+    return JwtVerifier(resource.config, resource.audience, KeySet(resource.config.jwks_url, clock))
+
+
+def _onion(
+    config: GatewayConfig, using: Settings, dispatcher: Dispatcher, resource: ProtectedResource | None, clock: Clock
+) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = config.http
     hosts = default_hosts(using.public_url, using.on_lambda) if http.allowed_hosts is None else http.allowed_hosts
@@ -103,6 +175,9 @@ def _onion(config: GatewayConfig, using: Settings, dispatcher: Dispatcher, clock
             McpEndpoint,
             path=http.path,
             dispatcher=dispatcher,
+            verifier=make_verifier(resource, clock),
+            resource=resource,
+            tracing=tracing.set_up(),
             clock=clock,
             max_body_bytes=http.max_body_bytes,
             keep_alive_s=http.keep_alive_s,
@@ -110,7 +185,7 @@ def _onion(config: GatewayConfig, using: Settings, dispatcher: Dispatcher, clock
     ]
 
 
-def _add_routes(app: FastAPI, config: GatewayConfig) -> None:
+def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource | None) -> None:
     """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
 
     async def healthz(request: Request) -> JSONResponse:
@@ -120,5 +195,10 @@ def _add_routes(app: FastAPI, config: GatewayConfig) -> None:
         hint = f"There is nothing here; the MCP endpoint is POST {config.http.path}"
         return JSONResponse({"error": hint}, status_code=404)
 
+    async def metadata(request: Request) -> JSONResponse:
+        return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})
+
     app.add_route("/healthz", healthz)
+    for path in resource.metadata_paths if resource else ():
+        app.add_route(path, metadata)
     app.add_exception_handler(404, not_found)

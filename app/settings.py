@@ -6,7 +6,7 @@ What is served is in gateway.yaml; here is only what differs between two places 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from app.errors import ConfigError, Problem
 
 ListenMode: TypeAlias = Literal["auto", "on", "off"]
 
+DEFAULT_STORE: Final = "sqlite:///.mcp-gateway/gateway.sqlite3"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -30,8 +31,21 @@ class Settings:
     """GATEWAY_LISTEN: serve subscriptions/listen; auto is on except on AWS Lambda, which cannot stream."""
     log_level: str = "info"
     """GATEWAY_LOG_LEVEL: debug, info, warning or error; info writes a line a request."""
+    state_keys: str | None = field(default=None, repr=False)
+    """GATEWAY_STATE_KEYS: base64 keys of 32 bytes, comma-separated, for requestState; the first seals, all open."""
+    state_keys_secret: str | None = None
+    """GATEWAY_STATE_KEYS_SECRET: the AWS Secrets Manager secret that holds the same text."""
+    state_keys_kms: str | None = None
+    """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, base64, comma-separated."""
+    store: str = DEFAULT_STORE
+    """GATEWAY_STORE: where what must be kept is kept: sqlite:///path."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
+
+    @property
+    def sqlite_path(self) -> Path:
+        """The file behind `store`."""
+        return Path(self.store.removeprefix("sqlite:///"))
 
     @property
     def streams(self) -> bool:
@@ -59,10 +73,22 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     if public_url is not None and not _is_origin(public_url):
         remedy = "give the URL that clients use, such as https://mcp.example.com"
         problems.append(Problem("environment", "GATEWAY_PUBLIC_URL", "is not an http(s) URL with a host", remedy))
+    store = environ.get("GATEWAY_STORE") or DEFAULT_STORE
+    if not store.startswith("sqlite:///"):
+        problems.append(Problem("environment", "GATEWAY_STORE", "names no store we have", "use sqlite:///path"))
     if problems:
         raise ConfigError(problems)
-    config = Path(environ.get("GATEWAY_CONFIG") or "gateway.yaml")
-    return Settings(config, public_url, listen, log_level, bool(environ.get("AWS_LAMBDA_FUNCTION_NAME")))
+    return Settings(
+        config=Path(environ.get("GATEWAY_CONFIG") or "gateway.yaml"),
+        public_url=public_url,
+        listen=listen,
+        log_level=log_level,
+        state_keys=environ.get("GATEWAY_STATE_KEYS") or None,
+        state_keys_secret=environ.get("GATEWAY_STATE_KEYS_SECRET") or None,
+        state_keys_kms=environ.get("GATEWAY_STATE_KEYS_KMS") or None,
+        store=store,
+        on_lambda=bool(environ.get("AWS_LAMBDA_FUNCTION_NAME")),
+    )
 
 
 def _is_origin(url: str) -> bool:

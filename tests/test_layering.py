@@ -13,9 +13,10 @@ APP = Path(__file__).parent.parent / "app"
 LAYERS = [
     {"errors", "clock"},
     {"protocol"},
-    {"yaml_file", "settings", "logs", "auth"},
+    {"yaml_file", "settings", "logs", "tracing"},
     {"config"},
-    {"replay"},
+    {"auth"},
+    {"tokens", "storage", "replay"},
     {"backends"},
     {"dispatch"},
     {"http"},
@@ -28,14 +29,19 @@ HOMES = {
     "fastapi": {"main"},
     "starlette": {"main", "http"},
     "uvicorn": {"cli.serve"},
-    "httpx": {"backends.http"},
+    "httpx": {"backends.http", "auth.jwks"},
     "yaml": {"yaml_file"},
-    "jsonschema_rs": {"backends.schemas"},
+    "jsonschema_rs": {"protocol.schemas"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"protocol.jsonrpc"},
-    "orjson": {"protocol.jsonrpc"},
+    "orjson": {"protocol.jsonrpc", "protocol.digest"},
     "time": {"clock", "logs", "http.endpoint"},
-    "secrets": {"clock"},
+    "secrets": {"clock", "tokens.keys"},
+    "cryptography": {"tokens.sealed"},
+    "jwt": {"auth"},
+    "boto3": {"main"},
+    "opentelemetry": {"tracing"},
+    "sqlite3": {"storage.sqlite"},
     "random": set(),
 }
 """Where a dependency may be imported: a module or a package of `app`."""
@@ -109,7 +115,7 @@ def test_the_protocol_loads_no_web_framework() -> None:
 
 def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
     loaded = loaded_after("import app.main")
-    assert not loaded & {"httpx", "yaml", "boto3", "cryptography", "docstring_parser", "uvicorn"}
+    assert not loaded & {"httpx", "yaml", "boto3", "jwt", "cryptography", "docstring_parser", "uvicorn"}
 
 
 def test_every_package_says_what_it_is() -> None:

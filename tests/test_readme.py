@@ -88,6 +88,16 @@ def test_the_functions_of_the_guide_can_be_served(tmp_path: Path) -> None:
     assert all(name in listed for name in ("guide__weather", "guide__translate", "shop://orders/{number}"))
 
 
+def test_the_handlers_of_the_guide_to_rounds_can_be_served(tmp_path: Path) -> None:
+    snippets = blocks((ROOT / "docs" / "rounds.md").read_text(), "python")
+    for number, snippet in enumerate(snippets):
+        (tmp_path / f"rounds{number}.py").write_text(snippet)
+    listed = [f"{{kind: python, name: rounds{n}, prefix: '', path: rounds{n}.py}}" for n in range(len(snippets))]
+    (tmp_path / "gateway.yaml").write_text(f"backends: [{', '.join(listed)}]")
+    printed = run(sys.executable, "-m", "app.cli", "check", str(tmp_path / "gateway.yaml"))
+    assert all(name in printed for name in ("deploy", "order", "quote", "survey", "greet", "add_up"))
+
+
 def test_every_link_of_the_documentation_leads_somewhere() -> None:
     for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

@@ -86,6 +86,8 @@ PLACES: dict[type[config.Model], str] = {
     config.ServerConfig: "## `server`",
     config.HttpConfig: "## `http`",
     config.LimitsConfig: "## `limits`",
+    config.JwtAuthConfig: "## `auth`",
+    config.StateConfig: "## `state`",
     config.CachingConfig: "## `caching`",
     config.CacheHint: "## `caching`",
     config.BackendConfig: "## `backends`",

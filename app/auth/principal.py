@@ -1,9 +1,9 @@
-"""The caller that records, tokens and answers are bound to."""
+"""The caller that records, tokens and answers are bound to, and the port that finds out who it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +18,21 @@ class Principal:
 
 LOCAL: Final = Principal(issuer="local", subject="local")
 """The one subject of a gateway without authentication: a fixed name, never a wildcard."""
+
+
+class Verifier(Protocol):
+    """Finds out who is calling."""
+
+    async def principal(self, authorization: bytes | None) -> Principal:
+        """The caller, from the value of the Authorization header.
+
+        Raises:
+            Unauthenticated: there is no usable token in it.
+        """
+
+
+class LocalVerifier:
+    """`auth: none`: everybody is the one local subject."""
+
+    async def principal(self, authorization: bytes | None) -> Principal:
+        return LOCAL

@@ -29,6 +29,10 @@ class Tool:
     call: CallTool
     requires: Mapping[str, Any] = field(default_factory=dict)
     """Client capabilities without which the tool is not run, shaped as `ClientCapabilities`."""
+    scopes: frozenset[str] = frozenset()
+    """What the caller's token must grant to see and call it."""
+    once: bool = False
+    """Whether a retry with the same `requestState` must not run it again."""
 
 
 @dataclass(frozen=True, slots=True)

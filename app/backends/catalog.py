@@ -12,15 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
 from app.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
-from app.backends.schemas import Schema
 from app.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from app.protocol import headers
 from app.protocol.headers import ParamHeader
 from app.protocol.jsonrpc import encode
 from app.protocol.pages import Pages
+from app.protocol.schemas import Schema
 from app.protocol.uri_template import UriTemplate
 
 MAX_NAME: Final = 64
+MAX_VIEWS: Final = 256
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
@@ -54,6 +55,21 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
+
+    def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """The tools that a caller with these scopes may see; kept for each set of scopes that makes a difference."""
+        granted = scopes & self._all_scopes()
+        if granted in self._visible:
+            return self._visible[granted]
+        chosen = [item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted]
+        pages = Pages(chosen, self.tool_pages.size)
+        if len(self._visible) < MAX_VIEWS:
+            self._visible[granted] = pages
+        return pages
+
+    def _all_scopes(self) -> frozenset[str]:
+        return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
 
     def tool(self, name: str) -> ServedTool:
         """Raises InvalidParams: there is no such tool."""

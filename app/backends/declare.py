@@ -39,6 +39,8 @@ class ToolNote(Described):
     output_schema: Mapping[str, Any] | None = None
     hints: Mapping[str, bool]
     requires: Mapping[str, Any]
+    scopes: Sequence[str] = ()
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ def tool(
     open_world: bool | None = None,
     icons: Sequence[Icon] = (),
     requires: Mapping[str, Any] | None = None,
+    scopes: Sequence[str] = (),
+    once: bool = False,
     meta: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -106,6 +110,8 @@ def tool(
     open_world: bool | None = None,
     icons: Sequence[Icon] = (),
     requires: Mapping[str, Any] | None = None,
+    scopes: Sequence[str] = (),
+    once: bool = False,
     meta: Mapping[str, Any] | None = None,
 ) -> F | Callable[[F], F]:
     """Offer a function as a tool (server/tools).
@@ -114,6 +120,8 @@ def tool(
     `input_schema` that is given is served verbatim. `read_only`, `destructive`, `idempotent` and `open_world` become
     the hints of the tool's annotations. `requires` names client capabilities, shaped as the schema's
     `ClientCapabilities` (`{"sampling": {}}`): a request that does not declare them is refused with -32021 unrun.
+    `scopes` are what the caller's token must grant to see and call the tool. `once` makes sure that a round that is
+    sent again, because its answer was lost, is not run again: the retry gets the same outcome.
     """
     hints = {
         "readOnlyHint": read_only,
@@ -131,6 +139,8 @@ def tool(
         output_schema=output_schema,
         hints={hint: value for hint, value in hints.items() if value is not None},
         requires=requires or {},
+        scopes=scopes,
+        once=once,
     )
     return _attach(function, note) if function is not None else lambda decorated: _attach(decorated, note)
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from app.backends.base import Offering, Tool
-from app.backends.schemas import Schema
+from app.backends.http_dialogue import Answer, Outgoing, dialogue
+from app.backends.policy import with_approval, with_questions
 from app.config import Credential, HttpArgument, HttpBackendConfig, HttpToolConfig, Origin
 from app.errors import BackendError, ConfigError, ParseError, Problem, ToolError
 from app.protocol import jsonrpc
@@ -32,6 +33,7 @@ from app.protocol.content import (
     ToolResult,
     without_none,
 )
+from app.protocol.schemas import Schema
 from app.replay.context import Context
 
 if TYPE_CHECKING:
@@ -42,32 +44,6 @@ _EXCERPT_CHARS: Final = 500
 _PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One HTTP request, complete but for what every request to the service has."""
-
-    method: str
-    path: str
-    query: list[tuple[str, str]]
-    headers: dict[str, str]
-    body: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the service said."""
-
-    status: int
-    reason: str
-    content_type: str
-    body: bytes
-
-    @property
-    def status_line(self) -> str:
-        """`404 Not Found`, cut where a service puts more into it than a reason."""
-        return f"{self.status} {self.reason[:100]}".rstrip()
 
 
 class HttpBackend:
@@ -105,13 +81,25 @@ class HttpBackend:
             self._client = None
 
     def _tool(self, tool: HttpTool) -> Tool:
+        config = tool.config
+        timeout_s = config.timeout_s or self._config.timeout_s
+
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             outgoing = tool.request(arguments)
-            answer = await self.send(outgoing, tool.config.timeout_s or self._config.timeout_s)
+            answer = await self.send(outgoing, timeout_s)
             await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
             return tool.result(answer)
 
-        return Tool(tool.definition(), call)
+        async def converse(context: Context, arguments: dict[str, Any]) -> ToolResult:
+            return tool.result(
+                await dialogue(lambda sent: self.send(sent, timeout_s), tool.request(arguments), context)
+            )
+
+        made = Tool(
+            tool.definition(), converse if config.asks else call, scopes=frozenset(config.scopes), once=config.once
+        )
+        # the form first: what the user approves is the call with everything that was filled in
+        return with_questions(with_approval(made, self._config.approve), config.ask)
 
     async def send(self, outgoing: Outgoing, timeout_s: float) -> Answer:
         """One request and its whole answer.

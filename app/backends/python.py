@@ -13,18 +13,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 
 from app.backends import returned
 from app.backends.base import Complete, Offering, Prompt, Resource, Tool
 from app.backends.declare import Completer, Described, Note, PromptNote, ResourceNote, ToolNote, notes_of
+from app.backends.policy import with_approval
 from app.backends.returned import ToolReturn
 from app.backends.signature import Signature, describe
 from app.config import Origin, PythonBackendConfig
 from app.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from app.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult, without_none
 from app.protocol.uri_template import UriTemplate
-from app.replay.context import Context, SyncContext
+from app.replay.context import Context
+from app.replay.sync_context import SyncContext
+from app.replay.threads import in_thread
 
 
 class PythonBackend:
@@ -49,7 +52,7 @@ class PythonBackend:
                 callee = Callee(function, describe(function), self._limiter)
                 match note:
                     case ToolNote():
-                        tools.append(_tool(callee, note))
+                        tools.append(with_approval(_tool(callee, note), self._config.approve))
                     case PromptNote():
                         prompts.append(_prompt(callee, note))
                     case ResourceNote():
@@ -103,9 +106,7 @@ class Callee:
             return await self.function(**keywords)
         if self.signature.takes_context and context is not None:
             keywords[self.signature.takes_context] = SyncContext(context)
-        value = await to_thread.run_sync(
-            lambda: self.function(**keywords), abandon_on_cancel=True, limiter=self.limiter
-        )
+        value = await in_thread(lambda: self.function(**keywords), self.limiter)
         return await value if inspect.isawaitable(value) else value  # it may only have called an async function
 
 
@@ -135,7 +136,7 @@ def _tool(callee: Callee, note: ToolNote) -> Tool:
             raise ToolError(f"Invalid arguments: {error}") from None
         return returns.result(await callee(context, keywords))
 
-    return Tool(definition, call, note.requires)
+    return Tool(definition, call, note.requires, frozenset(note.scopes), note.once)
 
 
 def _prompt(callee: Callee, note: PromptNote) -> Prompt:
@@ -215,7 +216,7 @@ def _completer(completer: Completer, limiter: CapacityLimiter) -> Complete:
     async def ask(typed: str) -> Completion:
         if inspect.iscoroutinefunction(function):
             return returned.completion(await function(typed))
-        return returned.completion(await to_thread.run_sync(function, typed, abandon_on_cancel=True, limiter=limiter))
+        return returned.completion(await in_thread(lambda: function(typed), limiter))
 
     return ask
 

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from app.backends.schemas import Schema
 from app.backends.signature import WithoutTitles
 from app.protocol.content import (
     ABSENT,
@@ -29,6 +28,7 @@ from app.protocol.content import (
     ToolResult,
 )
 from app.protocol.jsonrpc import encode
+from app.protocol.schemas import Schema
 
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 

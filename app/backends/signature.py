@@ -18,7 +18,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from app.replay.context import Context, SyncContext
+from app.replay.context import Context
+from app.replay.sync_context import SyncContext
 
 
 class WithoutTitles(GenerateJsonSchema):

@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("config", nargs="?", type=Path, help="gateway.yaml (default: GATEWAY_CONFIG, or ./gateway.yaml)")
     serve.add_argument("--host", default="127.0.0.1", help="address to bind to (default: %(default)s)")
     serve.add_argument("--port", type=int, default=8000, help="port to bind to (default: %(default)s)")
+    serve.add_argument("--allow-anonymous", action="store_true", help="bind to any address without authentication")
     serve.add_argument("--workers", type=int, default=1, help="processes that share the port (default: %(default)s)")
     serve.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="default: GATEWAY_LOG_LEVEL, or info"
@@ -39,6 +40,14 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="find every problem in a configuration, and list what it serves")
     check.add_argument("config", type=Path, help="gateway.yaml")
+
+    keys = commands.add_parser("keys", help="make keys that seal requestState, and rotate them")
+    actions = keys.add_subparsers(dest="action", required=True)
+    actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")
+    rotate = actions.add_parser("rotate", help="print GATEWAY_STATE_KEYS for the next stage of a rotation")
+    rotate.add_argument(
+        "--stage", type=int, choices=(1, 2, 3), required=True, help="1 add a key, 2 seal with it, 3 drop the old ones"
+    )
 
     commands.add_parser("schema", help="print the JSON Schema of gateway.yaml, for editors")
     return parser

@@ -10,9 +10,11 @@ import sys
 
 import uvicorn
 
-from app import main
+from app import config, main, settings
+from app.errors import ConfigError
 
 GRACEFUL_SHUTDOWN_S = 10
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ["GATEWAY_CONFIG"] = str(arguments.config)
     if arguments.log_level is not None:
         os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
+    _check_exposure(arguments)
     app = main.create_app()  # with several workers each makes its own; this one finds the problems, once
     logging.getLogger("app").info("serving http://%s:%d", arguments.host, arguments.port)
     several = arguments.workers > 1
@@ -43,3 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
     )
     return 0
+
+
+def _check_exposure(arguments: argparse.Namespace) -> None:
+    """Without authentication everybody who reaches the gateway is its one local subject: not on a public address.
+
+    Raises:
+        ConfigError: nobody said that this is meant.
+    """
+    if arguments.host in LOOPBACK or arguments.allow_anonymous:
+        return
+    file = config.load(settings.from_environment(os.environ).config)
+    if file.config.auth == "none":
+        remedy = "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front authenticates"
+        message = f"there is no authentication, but --host {arguments.host} can be reached from outside"
+        raise ConfigError([file.origin.at("auth").problem(message, remedy)])

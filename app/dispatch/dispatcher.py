@@ -16,17 +16,21 @@ from app.auth.principal import Principal
 from app.backends.catalog import Catalog, ServedTool
 from app.clock import Clock
 from app.config import CacheHint, GatewayConfig, ServerConfig
+from app.dispatch.rounds import InputRequired, Reply, Round, Rounds, Target
 from app.dispatch.subscriptions import SUBSCRIPTION_ID, Hub, Subscription
-from app.errors import CallTimeout, InternalError, InvalidParams, ProtocolError, ToolError
+from app.errors import CallTimeout, InsufficientScope, InternalError, InvalidParams, ProtocolError, ToolError
 from app.protocol import params
+from app.protocol.capabilities import ClientCapabilities
 from app.protocol.content import ToolResult, without_none
 from app.protocol.inbound import Inbound
 from app.protocol.jsonrpc import encode
 from app.protocol.methods import SUPPORTED_VERSIONS
 from app.protocol.pages import Pages
 from app.replay import engine
-from app.replay.context import Call, Context, Notify
-from app.replay.engine import Completed, Failed, Handler
+from app.replay.context import Call, Notify
+from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.journal import Journal
+from app.tracing import Span
 
 T = TypeVar("T")
 
@@ -34,13 +38,18 @@ SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 
 log = logging.getLogger("app.dispatch")
 
+NO_CAPABILITIES: Final = ClientCapabilities({})
+_UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
+
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """A result, serialised; `is_error` for a tool's failure, so that the log can count it."""
+class CallContext:
+    """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that."""
 
-    result: bytes
-    is_error: bool = False
+    inbound: Inbound
+    principal: Principal
+    notify: Notify | None
+    span: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +66,48 @@ Answer: TypeAlias = Reply | Stream
 class Dispatcher:
     """The methods of the revision over one catalog."""
 
-    def __init__(self, config: GatewayConfig, catalog: Catalog, hub: Hub, clock: Clock, streams: bool) -> None:
+    def __init__(
+        self, config: GatewayConfig, catalog: Catalog, hub: Hub, rounds: Rounds, clock: Clock, *, streams: bool
+    ) -> None:
         self._catalog = catalog
         self._hub = hub
+        self._rounds = rounds
         self._clock = clock
+        self._checks_scopes = config.auth != "none"
         self._caching = config.caching
         self._call_timeout_ms = config.limits.call_timeout_s * 1000
         self._server_info = _server_info(config.server)
         self._instructions = config.server.instructions
         self.features = _features(catalog, streams)
-        self._handlers: Mapping[str, Callable[[Inbound, Principal, Notify | None], Awaitable[Answer]]] = {
+        self._handlers: Mapping[str, Callable[[CallContext], Awaitable[Answer]]] = {
             "server/discover": self._discover,
-            "tools/list": self._list("tools", catalog.tool_pages, self._caching.tools),
+            "tools/list": self._list("tools", self._tool_pages, self._tools_hint()),
             "tools/call": self._call_tool,
-            "resources/list": self._list("resources", catalog.resource_pages, self._caching.resources),
+            "resources/list": self._list("resources", lambda _: catalog.resource_pages, self._caching.resources),
             "resources/templates/list": self._list(
-                "resourceTemplates", catalog.template_pages, self._caching.resource_templates
+                "resourceTemplates", lambda _: catalog.template_pages, self._caching.resource_templates
             ),
             "resources/read": self._read_resource,
-            "prompts/list": self._list("prompts", catalog.prompt_pages, self._caching.prompts),
+            "prompts/list": self._list("prompts", lambda _: catalog.prompt_pages, self._caching.prompts),
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
             "subscriptions/listen": self._listen,
         }
 
-    async def dispatch(self, inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
-        """Serve one request. `notify` sends notifications on its stream, where the client wants and can have them.
+    async def dispatch(self, context: CallContext) -> Answer:
+        """Serve one request.
 
         Raises:
             GatewayError: anything that is answered as a JSON-RPC error.
+            AuthError: the caller may not do this.
         """
-        return await self._handlers[inbound.method.name](inbound, principal, notify)
+        return await self._handlers[context.inbound.method.name](context)
 
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""
         self._hub.unsubscribe(stream.subscription)
 
-    async def _discover(self, inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
+    async def _discover(self, context: CallContext) -> Answer:
         result = {
             "supportedVersions": list(SUPPORTED_VERSIONS),
             "capabilities": self._capabilities(),
@@ -117,32 +131,61 @@ class Dispatcher:
         return capabilities
 
     def _list(
-        self, member: str, pages: Pages, hint: CacheHint
-    ) -> Callable[[Inbound, Principal, Notify | None], Awaitable[Answer]]:
+        self, member: str, pages_for: Callable[[Principal], Pages], hint: CacheHint
+    ) -> Callable[[CallContext], Awaitable[Answer]]:
         """A list method. Nothing is serialised per request: a page and what stands around it are joined."""
         head, tail = b'{"%b":[' % member.encode(), self._stamp(_hint(hint))[1:]
 
-        async def serve(inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
-            page = pages.page(params.validate(params.ListParams, inbound.params).cursor)
+        async def serve(context: CallContext) -> Answer:
+            page = pages_for(context.principal).page(params.validate(params.ListParams, context.inbound.params).cursor)
             more = b"" if page.next_cursor is None else b'"nextCursor":%b,' % encode(page.next_cursor)
             return Reply(b"%b%b],%b%b" % (head, page.entries, more, tail))
 
         return serve
 
-    async def _call_tool(self, inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
-        asked = params.validate(params.CallToolParams, inbound.params)
+    def _tools_hint(self) -> CacheHint:
+        """A list that depends on the caller's scopes must not be kept for others (server/utilities/caching)."""
+        differs = self._checks_scopes and any(served.tool.scopes for served in self._catalog.tools.values())
+        return self._caching.tools.model_copy(update={"scope": "private"}) if differs else self._caching.tools
+
+    def _tool_pages(self, principal: Principal) -> Pages:
+        return self._catalog.tool_pages_for(principal.scopes) if self._checks_scopes else self._catalog.tool_pages
+
+    async def _call_tool(self, context: CallContext) -> Answer:
+        asked = params.validate(params.CallToolParams, context.inbound.params)
         served = self._catalog.tool(asked.name)
+        if self._checks_scopes and not served.tool.scopes <= context.principal.scopes:
+            raise InsufficientScope(f"tool {served.name}", sorted(served.tool.scopes))
         for header in served.param_headers:
-            header.check(asked.arguments, inbound.headers.params)
+            header.check(asked.arguments, context.inbound.headers.params)
         if served.tool.requires:
-            inbound.meta.capabilities.require(served.tool.requires, f"tool {served.name}")
-        if not served.arguments.is_valid(asked.arguments):
-            result = _invalid_arguments(served, asked.arguments)
+            context.inbound.meta.capabilities.require(served.tool.requires, f"tool {served.name}")
+        round_ = self._begin(Target("tools/call", served.name, asked.arguments), asked, context)
+        call = self._call(context)
+        if not served.tool.once:
+            return await self._run_tool(served, asked.arguments, round_, call)
+        try:
+            return await self._rounds.once(
+                round_, asked, call, lambda: self._run_tool(served, asked.arguments, round_, call)
+            )
+        except ToolError as error:  # nobody knows the outcome
+            return self._tool_reply(ToolResult.error(str(error)))
+
+    async def _run_tool(self, served: ServedTool, arguments: dict[str, Any], round_: Round, call: Call) -> Reply:
+        if not served.arguments.is_valid(arguments):
+            result = _invalid_arguments(served, arguments)
         else:
-            call = served.tool.call
-            outcome = await self._run(lambda context: call(context, asked.arguments), inbound, principal, notify)
-            result = outcome.value if isinstance(outcome, Completed) else self._tool_failure(served, outcome.error)
-        return Reply(self._stamp(result.to_wire()), result.is_error)
+            match await self._rounds.run(round_, call, lambda ctx: served.tool.call(ctx, arguments)):
+                case InputRequired(wire):
+                    return Reply(self._stamp(wire), "input_required")
+                case Completed(value):
+                    result = value
+                case Failed(error):
+                    result = self._tool_failure(served, error)
+        return self._tool_reply(result)
+
+    def _tool_reply(self, result: ToolResult) -> Reply:
+        return Reply(self._stamp(result.to_wire()), "tool_error" if result.is_error else "ok")
 
     def _tool_failure(self, served: ServedTool, error: Exception) -> ToolResult:
         if isinstance(error, ProtocolError):
@@ -154,57 +197,70 @@ class Dispatcher:
             f"The tool failed unexpectedly; the server's log has the details under reference {reference}"
         )
 
-    async def _get_prompt(self, inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
-        asked = params.validate(params.GetPromptParams, inbound.params)
+    async def _get_prompt(self, context: CallContext) -> Answer:
+        asked = params.validate(params.GetPromptParams, context.inbound.params)
         prompt = self._catalog.prompt(asked.name)
         _check_prompt_arguments(prompt.definition.get("arguments", ()), asked.arguments)
-        messages = await self._value(
-            lambda context: prompt.get(context, asked.arguments), f"prompt {asked.name}", inbound, principal, notify
-        )
+        target = Target("prompts/get", asked.name, asked.arguments)
+        round_ = self._begin(target, asked, context)
+        call = self._call(context)
+        outcome = await self._rounds.run(round_, call, lambda ctx: prompt.get(ctx, asked.arguments))
+        if isinstance(outcome, InputRequired):
+            return Reply(self._stamp(outcome.wire), "input_required")
+        messages = self._value(outcome, f"prompt {asked.name}")
         described = without_none(description=prompt.definition.get("description"))
         return Reply(self._stamp({**described, "messages": [message.to_wire() for message in messages]}))
 
-    async def _read_resource(self, inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
-        uri = params.validate(params.ReadResourceParams, inbound.params).uri
-        resource, values = self._catalog.resource(uri)
-        contents = await self._value(
-            lambda context: resource.read(context, uri, values), f"resource {uri[:200]}", inbound, principal, notify
-        )
-        return Reply(self._stamp({"contents": [one.to_wire() for one in contents], **_hint(self._caching.read)}))
+    async def _read_resource(self, context: CallContext) -> Answer:
+        asked = params.validate(params.ReadResourceParams, context.inbound.params)
+        resource, values = self._catalog.resource(asked.uri)
+        round_ = self._begin(Target("resources/read", asked.uri), asked, context)
+        call = self._call(context)
+        outcome = await self._rounds.run(round_, call, lambda ctx: resource.read(ctx, asked.uri, values))
+        if isinstance(outcome, InputRequired):
+            return Reply(self._stamp(outcome.wire), "input_required")
+        contents = self._value(outcome, f"resource {asked.uri[:200]}")
+        # "requests carrying inputResponses or requestState MUST NOT be cached" (server/utilities/caching)
+        hint = _UNCACHED if asked.input_responses is not None or round_.opened else self._caching.read
+        return Reply(self._stamp({"contents": [one.to_wire() for one in contents], **_hint(hint)}))
 
-    async def _complete(self, inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
-        asked = params.validate(params.CompleteParams, inbound.params)
+    async def _complete(self, context: CallContext) -> Answer:
+        asked = params.validate(params.CompleteParams, context.inbound.params)
         name = asked.ref.name if isinstance(asked.ref, params.PromptReference) else asked.ref.uri
         completer = self._catalog.completers(asked.ref.type, name).get(asked.argument.name)
         if completer is None:
             return Reply(self._stamp({"completion": {"values": []}}))
-        completion = await self._value(
-            lambda _: completer(asked.argument.value), f"completion of {name[:200]}", inbound, principal, notify
-        )
-        return Reply(self._stamp({"completion": completion.to_wire()}))
+        call = self._call(context)
+        state = Run(Journal(), NO_CAPABILITIES, call.deadline)  # a completion can ask nobody anything
+        outcome = await engine.run(lambda: completer(asked.argument.value), state)
+        if isinstance(outcome, Suspended):
+            raise InternalError(self._log_failure(f"completion of {name[:200]}", RuntimeError("it asked something")))
+        return Reply(self._stamp({"completion": self._value(outcome, f"completion of {name[:200]}").to_wire()}))
 
-    async def _listen(self, inbound: Inbound, principal: Principal, notify: Notify | None) -> Answer:
-        wanted = params.validate(params.ListenParams, inbound.params).notifications
-        closing = self._stamp({"_meta": {SUBSCRIPTION_ID: inbound.id}})
-        return Stream(self._hub.subscribe(inbound.id, wanted, self.features), closing)
+    async def _listen(self, context: CallContext) -> Answer:
+        wanted = params.validate(params.ListenParams, context.inbound.params).notifications
+        closing = self._stamp({"_meta": {SUBSCRIPTION_ID: context.inbound.id}})
+        return Stream(self._hub.subscribe(context.inbound.id, wanted, self.features), closing)
 
-    async def _run(
-        self, handler: Handler[T], inbound: Inbound, principal: Principal, notify: Notify | None
-    ) -> Completed[T] | Failed:
+    def _begin(self, target: Target, asked: params.InputParams, context: CallContext) -> Round:
+        """The round that this request is; a later one is linked to where the call began."""
+        round_ = self._rounds.begin(target, asked, context.principal, context.span.carrier())
+        if round_.opened is not None:
+            context.span.link(round_.origin)
+        return round_
+
+    def _call(self, context: CallContext) -> Call:
         deadline = self._clock.deadline(self._call_timeout_ms)
-        call = Call(principal, inbound.meta, deadline, notify, self._hub.publish)
-        return await engine.run(handler, Context(call))
+        return Call(context.principal, context.inbound.meta, deadline, context.notify, self._hub.publish)
 
-    async def _value(
-        self, handler: Handler[T], what: str, inbound: Inbound, principal: Principal, notify: Notify | None
-    ) -> T:
+    def _value(self, outcome: Completed[T] | Failed, what: str) -> T:
         """What a handler returned, where there is no tool error to answer with.
 
         Raises:
-            ProtocolError: the handler's own, or -32602 for arguments that do not fit.
+            ProtocolError: the handler's own, or -32602 with the text of its `ToolError`.
             InternalError: any other failure; its cause is in the log.
         """
-        match await self._run(handler, inbound, principal, notify):
+        match outcome:
             case Completed(value):
                 return value
             case Failed(ProtocolError() as error):
@@ -227,7 +283,7 @@ class Dispatcher:
         """
         meta = {**result.get("_meta", {}), SERVER_INFO: self._server_info}
         try:
-            return encode({**result, "resultType": "complete", "_meta": meta})
+            return encode({"resultType": "complete", **result, "_meta": meta})
         except (TypeError, ValueError, RecursionError) as error:
             raise InternalError(self._log_failure("writing the result", error)) from error
 

@@ -10,24 +10,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.auth.principal import LOCAL, Principal
+from app.auth.principal import Principal, Verifier
 from app.clock import Clock
-from app.dispatch.dispatcher import Dispatcher, Reply, Stream
-from app.errors import GatewayError, InternalError, TransportError
+from app.dispatch.dispatcher import CallContext, Dispatcher, Stream
+from app.dispatch.rounds import Reply
+from app.errors import AuthError, GatewayError, InternalError, ProtocolError, TransportError
+from app.http.challenge import ProtectedResource
 from app.http.disconnect import DisconnectWatch
 from app.http.responder import Responder, State
 from app.protocol import inbound, jsonrpc, wire_errors
 from app.protocol.headers import McpHeaders
-from app.protocol.inbound import Inbound
 from app.protocol.jsonrpc import Notification, RequestId
-from app.replay.context import Notify
+from app.tracing import Tracing, context_of
 
 log = logging.getLogger("app.request")
 failures = logging.getLogger("app.http")
@@ -46,17 +47,31 @@ class Record:
     code: int | None = None
     outcome: str = "ok"
     error: str | None = None
+    trace: str | None = None
 
 
 class McpEndpoint:
     """Answers the MCP endpoint's path, passes everything else on."""
 
     def __init__(
-        self, app: ASGIApp, *, path: str, dispatcher: Dispatcher, clock: Clock, max_body_bytes: int, keep_alive_s: float
+        self,
+        app: ASGIApp,
+        *,
+        path: str,
+        dispatcher: Dispatcher,
+        verifier: Verifier,
+        resource: ProtectedResource | None,
+        tracing: Tracing,
+        clock: Clock,
+        max_body_bytes: int,
+        keep_alive_s: float,
     ) -> None:
         self._app = app
         self._paths = (path, path + "/")
         self._dispatcher = dispatcher
+        self._verifier = verifier
+        self._resource = resource
+        self._tracing = tracing
         self._clock = clock
         self._max_body_bytes = max_body_bytes
         self._keep_alive_s = keep_alive_s
@@ -80,6 +95,7 @@ class McpEndpoint:
         try:
             headers = _by_name(scope["headers"])
             accepted = _check_head(scope["method"], headers)
+            principal = record.principal = await self._verifier.principal(headers.get(b"authorization"))
             message = jsonrpc.parse(await self._read(headers.get(b"content-length"), receive))
             record.method = message.method
             if isinstance(message, Notification):
@@ -88,11 +104,15 @@ class McpEndpoint:
             request_id = message.id
             request = inbound.climb(message, McpHeaders.read(scope["headers"]), self._dispatcher.features)
             record.name = request.params.get(request.method.mcp_name) if request.method.mcp_name else None
-            record.principal = LOCAL
-            with DisconnectWatch(receive) as watch:  # not before the body is read: one message has one reader
-                await self._serve(request, LOCAL, accepted, responder, record)
+            trace = context_of(request.meta.raw)
+            record.trace = trace.get("traceparent")
+            span_around = self._tracing.request(request.method.name, record.name, trace)
+            with DisconnectWatch(receive) as watch, span_around as span:  # not before: the body has one reader
+                await self._serve(CallContext(request, principal, None, span), accepted, responder, record)
             if watch.disconnected and responder.state is not State.DONE:
                 record.outcome = "cancelled"
+        except AuthError as error:
+            await self._challenge(error, responder, record)
         except GatewayError as error:
             await self._fail(error, request_id, responder, record)
         except ClientDisconnect:
@@ -103,19 +123,23 @@ class McpEndpoint:
             await self._fail(InternalError(reference), request_id, responder, record)
 
     async def _serve(
-        self, request: Inbound, principal: Principal, accepted: frozenset[bytes], responder: Responder, record: Record
+        self, context: CallContext, accepted: frozenset[bytes], responder: Responder, record: Record
     ) -> None:
-        notify: Notify | None = None
-        if _EVENT_STREAM in accepted and (
-            request.meta.progress_token is not None or request.meta.log_level is not None
-        ):
-            notify = responder.notify
-        match await self._dispatcher.dispatch(request, principal, notify):
-            case Reply(result, is_error):
-                record.outcome = "tool_error" if is_error else "ok"
+        request, meta = context.inbound, context.inbound.meta
+        if _EVENT_STREAM in accepted and (meta.progress_token is not None or meta.log_level is not None):
+            context = replace(context, notify=responder.notify)
+        try:
+            answer = await self._dispatcher.dispatch(context)
+        except ProtocolError as error:
+            context.span.end("error", wire_errors.look_up(error).code)
+            raise
+        match answer:
+            case Reply(result, outcome):
+                record.outcome = outcome
                 await responder.result(request.id, result, as_event=accepted == {_EVENT_STREAM})
             case Stream() as stream:
                 await self._stream(request.id, stream, accepted, responder)
+        context.span.end(record.outcome, None)
 
     async def _stream(
         self, request_id: RequestId, stream: Stream, accepted: frozenset[bytes], responder: Responder
@@ -149,6 +173,11 @@ class McpEndpoint:
 
     def _too_large(self) -> TransportError:
         return TransportError(413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)")
+
+    async def _challenge(self, error: AuthError, responder: Responder, record: Record) -> None:
+        record.outcome, record.error = "unauthorized", str(error)
+        challenge = b"Bearer" if self._resource is None else self._resource.challenge(error)
+        await responder.refused(error, challenge)
 
     async def _fail(
         self, error: GatewayError, request_id: RequestId | None, responder: Responder, record: Record
@@ -211,6 +240,7 @@ def _write_line(record: Record, responder: Responder, took_ms: float) -> None:
         "outcome": record.outcome,
         "code": record.code,
         "error": record.error,
+        "trace": record.trace and record.trace[:55],
         "ms": round(took_ms, 2),
         "bytes": responder.bytes_sent,
     }

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from starlette.types import Send
 
-from app.errors import GatewayError, TransportError
+from app.errors import AuthError, GatewayError, TransportError
 from app.protocol import jsonrpc, sse, wire_errors
 from app.protocol.jsonrpc import RequestId
 
@@ -62,6 +62,11 @@ class Responder:
         """Send a JSON-RPC error and finish. Once a stream is open its HTTP status is settled."""
         status, body = wire_errors.render(error, request_id)
         await self._finish(status, body, error.headers if isinstance(error, TransportError) else ())
+
+    async def refused(self, error: AuthError, challenge: bytes) -> None:
+        """Send 401 or 403 in OAuth's words (RFC 6750 section 3) and finish."""
+        body = jsonrpc.encode({"error": error.error or "unauthorized", "error_description": str(error)})
+        await self._finish(error.status, body, [(b"www-authenticate", challenge)])
 
     async def accepted(self) -> None:
         """202 without a body: a notification was taken."""

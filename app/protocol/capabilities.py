@@ -7,7 +7,7 @@ same shape, as -32021 demands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,15 @@ class ClientCapabilities:
         if self.declared.get("elicitation") == {}:
             return {**self.declared, "elicitation": {"form": {}}}
         return self.declared
+
+
+def merged(requirements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One requirement that is all of several."""
+    whole: dict[str, Any] = {}
+    for required in requirements:
+        for name, inner in required.items():
+            whole[name] = merged([whole.get(name, {}), inner])
+    return whole
 
 
 def _missing(required: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:

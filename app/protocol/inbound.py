@@ -15,8 +15,8 @@ Rungs 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool an
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.errors import HeaderMismatch, InvalidParams, UnsupportedVersion
@@ -42,6 +42,8 @@ class Meta:
     client_info: dict[str, Any] | None
     log_level: str | None
     progress_token: str | int | None
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    """All of `_meta`, for what is not ours to interpret: trace context, extensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _meta(envelope: dict[str, Any]) -> Meta:
         raise InvalidParams(f'params._meta["{LOG_LEVEL_KEY}"] must be one of {", ".join(LOG_LEVELS)}')
     token = envelope.get("progressToken")
     usable = isinstance(token, (str, int)) and not isinstance(token, bool)
-    return Meta(declared, client_info, log_level, token if usable else None)
+    return Meta(declared, client_info, log_level, token if usable else None, envelope)
 
 
 def _check_name(name: Any, member: str, received: McpHeaders) -> None:

@@ -27,21 +27,29 @@ class ListParams(Params):
     cursor: str | None = None
 
 
-class CallToolParams(Params):
+class InputParams(Params):
+    """What the three methods that may ask for input take on a retry (schema: `InputResponseRequestParams`)."""
+
+    input_responses: dict[str, Any] | None = Field(default=None, alias="inputResponses")
+    request_state: Any = Field(default=None, alias="requestState")
+    """Anything: what is wrong with it is found, and not told, where it is opened."""
+
+
+class CallToolParams(InputParams):
     """tools/call"""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
-class GetPromptParams(Params):
+class GetPromptParams(InputParams):
     """prompts/get"""
 
     name: str
     arguments: dict[str, str] = {}
 
 
-class ReadResourceParams(Params):
+class ReadResourceParams(InputParams):
     """resources/read"""
 
     uri: str

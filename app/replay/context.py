@@ -1,25 +1,33 @@
-"""What a handler sees of the call it serves.
+"""What a handler sees of the call it serves: what it can ask, what it can have remembered, what it can tell.
 
-    async def reindex(ctx: Context, folder: str) -> int:
-        await ctx.progress(1, total=3, message="reading")
-        await ctx.log("info", {"folder": folder})
+    async def deploy(ctx: Context, env: str) -> str:
+        plan = await ctx.step("plan", make_plan, env)                  # runs once, whatever happens afterwards
+        ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)    # ends this round; the next one comes back here
+        return await ctx.step("apply", apply, plan) if ok.go else "nothing done"
 
-An async handler awaits these methods. A handler that is a plain function runs in a thread and gets a `SyncContext`,
-whose methods of the same names block instead.
+The handler is run from the top in every round, so what it does between these calls must depend on its arguments, on
+answers and on steps alone. An async handler awaits them; one that is a plain function runs in a thread and gets a
+`SyncContext`, whose methods of the same names block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
 
-from anyio import from_thread
+from pydantic import BaseModel
 
 from app.auth.principal import Principal
 from app.clock import Deadline
-from app.protocol.content import without_none
+from app.errors import MissingCapability
+from app.protocol.content import PromptMessage, without_none
 from app.protocol.inbound import LOG_LEVELS, Meta
+from app.replay.engine import Run
+from app.replay.journal import Answered
+from app.replay.questions import Answer, Form, Question, Raw, Root, Roots, Sample, Sampled, Url
+
+M = TypeVar("M", bound=BaseModel)
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
@@ -47,11 +55,14 @@ class Call:
 class Context:
     """One call, as its handler sees it."""
 
-    __slots__ = ("_call", "_last_progress")
+    __slots__ = ("_call", "_last_progress", "_run")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, run: Run) -> None:
         self._call = call
+        self._run = run
         self._last_progress: float | None = None
+
+    # who and what
 
     @property
     def principal(self) -> Principal:
@@ -60,7 +71,7 @@ class Context:
 
     @property
     def deadline(self) -> Deadline:
-        """When the answer has to be there; the call is ended with a tool error after it."""
+        """When this round has to be over."""
         return self._call.deadline
 
     @property
@@ -72,6 +83,112 @@ class Context:
     def client_info(self) -> Mapping[str, Any] | None:
         """The client's name and version as it gives them: for display and logs, never for decisions."""
         return self._call.meta.client_info
+
+    def supports(self, *required: Question | Mapping[str, Any]) -> bool:
+        """Whether the client can be asked these questions, or has these capabilities (`{"sampling": {}}`)."""
+        try:
+            for one in required:
+                self._call.meta.capabilities.require(one if isinstance(one, Mapping) else one.requires, "this")
+        except MissingCapability:
+            return False
+        return True
+
+    # asking
+
+    @overload
+    async def elicit(self, name: str, message: str, fields: type[M]) -> M: ...
+    @overload
+    async def elicit(self, name: str, message: str, fields: Mapping[str, Any]) -> dict[str, Any]: ...
+    async def elicit(self, name: str, message: str, fields: type[BaseModel] | Mapping[str, Any]) -> Any:
+        """Ask the user to fill in a form; returns the model, or a dict for a JSON Schema.
+
+        Raises:
+            Refused: the user declined or dismissed it. Not catching it ends the call politely.
+            MissingCapability: the client cannot show forms; not catching it tells it so (-32021).
+        """
+        return (await self.ask({name: Form(message, fields)}))[name].get()
+
+    async def elicit_url(self, name: str, message: str, url: str) -> None:
+        """Send the user to a page, for anything the client must not see; returns when they have agreed to go there.
+
+        Raises:
+            Refused, MissingCapability: as `elicit`.
+        """
+        (await self.ask({name: Url(message, url)}))[name].get()
+
+    async def sample(
+        self,
+        name: str,
+        messages: str | Sequence[PromptMessage | Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        system_prompt: str | None = None,
+        temperature: float | None = None,
+        stop_sequences: Sequence[str] | None = None,
+        model_preferences: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Mapping[str, Any] | None = None,
+    ) -> Sampled:
+        """Ask the client's model; with `tools`, it may answer with tool_use blocks.
+
+        Raises:
+            MissingCapability: the client offers no sampling, or none with tools.
+        """
+        question = Sample(
+            messages, max_tokens, system_prompt, temperature, stop_sequences, model_preferences, tools, tool_choice
+        )
+        sampled: Sampled = (await self.ask({name: question}))[name].get()
+        return sampled
+
+    async def roots(self, name: str = "roots") -> list[Root]:
+        """Ask which roots the client has.
+
+        Raises:
+            MissingCapability: it offers none.
+        """
+        roots: list[Root] = (await self.ask({name: Roots()}))[name].get()
+        return roots
+
+    async def ask(self, questions: Mapping[str, Question]) -> dict[str, Answer]:
+        """Ask several things at once; each `Answer` says whether it was accepted, declined or cancelled.
+
+        Raises:
+            MissingCapability: names all that the client would have to declare in addition.
+        """
+        return await self._run.ask(questions)
+
+    def input_response(self, key: str) -> Any:
+        """The low-level form: the client's last response under a key as it came, or `None`."""
+        entry = self._run.journal.questions.get(key)
+        return entry.response if isinstance(entry, Answered) and isinstance(entry.response, dict) else None
+
+    async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
+        """The low-level form: end this round with these `InputRequest` objects; `state` is there in the next."""
+        await self._run.ask_anew({key: Raw(request) for key, request in requests.items()})
+
+    # remembering
+
+    async def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function once and remember what it returned, for the rest of this call, in whatever process it goes on.
+
+        The value is what JSON makes of it. A plain function runs in a thread.
+
+        Raises:
+            StepFailed: it raised; so it does, remembered, in every later round. A `ToolError` stays one.
+            NotJson: what it returned cannot be remembered.
+        """
+        return await self._run.step(name, function, *args, **kwargs)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Continuation data of the handler's own: JSON that is there again in the next round."""
+        return self._run.journal.state
+
+    async def shed(self, name: str = "shed") -> None:
+        """End this round once without asking anything; the client's retry goes on from here."""
+        await self._run.shed(name)
+
+    # telling
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
@@ -118,56 +235,3 @@ class Context:
     async def resource_updated(self, uri: str) -> None:
         """Tell clients that subscribed to this URI that what it holds has changed."""
         self._call.publish(RESOURCE_UPDATED, uri)
-
-
-class SyncContext:
-    """The same, for a handler that is a plain function: it runs in a thread, and each method blocks until done."""
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    @property
-    def principal(self) -> Principal:
-        """Who is calling."""
-        return self._context.principal
-
-    @property
-    def deadline(self) -> Deadline:
-        """When the answer has to be there."""
-        return self._context.deadline
-
-    @property
-    def client_capabilities(self) -> Mapping[str, Any]:
-        """The capabilities this request declares."""
-        return self._context.client_capabilities
-
-    @property
-    def client_info(self) -> Mapping[str, Any] | None:
-        """The client's name and version as it gives them."""
-        return self._context.client_info
-
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """`Context.progress`, blocking."""
-        from_thread.run(self._context.progress, progress, total, message)
-
-    def log(self, level: str, data: Any, logger: str | None = None) -> None:
-        """`Context.log`, blocking."""
-        from_thread.run(self._context.log, level, data, logger)
-
-    def tools_changed(self) -> None:
-        """`Context.tools_changed`, blocking."""
-        from_thread.run(self._context.tools_changed)
-
-    def prompts_changed(self) -> None:
-        """`Context.prompts_changed`, blocking."""
-        from_thread.run(self._context.prompts_changed)
-
-    def resources_changed(self) -> None:
-        """`Context.resources_changed`, blocking."""
-        from_thread.run(self._context.resources_changed)
-
-    def resource_updated(self, uri: str) -> None:
-        """`Context.resource_updated`, blocking."""
-        from_thread.run(self._context.resource_updated, uri)

@@ -1,21 +1,59 @@
-"""The engine: one function through which every handler runs, whatever back end it belongs to.
+"""The engine: one function through which every handler runs, whatever back end, wherever its journal lives.
 
-`run` turns what a handler does into a value: it returned (`Completed`) or it ended in an exception (`Failed`).
-Cancellation of the call is neither: it passes through, because nobody is waiting for the outcome any more.
+A handler is run from the top each time, against a journal of what is already known. A question without an answer
+*suspends* the run: its outcome is the open questions and the journal, which is all that any process needs to go on.
+
+    run(handler, call, journal) → Completed(value)               it returned
+                                | Suspended(requests, journal)   it waits for answers, or only for its next turn
+                                | Failed(error)                  it raised
+
+Suspension reaches the handler as `Suspend`, a `BaseException`: `except Exception` lets it pass. It is raised once all
+branches of the handler have come to rest, so questions asked side by side come out together.
+
+    branch 1   ask a ──────── waits ────────────────┐
+    branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b go out
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+import inspect
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
-from app.errors import CallTimeout
-from app.replay.context import Context
+from anyio import to_thread
+
+from app.clock import Deadline
+from app.errors import CallTimeout, GatewayError, MissingCapability, ToolError
+from app.protocol.capabilities import ClientCapabilities, merged
+from app.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, plain, wire_key
+from app.replay.questions import Answer, BadAnswer, Question, digest_of
 
 T = TypeVar("T")
-Handler: TypeAlias = Callable[[Context], Awaitable[T]]
+
+Checkpoint: TypeAlias = Callable[[Entry], Awaitable[None]]
+"""Makes an entry durable before the handler goes on; a journal that travels with the client needs nothing."""
+
+log = logging.getLogger("app.replay")
+
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_CHANGES: Final = 3
+QUIET_TURNS: Final = 10
+"""Turns of the event loop without any engine call after which the handler's branches count as at rest."""
+SHED_MARGIN_MS: Final = 250
+"""What has to be left of the time, beyond the longest step so far, for another step to be begun."""
+
+
+class Suspend(BaseException):
+    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does not catch it by accident."""
+
+
+class StepFailed(Exception):
+    """A step raised; this is what its handler sees, in the run in which it happened and in each replay of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +64,267 @@ class Completed(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class Suspended:
+    """The handler waits: for answers to `requests` (by wire key), or, if there are none, for its next turn."""
+
+    requests: Mapping[str, Any]
+    journal: Journal
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The handler raised; a deadline that passed is a `CallTimeout`."""
 
     error: Exception
 
 
-async def run(handler: Handler[T], context: Context) -> Completed[T] | Failed:
-    """Run a handler to its end or to its deadline."""
-    remaining_ms = context.deadline.remaining_ms()
+async def _nowhere(entry: Entry) -> None:
+    """The checkpoint of a journal that travels with the client."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a handler: what its context asks of the engine."""
+
+    journal: Journal
+    capabilities: ClientCapabilities
+    deadline: Deadline
+    checkpoint: Checkpoint = _nowhere
+    requests: dict[str, Any] = field(default_factory=dict)
+    suspended: bool = False
+    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    _parked: list[asyncio.Future[NoReturn]] = field(default_factory=list)
+    _in_flight: int = 0
+    _activity: int = 0
+    _watching: bool = False
+    _steps_run: int = 0
+    _longest_ms: float = 0
+
+    async def ask(self, asked: Mapping[str, Question]) -> dict[str, Answer]:
+        """The answers, if all are known; otherwise what is open is asked and the run suspends.
+
+        Raises:
+            MissingCapability: the client did not declare what a question needs; nothing is asked.
+        """
+        answers: dict[str, Answer] = {}
+        opened: list[tuple[Asked, Question]] = []
+        for name, question in asked.items():
+            known = self._known(self._key("question", name), name, question)
+            if isinstance(known, Answer):
+                answers[name] = known
+            else:
+                opened.append((known, question))
+        if opened:
+            self._open(opened)
+            await self._park()
+        return answers
+
+    async def ask_anew(self, asked: Mapping[str, Question]) -> NoReturn:
+        """Ask, whether or not there was an answer before: the low-level form, which looks answers up itself."""
+        opened: list[tuple[Asked, Question]] = []
+        for name, question in asked.items():
+            self._enter("question", name)
+            entry, digest = self.journal.questions.get(name), digest_of(name, question)
+            if not isinstance(entry, Asked) or entry.digest != digest:
+                entry = Asked(name, digest, 1 if entry is None else entry.attempt + 1)
+            opened.append((entry, question))
+        self._open(opened)
+        await self._park()
+
+    async def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the function returned, now or in an earlier run; it is run once, and remembered.
+
+        Raises:
+            StepFailed: it raised, now or then. (A `ToolError` is raised again as such.)
+            NotJson: what it returned cannot be remembered.
+        """
+        key = self._key("step", name)
+        known = self.journal.steps.get(key)
+        if known is None:
+            await self._before_step()
+            known = await self._run_step(key, function, args, kwargs)
+        return _outcome_of(known, name)
+
+    async def shed(self, name: str) -> None:
+        """Give the turn back once: the client's next retry, or another worker, goes on from here."""
+        key = self._key("shed", name)
+        if f"shed:{key}" not in self.journal.steps:
+            await self._remember(Passed(f"shed:{key}"))
+            await self._park()
+
+    async def _before_step(self) -> None:
+        """At the boundary of a step: stop if time is nearly up and there has been any progress."""
+        remaining_ms = self.deadline.remaining_ms()
+        short = remaining_ms is not None and remaining_ms < self._longest_ms + SHED_MARGIN_MS
+        if short and self._steps_run > 0:
+            await self._park()
+
+    async def _run_step(self, key: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Finished | Raised:
+        self._in_flight += 1
+        begun_ms = self.deadline.clock.monotonic_ms()
+        outside = _inside.set((self, key))
+        try:
+            entry = await _finish(key, function, args, kwargs)
+            await self._remember(entry)
+        finally:
+            _inside.reset(outside)
+            self._in_flight -= 1
+            self._longest_ms = max(self._longest_ms, self.deadline.clock.monotonic_ms() - begun_ms)
+            self._stir()
+        self._steps_run += 1
+        return entry
+
+    async def _remember(self, entry: Entry) -> None:
+        await self.checkpoint(entry)
+        self.journal.add(entry)
+
+    def _known(self, key: str, name: str, question: Question) -> Answer | Asked:
+        """The usable answer to a question, or the question as it has to be asked now."""
+        entry, digest = self.journal.questions.get(key), digest_of(name, question)
+        match entry:
+            case None:
+                return Asked(key, digest)
+            case Asked(digest=before) if before == digest:
+                return entry
+            case Answered(digest=before) if before is None or before == digest:
+                try:
+                    answer = question.read(name, entry.response)
+                except BadAnswer as error:
+                    return Asked(key, digest, entry.attempt + 1, problem=str(error)[:500])
+                if before is None:  # it came unasked: from here on it belongs to the question that took it
+                    self.journal.add(replace(entry, digest=digest))
+                return answer
+        if entry.changed + 1 >= MAX_CHANGES:
+            raise RuntimeError(
+                f"question {name!r} reads differently in every round; build it from arguments, answers and steps alone "
+                "(a time or a random value belongs into ctx.step, which remembers it)"
+            )
+        return Asked(key, digest, entry.attempt + 1, changed=entry.changed + 1)
+
+    def _open(self, opened: Sequence[tuple[Asked, Question]]) -> None:
+        """Put questions to the client: all of them, or none if it lacks a capability for any."""
+        names = ", ".join(entry.key for entry, _ in opened)
+        self.capabilities.require(merged(question.requires for _, question in opened), f"asking {names}")
+        for entry, question in opened:
+            self.journal.add(entry)
+            self.requests[wire_key(entry.key, entry.attempt)] = question.to_wire(entry.problem)
+
+    def _key(self, kind: str, name: str) -> str:
+        """The name, and which use of it in this run this is if not the first."""
+        self._enter(kind, name)
+        count = self._counts[kind, name] = self._counts.get((kind, name), 0) + 1
+        return name if count == 1 else f"{name}#{count}"
+
+    def _enter(self, kind: str, name: str) -> None:
+        """Let nothing begin once the run is suspended or over, nor under a name that cannot be a key."""
+        if self.suspended:
+            raise Suspend
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -")
+        run, step = _inside.get()
+        if run is self:
+            # a later run remembers the step as a whole: what it contains would be skipped there, or never answered
+            raise RuntimeError(f"step {step!r} contains the {kind} {name!r}; a step is one piece: use ctx beside it")
+
+    def close(self) -> None:
+        """The run is over: branches that its handler left behind begin nothing more."""
+        self.suspended = True
+        for future in self._parked:
+            future.cancel()
+
+    async def _park(self) -> NoReturn:
+        """Wait until every branch has come to rest, then suspend."""
+        if self.suspended:
+            raise Suspend
+        future: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        self._parked.append(future)
+        self._stir()
+        await future
+        raise AssertionError("a parked branch is only ever woken by Suspend")
+
+    def _stir(self) -> None:
+        """Something moved: start over counting quiet turns, if there is anybody to wake."""
+        self._activity += 1
+        if self._parked and not self._watching:
+            self._watching = True
+            asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
+
+    def _watch(self, seen: int, turns: int) -> None:
+        if self._in_flight:
+            self._watching = False  # the end of the step stirs again
+        elif seen != self._activity or turns:
+            left = turns - 1 if seen == self._activity else QUIET_TURNS
+            asyncio.get_running_loop().call_soon(self._watch, self._activity, left)
+        else:
+            self.suspended = True
+            for future in self._parked:
+                if not future.done():
+                    future.set_exception(Suspend())
+
+
+_inside: ContextVar[tuple[Run | None, str]] = ContextVar("_inside", default=(None, ""))
+"""The step that is being run, and whose."""
+
+
+async def run(handler: Callable[[], Awaitable[T]], state: Run) -> Completed[T] | Suspended | Failed:
+    """Run a handler to its end, to its next question, or to its deadline.
+
+    Cancellation of the call is no outcome: it passes through, because nobody is waiting any more.
+    """
     try:
-        if remaining_ms is None:
-            return Completed(await handler(context))
-        async with asyncio.timeout(remaining_ms / 1000) as limit:
-            return Completed(await handler(context))
-    except TimeoutError as error:
-        if remaining_ms is not None and limit.expired():
-            return Failed(CallTimeout(f"The call did not finish within {round(remaining_ms / 1000, 2):g} s"))
-        return Failed(error)
+        return await _outcome(handler, state)
+    finally:
+        state.close()
+
+
+async def _outcome(handler: Callable[[], Awaitable[T]], state: Run) -> Completed[T] | Suspended | Failed:
+    remaining_ms = state.deadline.remaining_ms()
+    limit = asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000)
+    try:
+        async with limit:
+            value = await handler()
+    except Suspend:
+        return _suspended(state)
     except asyncio.CancelledError as error:
         if _is_being_cancelled():
             raise
-        return Failed(_caused_by(error, "what the handler waited for was cancelled, the call itself was not"))
+        return _failed(_caused_by(error, "what the handler waited for was cancelled, the call itself was not"), state)
     except SystemExit as error:  # as argparse raises it; it would end the server
-        return Failed(_caused_by(error, f"the handler called sys.exit({error.code!r})"))
+        return _failed(_caused_by(error, f"the handler called sys.exit({error.code!r})"), state)
+    except BaseExceptionGroup as group:
+        return _failed(_cause_in(group), state)
+    except TimeoutError as error:
+        if limit.expired():
+            return Failed(CallTimeout(f"The call did not finish within {round((remaining_ms or 0) / 1000, 2):g} s"))
+        return _failed(error, state)
     except Exception as error:
-        return Failed(error)
+        return _failed(error, state)
+    # a handler that swallowed the suspension does not get away with a result that skipped a question
+    return _suspended(state) if state.suspended else Completed(value)
+
+
+def _failed(error: Exception, state: Run) -> Suspended | Failed:
+    """What a handler raises after it was told to suspend is what came of not being told what it asked."""
+    return _suspended(state) if state.suspended else Failed(error)
+
+
+def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
+    """What branches of a TaskGroup raised: the first error where all are meant for the caller, else the group."""
+    leaves = list(_leaves(group))
+    missing = [leaf.missing for leaf in leaves if isinstance(leaf, MissingCapability)]
+    if len(missing) == len(leaves):
+        return MissingCapability(str(leaves[0]), merged(missing))
+    if isinstance(leaves[0], GatewayError) and all(isinstance(leaf, GatewayError) for leaf in leaves):
+        return leaves[0]
+    return group if isinstance(group, Exception) else _caused_by(group, "branches of the handler failed")
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 def _is_being_cancelled() -> bool:
@@ -63,3 +336,40 @@ def _caused_by(error: BaseException, message: str) -> RuntimeError:
     failure = RuntimeError(message)
     failure.__cause__ = error
     return failure
+
+
+def _suspended(state: Run) -> Suspended:
+    return Suspended(state.requests, state.journal)
+
+
+async def _finish(key: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Finished | Raised:
+    try:
+        value = await _call(function, args, kwargs)
+    except ToolError as error:
+        return Raised(key, _text(error), told=True)
+    except Exception as error:
+        log.warning("step %s raised", key, exc_info=error)  # the journal keeps the text; only the log has the traceback
+        return Raised(key, f"{type(error).__name__}: {_text(error)}"[:1000], told=False)
+    return Finished(key, plain(value, f"the value of step {key!r}"))
+
+
+def _text(error: Exception) -> str:
+    return str(error).encode(errors="replace").decode()  # a file name in it may be no Unicode
+
+
+def _outcome_of(entry: Finished | Raised | Passed, name: str) -> Any:
+    match entry:
+        case Finished(value=value):
+            return value
+        case Raised(message=message, told=True):
+            raise ToolError(message)
+        case Raised(message=message):
+            raise StepFailed(f"step {name!r} failed: {message}")
+    raise AssertionError(f"{name!r} is not a step")
+
+
+async def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    value = await to_thread.run_sync(lambda: function(*args, **kwargs), abandon_on_cancel=True)
+    return await value if inspect.isawaitable(value) else value

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from app import Context, SyncContext
-from app.backends.schemas import Schema
 from app.backends.signature import describe
+from app.protocol.schemas import Schema
 
 
 class Colour(enum.Enum):

@@ -69,7 +69,7 @@ async def test_a_body_that_is_no_request(mcp: Client, caplog: pytest.LogCaptureF
     await mcp.http.post("/mcp", content=b"{", headers={"content-type": "application/json"})
     line = only_line(caplog)
     assert (line["status"], line["code"], line["outcome"]) == (400, -32700, "error")
-    assert not {"method", "name", "subject"} & line.keys()
+    assert not {"method", "name"} & line.keys()
 
 
 async def test_a_request_that_is_refused_for_its_head(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +88,8 @@ async def test_a_request_that_the_guard_refuses(mcp: Client, caplog: pytest.LogC
 
 async def test_a_notification(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
     await mcp.http.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/cancelled"})
-    assert only_line(caplog) == {"method": "notifications/cancelled", "status": 202, "outcome": "ok", "bytes": 0}
+    expected = {"method": "notifications/cancelled", "subject": "local", "status": 202, "outcome": "ok", "bytes": 0}
+    assert only_line(caplog) == expected
 
 
 async def test_a_call_whose_client_hung_up(caplog: pytest.LogCaptureFixture) -> None:

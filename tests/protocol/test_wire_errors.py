@@ -12,21 +12,29 @@ from mcp_types import _v2026_07_28 as official
 
 import app
 from app.errors import (
+    AuthError,
     BackendError,
     CallTimeout,
     ConfigError,
     GatewayError,
     HeaderMismatch,
+    InsufficientScope,
     InternalError,
     InvalidParams,
     InvalidRequest,
     MethodNotFound,
     MissingCapability,
+    NotJson,
     ParseError,
     ProtocolError,
+    Refused,
     ResourceNotFound,
+    StateRefused,
+    StateTooLarge,
     ToolError,
     TransportError,
+    Unauthenticated,
+    Unavailable,
     UnsupportedVersion,
 )
 from app.protocol.wire_errors import TABLE, look_up, render
@@ -44,6 +52,8 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (TransportError(413, "too large"), -32600, 413),
     (InternalError("reference"), -32603, 200),
     (ProtocolError("a handler's own"), -32600, 400),
+    (StateRefused(), -32602, 400),
+    (Unavailable("not now"), -32600, 503),
 ]
 NEVER_ON_THE_WIRE = {
     GatewayError: "the base of the tree",
@@ -51,6 +61,20 @@ NEVER_ON_THE_WIRE = {
     BackendError: "a result with isError",
     CallTimeout: "a result with isError",
     ConfigError: "ends the start",
+    Refused: "a result with isError",
+    NotJson: "a handler's mistake: a result with isError, or an internal error",
+    StateTooLarge: "the same",
+    AuthError: "answered in OAuth's words",
+    Unauthenticated: "the same",
+    InsufficientScope: "the same",
+}
+
+INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
+    ConfigError: ([],),
+    Refused: ("name", "decline"),
+    AuthError: (None, "inside"),
+    Unauthenticated: (None, "inside"),
+    InsufficientScope: ("inside", ["scope"]),
 }
 
 
@@ -80,7 +104,7 @@ def test_an_error_has_its_code_and_its_status(error: GatewayError, code: int, st
 @pytest.mark.parametrize("cls", NEVER_ON_THE_WIRE)
 def test_what_never_leaves_has_no_row(cls: type[GatewayError]) -> None:
     with pytest.raises(KeyError, match=cls.__name__):
-        look_up(cls([]) if cls is ConfigError else cls("inside"))
+        look_up(cls(*INSTANCE_ARGUMENTS.get(cls, ("inside",))))
 
 
 def test_every_class_of_ours_that_is_the_requests_fault_has_a_row_of_its_own_or_of_a_real_ancestor() -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 from app.config import ConfigFile, GatewayConfig, Origin
 from app.main import build_app
 from app.settings import Settings
+from app.tokens.keys import new_key
 from app.yaml_file import Located
 from tests.support import wire
 
@@ -36,9 +38,13 @@ def config_file(*functions: Callable[..., Any], **sections: Any) -> ConfigFile:
     return ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
 
 
+STATE_KEY = new_key()
+
+
 def gateway(*functions: Callable[..., Any], using: Settings = Settings(), **sections: Any) -> FastAPI:  # noqa: B008
-    """An app that serves these decorated functions."""
-    return build_app(config_file(*functions, **sections), using)
+    """An app that serves these decorated functions; with keys of its own unless the settings name others."""
+    keyed = using if using.state_keys else replace(using, state_keys=STATE_KEY)
+    return build_app(config_file(*functions, **sections), keyed)
 
 
 class Client:

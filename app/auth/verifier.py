@@ -1,0 +1,81 @@
+"""Who sent a request: a bearer token → `Principal`.
+
+JWTs as RFC 9068 has them: signature by a key of the issuer, algorithm pinned by us and not by the token, issuer,
+audience and expiry checked. What is wrong is told in OAuth's words (RFC 6750 section 3.1) and never repeats the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
+
+from app.auth.jwks import KeySet, KeysUnavailable
+from app.auth.principal import Principal
+from app.config import JwtAuthConfig
+from app.errors import InsufficientScope, Unauthenticated, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class JwtVerifier:
+    """Bearer JWTs of one issuer."""
+
+    config: JwtAuthConfig
+    audience: str
+    keys: KeySet
+
+    async def principal(self, authorization: bytes | None) -> Principal:
+        token = _bearer(authorization)
+        try:
+            kid = jwt.get_unverified_header(token).get("kid")
+            key = await self.keys.key(kid) if isinstance(kid, str) else None
+        except (PyJWTError, RecursionError):
+            raise Unauthenticated("invalid_token", "The token is not a JWT") from None
+        except KeysUnavailable:
+            raise Unavailable("The issuer's keys cannot be read; try again soon") from None
+        if key is None:
+            raise Unauthenticated("invalid_token", "The token is signed with a key that its issuer does not have")
+        principal = _principal(self._claims(token, key))
+        if not principal.scopes.issuperset(self.config.scopes):
+            raise InsufficientScope("every call", self.config.scopes)
+        return principal
+
+    def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
+        try:
+            claims: Mapping[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=self.config.algorithms,
+                audience=self.audience,
+                issuer=self.config.issuer,
+                leeway=self.config.leeway_s,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except ExpiredSignatureError:
+            raise Unauthenticated("invalid_token", "The token has expired") from None
+        except InvalidAudienceError:
+            raise Unauthenticated("invalid_token", "The token is for another audience") from None
+        except InvalidIssuerError:
+            raise Unauthenticated("invalid_token", "The token is from another issuer") from None
+        except PyJWTError:
+            raise Unauthenticated("invalid_token", "The token is not valid") from None
+        return claims
+
+
+def _bearer(authorization: bytes | None) -> str:
+    scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        # RFC 6750 section 3.1: no error code for who did not know, or tried a scheme that we do not have
+        raise Unauthenticated(None, "A bearer token is needed; the Authorization header must be: Bearer TOKEN")
+    return token.strip()
+
+
+def _principal(claims: Mapping[str, Any]) -> Principal:
+    granted = claims.get("scope") or claims.get("scp") or ()
+    scopes = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else ()
+    client_id = claims.get("client_id") or claims.get("azp") or ""
+    names = frozenset(one for one in scopes if isinstance(one, str))
+    return Principal(str(claims["iss"]), str(claims["sub"]), str(client_id), names)

@@ -1,0 +1,122 @@
+"""How an HTTP service that knows of the gateway asks for input, and gets its own state back (docs/rounds.md).
+
+    service → gateway   200, Content-Type: application/vnd.mcp-gateway.input-required+json
+                        {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
+    gateway → service   the same method and path, Content-Type: application/vnd.mcp-gateway.input-responses+json
+                        {"body": that of the first request, "inputResponses": {"size": {"action": …}}, "state": …}
+
+Each exchange is a step, so none is repeated in a later round; the state travels in ours, sealed, and the client never
+sees it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from app.errors import BackendError, ParseError
+from app.protocol import jsonrpc
+from app.replay.context import Context
+from app.replay.engine import NAME
+from app.replay.questions import Raw, Url, form_schema
+
+INPUT_REQUIRED: Final = "application/vnd.mcp-gateway.input-required+json"
+INPUT_RESPONSES: Final = "application/vnd.mcp-gateway.input-responses+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One HTTP request, complete but for what every request to the service has."""
+
+    method: str
+    path: str
+    query: list[tuple[str, str]]
+    headers: dict[str, str]
+    body: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the service said."""
+
+    status: int
+    reason: str
+    content_type: str
+    body: bytes
+
+    @property
+    def status_line(self) -> str:
+        """`404 Not Found`, cut where a service puts more into it than a reason."""
+        return f"{self.status} {self.reason[:100]}".rstrip()
+
+
+Send = Callable[[Outgoing], Awaitable[Answer]]
+
+
+async def dialogue(send: Send, outgoing: Outgoing, context: Context) -> Answer:
+    """Exchange requests and answers with a service until it has no more questions.
+
+    Raises:
+        BackendError: it asks for something that is not an input request.
+    """
+    said = await context.step("exchange", _exchange, send, outgoing)
+    while "inputRequests" in said:
+        answers = await context.ask({key: Raw(request) for key, request in said["inputRequests"].items()})
+        responses = {key: answer.value for key, answer in answers.items()}
+        said = await context.step("exchange", _exchange, send, _answering(outgoing, responses, said["state"]))
+    return Answer(said["status"], said["reason"], said["content_type"], base64.b64decode(said["body"]))
+
+
+async def _exchange(send: Send, outgoing: Outgoing) -> dict[str, Any]:
+    """One exchange, as JSON: the questions and state, or the answer."""
+    answer = await send(outgoing)
+    if answer.content_type.partition(";")[0].strip().lower() == INPUT_REQUIRED:
+        return _questions(answer)
+    body = base64.b64encode(answer.body).decode()
+    return {"status": answer.status, "reason": answer.reason, "content_type": answer.content_type, "body": body}
+
+
+def _questions(answer: Answer) -> dict[str, Any]:
+    if answer.status != 200:  # as an ordinary answer it would show its state
+        raise BackendError(f"The service asked for input with the status {answer.status}, which has to be 200")
+    try:
+        envelope = jsonrpc.decode(answer.body)
+        requests: Mapping[str, Any] = envelope["inputRequests"]
+        for key, request in requests.items():
+            if not NAME.fullmatch(key):
+                raise ValueError(key)
+            _check(request)
+    except (ParseError, ValueError, KeyError, TypeError, AttributeError):
+        raise BackendError("The service asked for input in a form that the gateway does not know") from None
+    if not requests:
+        raise BackendError("The service asked for input but had no question")
+    return {"inputRequests": dict(requests), "state": envelope.get("state")}
+
+
+def _check(request: Any) -> None:
+    """What no client could show is not passed on to one.
+
+    Raises:
+        ValueError: it is not an `InputRequest` of the schema, or its form is none.
+    """
+    match request:
+        case {"method": "elicitation/create", "params": {"mode": "url", "message": str(message), "url": str(url)}}:
+            Url(message, url)
+        case {"method": "elicitation/create", "params": {"message": str(), "requestedSchema": dict(fields), **others}}:
+            if others.get("mode", "form") != "form":
+                raise ValueError("elicitation has the modes form and url")
+            form_schema(fields)
+        case {"method": "sampling/createMessage", "params": {"messages": list(), "maxTokens": int()}}:
+            pass
+        case {"method": "roots/list"} if isinstance(request.get("params", {}), dict):
+            pass
+        case _:
+            raise ValueError("not an input request")
+
+
+def _answering(outgoing: Outgoing, responses: Mapping[str, Any], state: Any) -> Outgoing:
+    body = None if outgoing.body is None else jsonrpc.decode(outgoing.body)
+    envelope = jsonrpc.encode({"body": body, "inputResponses": dict(responses), "state": state})
+    return replace(outgoing, headers=outgoing.headers | {"content-type": INPUT_RESPONSES}, body=envelope)

@@ -1,0 +1,90 @@
+"""Questions for tools that know nothing of MCP: a confirmation before a tool runs, a form for missing arguments.
+
+Both wrap a tool's `call`, whatever back end it belongs to; the questions go through the engine like any handler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, TypeAlias
+
+from app.backends.base import CallTool, Tool
+from app.errors import ToolError
+from app.protocol.content import ToolResult
+from app.protocol.jsonrpc import encode
+from app.protocol.schemas import Schema
+from app.replay.context import Context
+from app.replay.questions import Form, form_schema
+
+Approval: TypeAlias = Literal["never", "destructive", "always"]
+
+_MAX_SHOWN: Final = 1_000
+_APPROVAL: Final = {
+    "type": "object",
+    "properties": {"approve": {"type": "boolean", "title": "Go ahead", "default": False}},
+    "required": ["approve"],
+}
+
+
+def with_approval(tool: Tool, when: Approval) -> Tool:
+    """The tool, asking the user first if the policy says so. A client that cannot ask gets -32021."""
+    destructive = tool.definition.get("annotations", {}).get("destructiveHint", False)
+    if when == "never" or (when == "destructive" and not destructive):
+        return tool
+    call = tool.call
+
+    async def approved(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        answer = await context.elicit("approve", f"Run {tool.definition['name']} with {_shown(arguments)}?", _APPROVAL)
+        if not answer["approve"]:
+            raise ToolError("The user did not approve the call; nothing was done")
+        return await call(context, arguments)
+
+    return replace(tool, call=approved)
+
+
+def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
+    """The tool, asking the user with a form for those of these arguments that are missing.
+
+    Raises:
+        ValueError: an argument does not exist, or is of a type that no form has.
+    """
+    if not ask:
+        return tool
+    schema = tool.definition["inputSchema"]
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    if unknown := sorted(set(ask) - set(properties)):
+        raise ValueError(f"ask names {', '.join(unknown)}, but the arguments are {', '.join(properties)}")
+    form_schema(_form(properties, ask))  # a start-up error rather than one in front of a user
+    required = [name for name in schema.get("required", ()) if name not in ask]
+    relaxed = {**schema, "required": required}
+    return replace(
+        tool,
+        definition={**tool.definition, "inputSchema": relaxed},
+        call=_asking(tool.definition["name"], tool.call, properties, ask, Schema.compile(schema)),
+    )
+
+
+def _asking(name: str, call: CallTool, properties: Mapping[str, Any], ask: Sequence[str], complete: Schema) -> CallTool:
+    async def asked(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        if missing := [argument for argument in ask if argument not in arguments]:
+            form = Form(f"{name} needs {', '.join(missing)}", _form(properties, missing))
+            if not context.supports(form):  # the model may know what the user cannot be asked
+                raise ToolError(f"Missing arguments: {', '.join(missing)}")
+            filled = (await context.ask({"arguments": form}))["arguments"].get()
+            # a client may send more than the form has; what the call came with is not the form's to change
+            arguments = {**arguments, **{name: filled[name] for name in missing}}
+        if problems := complete.problems(arguments, "arguments"):
+            raise ToolError("Invalid arguments: " + "; ".join(problems))
+        return await call(context, arguments)
+
+    return asked
+
+
+def _form(properties: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: properties[name] for name in names}, "required": list(names)}
+
+
+def _shown(arguments: Mapping[str, Any]) -> str:
+    text = encode(dict(arguments)).decode()
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

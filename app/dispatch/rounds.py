@@ -1,0 +1,213 @@
+"""One round of a call: open the state that came back, run the handler on it, seal what it leaves (SEP-2322).
+
+    round 1   tools/call {arguments}                                →  input_required {inputRequests, requestState}
+    round 2   tools/call {arguments, inputResponses, requestState}  →  … another round, or the result
+
+Nothing is kept here in between; round 2 may reach any process that has the keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from app.auth.principal import Principal
+from app.clock import Clock
+from app.errors import (
+    GatewayError,
+    InternalError,
+    InvalidParams,
+    MissingCapability,
+    ResourceNotFound,
+    StateTooLarge,
+    ToolError,
+    Unavailable,
+)
+from app.protocol import jsonrpc
+from app.protocol.digest import digest
+from app.protocol.params import InputParams
+from app.replay import engine
+from app.replay.context import Call, Context
+from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.journal import Journal
+from app.storage.base import OnceRecord, OnceStore
+from app.tokens.request_state import Binding, Opened, StateSealer, refused
+
+T = TypeVar("T")
+
+_POLL_S: Final = 0.05
+_LATE_MS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is called: bound into the token, so that it opens for the same call alone."""
+
+    method: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A call on its way: which round this is, and what is known from the ones before."""
+
+    number: int
+    journal: Journal
+    binding: Binding
+    opened: Opened | None
+    origin: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A result, serialised, and what the log says of it: ok, tool_error or input_required."""
+
+    result: bytes
+    outcome: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRequired:
+    """The round ended with questions, or only with state; `wire` is the `InputRequiredResult`."""
+
+    wire: dict[str, Any]
+
+
+class Rounds:
+    """Opens, runs and seals."""
+
+    def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int, once: OnceStore) -> None:
+        self._sealer = sealer
+        self._clock = clock
+        self._max_rounds = max_rounds
+        self._once = once
+        self._working: set[asyncio.Future[bytes]] = set()
+
+    async def aclose(self) -> None:
+        """Let rounds whose clients have hung up come to their end, so that the retries find their outcomes."""
+        await asyncio.gather(*self._working, return_exceptions=True)
+
+    def begin(self, target: Target, asked: InputParams, principal: Principal, origin: Mapping[str, str]) -> Round:
+        """The round that a request is, with its answers taken into the journal.
+
+        Raises:
+            StateRefused: its state is not one that we sealed for this caller and this call.
+        """
+        binding = Binding.of(target.method, target.name, target.arguments)
+        responses = asked.input_responses or {}
+        if asked.request_state is None:
+            journal = Journal()
+            journal.receive_unasked(responses)
+            return Round(1, journal, binding, None, origin)
+        opened = self._sealer.open(asked.request_state, principal, binding)
+        try:
+            journal = Journal.from_json(opened.payload)
+        except (ValueError, TypeError, KeyError):
+            raise refused("sealed by an incompatible version", principal) from None
+        journal.receive(responses)
+        return Round(opened.round + 1, journal, binding, opened, opened.origin)
+
+    async def run(
+        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
+    ) -> Completed[T] | InputRequired | Failed:
+        """Run a handler for one round."""
+        state = Run(round_.journal, call.meta.capabilities, call.deadline)
+        context = Context(call, state)
+        outcome = await engine.run(lambda: handler(context), state)
+        if not isinstance(outcome, Suspended):
+            return outcome
+        if round_.number >= self._max_rounds:
+            return Failed(ToolError(f"The call needed more than {self._max_rounds} rounds; ask for less at once"))
+        try:
+            return self._input_required(outcome, round_, call.principal)
+        except StateTooLarge as error:
+            largest = outcome.journal.largest()
+            return Failed(RuntimeError(f"what the handler remembered is too large: {error}; the largest is {largest}"))
+        except TypeError as error:  # ctx.state holds what JSON cannot
+            return Failed(error)
+
+    def _input_required(self, outcome: Suspended, round_: Round, principal: Principal) -> InputRequired:
+        payload = outcome.journal.to_json()
+        state = self._sealer.seal(payload, principal, round_.binding, round_=round_.number, origin=round_.origin)
+        questions = {"inputRequests": dict(outcome.requests)} if outcome.requests else {}
+        return InputRequired({"resultType": "input_required", **questions, "requestState": state})
+
+    async def once(self, round_: Round, asked: InputParams, call: Call, serve: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Serve a round of a `once` tool: the same retry gets the same outcome, and it is served once.
+
+        The first round has no token, so nothing to be once about: a new call is a new call.
+
+        Raises:
+            StateRefused: the token was used with other answers.
+            Unavailable: the same retry is being served elsewhere and takes longer than this one can wait.
+            ToolError: it was being served where it will never be finished.
+        """
+        if round_.opened is None:
+            return await serve()
+        answers = digest(asked.input_responses or {})
+        now_ms = self._clock.now_ms()
+        give_up_ms = now_ms + int(call.deadline.remaining_ms() or 0) + _LATE_MS
+        forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
+        record = await self._once.claim(round_.opened.id, answers, give_up_ms, forget_ms)
+        if record is not None:
+            return _unpacked(await self._outcome_of_twin(round_.opened.id, record, answers, call))
+        # the client may hang up now: the round is served to its end all the same, so that its retry finds an outcome
+        work = asyncio.ensure_future(self._serve_and_record(round_.opened.id, serve))
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
+        return _unpacked(await asyncio.shield(work))
+
+    async def _serve_and_record(self, token_id: str, serve: Callable[[], Awaitable[Reply]]) -> bytes:
+        try:
+            reply = await serve()
+            outcome = b"%b %b" % (reply.outcome.encode(), reply.result)
+        except GatewayError as error:
+            outcome = _packed(error)
+        await self._once.finish(token_id, outcome)
+        return outcome
+
+    async def _outcome_of_twin(self, token_id: str, record: OnceRecord, answers: str, call: Call) -> bytes:
+        if record.answers != answers:
+            raise refused("used before with other answers", call.principal)
+        while record.outcome is None:
+            if self._clock.now_ms() > record.give_up_ms:
+                raise ToolError(
+                    "An earlier attempt at this step ended without a known outcome; find out whether it took effect "
+                    "before calling again"
+                )
+            if call.deadline.is_past:
+                raise Unavailable("The same request is still being served; send it again")
+            await asyncio.sleep(_POLL_S)
+            record = await self._once.read(token_id) or record
+        return record.outcome
+
+
+def _packed(error: GatewayError) -> bytes:
+    """An error as an outcome: what it takes to raise it again for a twin."""
+    match error:
+        case MissingCapability():
+            facts: list[Any] = ["MissingCapability", str(error), dict(error.missing)]
+        case ResourceNotFound():
+            facts = ["ResourceNotFound", error.uri]
+        case InternalError():
+            facts = ["InternalError", error.reference]
+        case _:
+            facts = ["InvalidParams", str(error)]
+    return b"error " + jsonrpc.encode(facts)
+
+
+def _unpacked(outcome: bytes) -> Reply:
+    """The reply that an outcome is.
+
+    Raises:
+        GatewayError: it is an error.
+    """
+    word, _, body = outcome.partition(b" ")
+    if word != b"error":
+        return Reply(body, word.decode())
+    name, *facts = jsonrpc.decode(body)
+    kinds = {kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, InvalidParams)}
+    raise kinds[name](*facts)

@@ -1,0 +1,1 @@
+"""What is kept between requests, where anything is: ports in `base`, one module a store."""

@@ -1,0 +1,259 @@
+"""A bearer token becomes a principal, or is refused in OAuth's words without ever being repeated."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.auth.jwks import KeySet
+from app.auth.principal import LOCAL, LocalVerifier, Principal
+from app.auth.verifier import JwtVerifier
+from app.config import JwtAuthConfig
+from app.errors import InsufficientScope, Unauthenticated
+from tests.support.clocks import FixedClock
+from tests.support.issuer import AUDIENCE, ISSUER, jwks, private_key, public_jwk, token
+from tests.support.services import answer, service
+
+ALL = ["RS256", "ES256", "EdDSA"]
+DOCUMENT = jwks("rsa", "ec", "ed")
+
+Verify = Callable[..., Any]
+
+
+def verifier(url: str, **config: Any) -> JwtVerifier:
+    made = JwtAuthConfig.model_validate({"issuer": ISSUER, "jwks_url": url, "algorithms": ALL, **config})
+    return JwtVerifier(made, AUDIENCE, KeySet(url, FixedClock()))
+
+
+@pytest.fixture
+async def by() -> AsyncIterator[JwtVerifier]:
+    async with service(answer(DOCUMENT)) as keys:
+        yield verifier(f"{keys.url}/jwks")
+
+
+async def principal(by: JwtVerifier, text: str) -> Principal:
+    return await by.principal(f"Bearer {text}".encode())
+
+
+async def refusal(by: JwtVerifier, authorization: bytes | None) -> tuple[str | None, str]:
+    """OAuth's error code and what the caller is told."""
+    with pytest.raises(Unauthenticated) as caught:
+        await by.principal(authorization)
+    assert caught.value.status == 401
+    return caught.value.error, str(caught.value)
+
+
+@pytest.mark.parametrize("kid", ["rsa", "ec", "ed"])
+async def test_a_token_that_holds_names_its_principal(by: JwtVerifier, kid: str) -> None:
+    assert await principal(by, token(kid, scope="a b")) == Principal(ISSUER, "ann", "cli", frozenset("ab"))
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  ", b"  Bearer "])
+async def test_the_scheme_is_read_as_rfc_9110_has_it(by: JwtVerifier, scheme: bytes) -> None:
+    assert (await by.principal(scheme + token().encode() + b" ")).subject == "ann"
+
+
+@pytest.mark.parametrize("given", [None, b"", b" ", b"Bearer", b"Bearer ", b"Basic YW5uOng=", b"Bearertoken", b"\xff"])
+async def test_who_sends_no_bearer_token_gets_no_error_code(by: JwtVerifier, given: bytes | None) -> None:
+    error, told = await refusal(by, given)
+    assert (error, told[:24]) == (None, "A bearer token is needed")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"exp": int(time.time()) - 3600}, "The token has expired"),
+        ({"iss": "https://login.example.org/"}, "The token is from another issuer"),
+        ({"iss": ISSUER.rstrip("/")}, "The token is from another issuer"),
+        ({"aud": "https://other.example.com/mcp"}, "The token is for another audience"),
+        ({"aud": AUDIENCE + "/"}, "The token is for another audience"),
+        ({"aud": ["https://other.example.com"]}, "The token is for another audience"),
+        ({"aud": []}, "The token is not valid"),
+        ({"nbf": int(time.time()) + 3600}, "The token is not valid"),
+        ({"iat": int(time.time()) + 3600}, "The token is not valid"),
+        ({"exp": None}, "The token is not valid"),
+        ({"iss": None}, "The token is not valid"),
+        ({"aud": None}, "The token is not valid"),
+        ({"sub": None}, "The token is not valid"),
+        ({"exp": "never"}, "The token is not valid"),
+        ({"exp": [1]}, "The token is not valid"),
+        ({"exp": 1e400}, "The token is not valid"),
+        ({"nbf": {}}, "The token is not valid"),
+        ({"sub": 7}, "The token is not valid"),
+        ({"aud": 7}, "The token is for another audience"),
+        ({"key": private_key("ec-stranger")}, "The token is not valid"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+async def test_a_token_that_does_not_hold_is_refused(by: JwtVerifier, changed: dict[str, Any], told: str) -> None:
+    assert await refusal(by, b"Bearer " + token(**changed).encode()) == ("invalid_token", told)
+
+
+async def test_an_audience_among_several_will_do(by: JwtVerifier) -> None:
+    assert await principal(by, token(aud=["https://other.example.com", AUDIENCE]))
+
+
+async def test_clocks_may_differ_by_the_leeway(by: JwtVerifier) -> None:
+    assert await principal(by, token(exp=int(time.time()) - 20, nbf=int(time.time()) + 20))
+
+
+def _forged(header: dict[str, Any], sign: Callable[[bytes], bytes]) -> bytes:
+    """A token put together by hand, as no library would."""
+    claims = jwt.decode(token("rsa"), options={"verify_signature": False})
+    parts = [json.dumps(part).encode() for part in (header, claims)]
+    signed = b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+    return b"Bearer " + signed + b"." + base64.urlsafe_b64encode(sign(signed)).rstrip(b"=")
+
+
+def _secrets(kid: str) -> list[bytes]:
+    """Everything public that an attacker could use as a shared secret."""
+    public = private_key(kid).public_key()
+    formats = serialization.PublicFormat.SubjectPublicKeyInfo
+    pem = public.public_bytes(serialization.Encoding.PEM, formats)
+    der = public.public_bytes(serialization.Encoding.DER, formats)
+    return [pem, pem.strip(), der, json.dumps(public_jwk(kid)).encode(), b"", DOCUMENT]
+
+
+@pytest.mark.parametrize("kid", ["rsa", "ec"])
+async def test_a_public_key_is_no_shared_secret(by: JwtVerifier, kid: str) -> None:
+    for secret in _secrets(kid):
+        for alg, name in (("HS256", "sha256"), ("HS512", "sha512"), ("RS256", "sha256"), ("ES256", "sha256")):
+            forged = _forged({"alg": alg, "kid": kid}, lambda text: hmac.digest(secret, text, name))  # noqa: B023
+            assert (await refusal(by, forged))[0] == "invalid_token"
+
+
+@pytest.mark.parametrize("alg", ["none", "None", "NONE", "nOnE", "", None, "HS256", "RS512", "RS1", 7, ["RS256"], {}])
+async def test_an_algorithm_that_is_not_ours_is_refused(by: JwtVerifier, alg: Any) -> None:
+    for signature in (b"", b"x", hashlib.sha256(b"").digest()):
+        forged = _forged({"alg": alg, "kid": "rsa", "typ": "JWT"}, lambda text: signature)  # noqa: B023
+        assert (await refusal(by, forged))[0] == "invalid_token"
+
+
+async def test_an_algorithm_that_is_not_configured_is_refused_though_the_key_would_do() -> None:
+    async with service(answer(DOCUMENT)) as keys:
+        by = verifier(f"{keys.url}/jwks", algorithms=["ES256"])
+        assert await principal(by, token("ec"))
+        assert (await refusal(by, b"Bearer " + token("rsa").encode()))[0] == "invalid_token"
+
+
+async def test_a_key_serves_the_algorithm_it_is_for(by: JwtVerifier) -> None:
+    crossed = jwt.encode({"sub": "ann"}, private_key("ec"), "ES256", headers={"kid": "rsa"})
+    assert (await refusal(by, b"Bearer " + crossed.encode()))[0] == "invalid_token"
+
+
+@pytest.mark.parametrize("kid", [None, 7, [], {}, "", "stranger", "../../etc/passwd", "rsa\x00", "x" * 10_000], ids=str)
+async def test_a_key_that_the_issuer_does_not_have_is_refused(by: JwtVerifier, kid: Any) -> None:
+    forged = _forged({"alg": "RS256", "kid": kid}, lambda text: b"x")
+    assert (await refusal(by, forged))[0] == "invalid_token"
+
+
+@pytest.mark.parametrize("member", ["jwk", "jku", "x5u", "x5c"])
+async def test_a_token_does_not_bring_its_own_key(by: JwtVerifier, member: str) -> None:
+    own = {"jwk": public_jwk("ec-stranger"), "x5c": ["MIIB"]}.get(member, "http://127.0.0.1:9/keys")
+    brought = token("ec", private_key("ec-stranger"), {member: own})
+    assert (await refusal(by, b"Bearer " + brought.encode()))[0] == "invalid_token"
+
+
+async def test_a_critical_extension_that_we_do_not_know_is_refused(by: JwtVerifier) -> None:
+    forged = _forged({"alg": "RS256", "kid": "rsa", "crit": ["exp2"], "exp2": 1}, lambda text: b"x")
+    assert (await refusal(by, forged))[0] == "invalid_token"
+
+
+async def test_every_changed_character_of_a_token_is_refused(by: JwtVerifier) -> None:
+    text = token("ec")
+    for place, char in enumerate(text):
+        changed = text[:place] + ("A" if char != "A" else "Q") + text[place + 1 :]
+        assert (await refusal(by, b"Bearer " + changed.encode()))[0] == "invalid_token"
+
+
+DEEP = base64.urlsafe_b64encode(b"[" * 30_000).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", ".", "..", "...", "a.b.c", "e30.e30.", "e30.e30.e30.e30", f"{DEEP}.e30.x", "ü.ü.ü", "W10.e30.x", "/w.e30.x"],
+    ids=lambda text: text[:20].encode("ascii", "backslashreplace").decode(),
+)
+async def test_what_is_no_jwt_is_refused(by: JwtVerifier, text: str) -> None:
+    assert (await refusal(by, f"Bearer {text}".encode()))[0] == "invalid_token"
+
+
+@given(st.binary(max_size=200))
+async def test_any_bytes_in_the_header_are_refused(given: bytes) -> None:
+    with pytest.raises(Unauthenticated):
+        await verifier("http://127.0.0.1:9/never-asked").principal(given)
+
+
+async def test_nothing_of_the_token_is_told(by: JwtVerifier) -> None:
+    text = token(sub="correct-horse", iss="https://elsewhere.example")
+    _, told = await refusal(by, b"Bearer " + text.encode())
+    assert not [part for part in ("correct", "elsewhere", text[:10]) if part in told]
+
+
+@pytest.mark.parametrize(
+    ("claims", "scopes"),
+    [
+        ({"scope": "read write"}, {"read", "write"}),
+        ({"scope": "  read   read "}, {"read"}),
+        ({"scp": "read write"}, {"read", "write"}),
+        ({"scp": ["read", "write"]}, {"read", "write"}),
+        ({"scp": ["read", 7, None, ["x"]]}, {"read"}),
+        ({"scope": ["read"]}, {"read"}),
+        ({"scope": "read", "scp": ["write"]}, {"read"}),
+        ({"scope": "", "scp": ["write"]}, {"write"}),
+        ({"scope": "READ"}, {"READ"}),
+        ({"scope": 7}, set()),
+        ({"scope": {"read": True}}, set()),
+        ({"scope": True}, set()),
+        ({}, set()),
+    ],
+    ids=str,
+)
+async def test_scopes_are_read_as_issuers_write_them(by: JwtVerifier, claims: dict[str, Any], scopes: set[str]) -> None:
+    assert (await principal(by, token(**claims))).scopes == scopes
+
+
+async def test_a_scope_that_is_null_grants_nothing(by: JwtVerifier) -> None:
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 60, "scope": None}
+    assert (await principal(by, jwt.encode(claims, private_key("ec"), "ES256", headers={"kid": "ec"}))).scopes == set()
+
+
+@pytest.mark.parametrize(
+    ("claims", "client_id"),
+    [
+        ({"client_id": "one"}, "one"),
+        ({"client_id": None, "azp": "two"}, "two"),
+        ({"client_id": "one", "azp": "two"}, "one"),
+        ({"client_id": None}, ""),
+    ],
+    ids=["client_id", "azp", "both", "neither"],
+)
+async def test_the_client_is_client_id_or_azp(by: JwtVerifier, claims: dict[str, Any], client_id: str) -> None:
+    assert (await principal(by, token(**claims))).client_id == client_id
+
+
+async def test_a_token_without_the_scopes_that_every_call_needs_is_not_enough() -> None:
+    async with service(answer(DOCUMENT)) as keys:
+        by = verifier(f"{keys.url}/jwks", scopes=["mcp", "read"])
+        assert (await principal(by, token(scope="read mcp more"))).subject == "ann"
+        for scope in ("", "mcp", "read", "MCP read"):
+            with pytest.raises(InsufficientScope) as caught:
+                await principal(by, token(scope=scope))
+            assert (caught.value.status, caught.value.error) == (403, "insufficient_scope")
+            assert caught.value.scopes == ["mcp", "read"]
+
+
+@pytest.mark.parametrize("given", [None, b"", b"Bearer x", b"\xff"])
+async def test_without_authentication_everybody_is_the_one_local_subject(given: bytes | None) -> None:
+    assert await LocalVerifier().principal(given) == LOCAL == Principal("local", "local")

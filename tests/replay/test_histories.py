@@ -1,0 +1,46 @@
+"""Journals that an engine wrote once are gone on with by every later one: they are in the hands of clients.
+
+`histories/*.json` has each round of a call as it was recorded: the journal it began with, the answers that came, and
+what the round did. When one of these tests fails, a gateway that is upgraded would ask again or run again what its
+callers have behind them; change the engine, not the recording.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.replay.journal import Journal
+from tests.replay.histories.handlers import STORIES
+from tests.replay.histories.record import HERE, one_round
+
+ROUNDS = [
+    (path.stem, number)
+    for path in sorted(HERE.glob("*.json"))
+    for number in range(len(json.loads(path.read_text("utf-8"))))
+]
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    rounds: list[dict[str, Any]] = json.loads((HERE / f"{name}.json").read_text("utf-8"))
+    return rounds
+
+
+def test_there_is_a_history_of_every_story() -> None:
+    assert {name for name, _ in ROUNDS} == set(STORIES)
+
+
+@pytest.mark.parametrize(("name", "number"), ROUNDS, ids=[f"{name} {number}" for name, number in ROUNDS])
+async def test_a_recorded_round_does_today_what_it_did_then(name: str, number: int) -> None:
+    then = recorded(name)[number]
+    _, now = await one_round(STORIES[name], Journal.from_json(then["journal"]), then["responses"])
+    assert now == {key: value for key, value in then.items() if key not in ("journal", "responses")}
+
+
+@pytest.mark.parametrize(("name", "number"), ROUNDS, ids=[f"{name} {number}" for name, number in ROUNDS])
+async def test_what_it_writes_is_what_the_next_round_began_with(name: str, number: int) -> None:
+    then, *later = recorded(name)[number:]
+    after, _ = await one_round(STORIES[name], Journal.from_json(then["journal"]), then["responses"])
+    assert [after and after.to_json()] == [one["journal"] for one in later[:1]] or (after is None and not later)

@@ -1,0 +1,198 @@
+"""A handler that is a plain function runs in a thread, where everything of `Context` is the same, but blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from app.errors import CallTimeout, MissingCapability, ToolError
+from app.replay.context import Context
+from app.replay.engine import StepFailed
+from app.replay.questions import Form, Refused, Roots, Sample
+from app.replay.sync_context import SyncContext
+from tests.support.clocks import FixedClock
+from tests.support.replay import (
+    Effects,
+    Name,
+    asked_of,
+    error_of,
+    play,
+    play_to_the_end,
+    polite,
+    value_of,
+)
+from tests.support.rounds import accept
+
+
+def members(kind: type) -> dict[str, Any]:
+    return {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", sorted(members(Context)))
+def test_whatever_context_has_its_twin_has_too(name: str) -> None:
+    ours, theirs = members(SyncContext)[name], members(Context)[name]
+    assert isinstance(ours, property) == isinstance(theirs, property)
+    if not isinstance(theirs, property):
+        assert not inspect.iscoroutinefunction(ours)
+        names = [one for one in inspect.signature(ours).parameters if one != "more"]
+        assert names == list(inspect.signature(theirs).parameters)[: len(names)]
+
+
+async def test_it_asks_one_thing_after_the_other_and_runs_its_steps_once() -> None:
+    effects = Effects()
+
+    def handler(ctx: SyncContext) -> list[Any]:
+        first = ctx.step("first", effects.do, "first")
+        name = ctx.elicit("who", "Who?", Name).name
+        ctx.elicit_url("look", "Look", "https://example.com/")
+        said = ctx.sample("say", "Say", max_tokens=5, temperature=0.5).text
+        roots = [root.uri for root in ctx.roots("where")]
+        second = ctx.step("second", effects.do_async, "second")
+        return [first, name, said, roots, second, threading.current_thread() is threading.main_thread()]
+
+    played = await play_to_the_end(handler, polite)
+    assert played.rounds == [["who"], ["look"], ["say"], ["where"]]
+    assert played.value == ["first", "who", "say", ["file:///where"], "second", False]
+    assert effects.seen == ["first", "second"]
+
+
+async def test_it_asks_several_things_at_once() -> None:
+    def handler(ctx: SyncContext) -> list[str]:
+        return [
+            answer.action for answer in ctx.ask({"a": Form("A?", Name), "b": Roots(), "c": Sample("C?", 1)}).values()
+        ]
+
+    played = await play_to_the_end(handler, polite)
+    assert (played.value, played.rounds) == (["accept"] * 3, [["a", "b", "c"]])
+
+
+async def test_except_exception_does_not_catch_the_suspension_there_either() -> None:
+    def handler(ctx: SyncContext) -> str:
+        try:
+            return ctx.elicit("who", "Who?", Name).name
+        except Exception:
+            return "caught"
+
+    assert (await play_to_the_end(handler, polite)).rounds == [["who"]]
+
+
+async def test_a_swallowed_suspension_neither_skips_its_question_nor_asks_or_runs_more() -> None:
+    effects = Effects()
+
+    def handler(ctx: SyncContext) -> str:
+        try:
+            return ctx.elicit("who", "Who?", Name).name
+        except BaseException:
+            try:
+                ctx.roots()
+            finally:
+                ctx.step("late", effects.do, "late")
+            return "skipped"
+
+    first = await play(handler)
+    assert list(asked_of(first)) == ["who"]
+    assert effects.seen == []
+    assert value_of(await play(handler, first, {"who": accept(name="x")})) == "x"
+
+
+async def test_its_errors_are_those_of_the_async_one() -> None:
+    def refuses(ctx: SyncContext) -> None:
+        ctx.elicit("who", "Who?", Name)
+
+    def fails(ctx: SyncContext) -> None:
+        ctx.step("it", [].pop)
+
+    def tells(ctx: SyncContext) -> None:
+        raise ToolError("out of tea")
+
+    refused = error_of(await play(refuses, await play(refuses), {"who": {"action": "decline"}}))
+    assert isinstance(refused, Refused)
+    assert isinstance(error_of(await play(refuses, capabilities={})), MissingCapability)
+    assert isinstance(error_of(await play(fails)), StepFailed)
+    assert str(error_of(await play(tells))) == "out of tea"
+
+
+async def test_it_sheds_and_keeps_its_state() -> None:
+    def handler(ctx: SyncContext) -> Any:
+        ctx.state["rounds"] = ctx.state.get("rounds", 0) + 1
+        ctx.shed()
+        ctx.shed()
+        return ctx.state["rounds"]
+
+    played = await play_to_the_end(handler, polite)
+    assert (played.value, played.rounds) == (3, [[], []])
+
+
+async def test_its_steps_get_through_a_short_deadline() -> None:
+    clock, effects = FixedClock(), Effects()
+
+    def work(number: int) -> Any:
+        clock.skip(1)
+        return effects.do(number)
+
+    def handler(ctx: SyncContext) -> int:
+        return sum(ctx.step("second", work, number) for number in range(20))
+
+    played = await play_to_the_end(handler, polite, clock=clock, within_ms=5_000)
+    assert (played.value, effects.seen) == (190, list(range(20)))
+    assert len(played.rounds) == 4
+
+
+async def test_the_low_level_form_is_there_too() -> None:
+    def handler(ctx: SyncContext) -> Any:
+        if ctx.input_response("raw") is None:
+            ctx.request_input({"raw": {"method": "roots/list"}})
+        return ctx.input_response("raw")
+
+    first = await play(handler)
+    assert asked_of(first) == {"raw": {"method": "roots/list"}}
+    assert value_of(await play(handler, first, {"raw": {"roots": []}})) == {"roots": []}
+
+
+async def test_a_step_of_it_is_one_piece_too() -> None:
+    def handler(ctx: SyncContext) -> Any:
+        return ctx.step("outer", lambda: ctx.roots("inner"))
+
+    assert "step 'outer' contains the question 'inner'" in str(error_of(await play(handler, within_ms=5_000)))
+
+
+async def test_after_the_deadline_its_thread_begins_nothing_more() -> None:
+    effects, goes_on, ended = Effects(), threading.Event(), threading.Event()
+
+    def handler(ctx: SyncContext) -> None:
+        try:
+            goes_on.wait(5)
+            ctx.step("late", effects.do, "late")
+        finally:
+            ended.set()
+
+    assert isinstance(error_of(await play(handler, within_ms=20)), CallTimeout)
+    goes_on.set()
+    assert await asyncio.to_thread(ended.wait, 5)
+    assert effects.seen == []
+
+
+async def test_the_cancellation_of_the_call_passes_through_while_a_thread_works() -> None:
+    begun = threading.Event()
+
+    def handler(ctx: SyncContext) -> None:
+        ctx.step("begin", begun.set)
+        time.sleep(0.05)
+
+    call = asyncio.create_task(play(handler))
+    assert await asyncio.to_thread(begun.wait, 5)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_it_knows_what_its_client_can_be_asked() -> None:
+    def handler(ctx: SyncContext) -> list[bool]:
+        return [ctx.supports(Form("?", Name)), ctx.supports(Roots()), ctx.supports({"sampling": {}}, Roots())]
+
+    assert value_of(await play(handler, capabilities={"elicitation": {}, "sampling": {}})) == [True, False, False]

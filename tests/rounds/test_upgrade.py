@@ -1,0 +1,94 @@
+"""A new version of a handler in the middle of a call: what is still asked is not asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from itertools import chain, repeat
+from typing import Any
+
+from pydantic import BaseModel
+
+from app import Context, Form, tool
+from app.settings import Settings
+from tests.support import rounds
+from tests.support.asgi import Client, client, gateway
+from tests.support.rounds import KEYS, Conversation, accept
+
+
+class Name(BaseModel):
+    name: str
+
+
+class Size(BaseModel):
+    size: str
+
+
+class Color(BaseModel):
+    color: str
+
+
+def version_a(drawn: list[str]) -> Callable[..., Any]:
+    @tool
+    async def order(ctx: Context) -> str:
+        """Asks two things together, then for consent."""
+        await ctx.step("draw", drawn.append, "a")
+        await ctx.ask({"who": Form("For whom?", Name), "size": Form("Which size?", Size)})
+        await ctx.elicit("last", "Anything else, from A?", Name)
+        return "by A"
+
+    return order
+
+
+def version_b(drawn: list[str]) -> Callable[..., Any]:
+    @tool
+    async def order(ctx: Context) -> str:
+        """Keeps `who`, no longer wants `size`, asks for a color."""
+        await ctx.step("draw", drawn.append, "b")
+        answers = await ctx.ask({"who": Form("For whom?", Name), "color": Form("Which color?", Color)})
+        last = await ctx.elicit("last", "Anything else, from B?", Name)
+        return f"{answers['who'].get().name}, {answers['color'].get().color}, {last.name}"
+
+    return order
+
+
+ANSWERS = {"who": accept(name="Ada"), "size": accept(size="M"), "color": accept(color="blue"), "last": accept(name="x")}
+
+
+async def replicas(stack: AsyncExitStack, drawn: list[str]) -> tuple[Client, Client]:
+    using = Settings(state_keys=KEYS)
+    apps = gateway(version_a(drawn), using=using), gateway(version_b(drawn), using=using)
+    a, b = [await stack.enter_async_context(client(app)) for app in apps]
+    return a, b
+
+
+async def ordered(which: str, drawn: list[str]) -> tuple[str, list[list[str]]]:
+    """What comes of a call whose rounds reach these versions in turn, and what was asked in each."""
+    async with AsyncExitStack() as stack:
+        by_name = dict(zip("ab", await replicas(stack, drawn), strict=True))
+        call = Conversation(ANSWERS)
+        turn = chain(map(by_name.__getitem__, which), repeat(by_name[which[-1]]))
+        result = await call.have(turn, *rounds.tool("order"))
+        return result["content"][0]["text"], call.asked
+
+
+async def test_the_new_version_keeps_an_answer_asks_what_is_new_and_drops_what_is_obsolete() -> None:
+    drawn: list[str] = []
+    assert await ordered("ab", drawn) == ("Ada, blue, x", [["who", "size"], ["color"], ["last"]])
+    assert drawn == ["a"]
+
+
+async def test_a_question_that_reads_differently_is_asked_under_another_key() -> None:
+    text, asked = await ordered("aab", [])
+    assert asked == [["who", "size"], ["last"], ["color"], ["last~2"]]
+    assert text == "Ada, blue, x"
+
+
+async def test_rolling_back_keeps_answers_too() -> None:
+    assert await ordered("aba", []) == ("by A", [["who", "size"], ["color"], ["last"]])
+
+
+async def test_while_both_versions_serve_nobody_is_asked_the_same_twice() -> None:
+    text, asked = await ordered("abab", [])
+    assert asked == [["who", "size"], ["color"], ["last"], ["last~2"]]
+    assert text == "Ada, blue, x"

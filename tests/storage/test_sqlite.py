@@ -1,0 +1,100 @@
+"""The SQLite store does what every store must, on one file that several processes share."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.storage.base import OnceStore
+from app.storage.sqlite import SqliteStore
+from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims
+from tests.support.clocks import FixedClock
+
+_CLAIM = """
+import asyncio, sys, time
+from pathlib import Path
+from app.clock import Clock
+from app.storage.sqlite import SqliteStore
+
+path, token_id, claims, me = sys.argv[1:]
+
+async def main():
+    store = SqliteStore(Path(path), Clock())
+    print("ready", flush=True)
+    sys.stdin.readline()  # all begin at once
+    got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
+    print(*("won" if record is None else record.answers for record in got), sep="\\n")
+    await store.aclose()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "not yet there" / "gateway.sqlite3"
+
+
+@pytest.fixture
+def clock() -> FixedClock:
+    return FixedClock()
+
+
+@pytest.fixture
+async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
+    made: list[OnceStore] = []
+
+    def open_one() -> OnceStore:
+        made.append(SqliteStore(path, clock))
+        return made[-1]
+
+    yield open_one
+    for store in made:
+        await store.aclose()
+
+
+@pytest.fixture
+def spawn_claims(path: Path) -> SpawnClaims:
+    def spawn(token_id: str, processes: int, claims: int) -> list[str]:
+        commands = [[sys.executable, "-c", _CLAIM, str(path), token_id, str(claims), str(n)] for n in range(processes)]
+        root = Path(__file__).parents[2]
+        pipe = subprocess.PIPE
+        running = [subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) for command in commands]
+        for one in running:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        for one in running:
+            assert one.stdin is not None
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        got = [line for one in running for line in one.communicate(timeout=30)[0].splitlines()]
+        assert [one.returncode for one in running] == [0] * processes
+        return got
+
+    return spawn
+
+
+class TestSqliteStore(OnceStoreContract):
+    """The contract, on SQLite."""
+
+    def test_processes_that_race_for_a_file_that_is_not_there_all_get_on(
+        self, spawn_claims: SpawnClaims, path: Path
+    ) -> None:
+        assert not path.exists()
+        assert spawn_claims("id", processes=6, claims=1).count("won") == 1
+
+    async def test_a_write_that_is_confirmed_is_on_the_disk(self, store: OnceStore, path: Path) -> None:
+        await store.claim("id", "yes", 10, LATER)
+        with sqlite3.connect(path) as db:
+            assert db.execute("pragma journal_mode").fetchone() == ("wal",)
+            assert db.execute("select answers from once").fetchall() == [("yes",)]
+        db.close()
+
+    def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
+        SqliteStore(path, clock)
+        assert not path.parent.exists()

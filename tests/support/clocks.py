@@ -1,0 +1,36 @@
+"""A clock that a test can set forward and back."""
+
+from __future__ import annotations
+
+from app.clock import Clock
+
+
+class SkippingClock(Clock):
+    """The real clock, and what a test has added to it."""
+
+    def __init__(self) -> None:
+        self._skipped_ms = 0
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass, or go back."""
+        self._skipped_ms += int(seconds * 1000)
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._skipped_ms
+
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self._skipped_ms
+
+
+class FixedClock(SkippingClock):
+    """Stands still at one moment until it is told to skip."""
+
+    def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
+        super().__init__()
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms + self._skipped_ms
+
+    def monotonic_ms(self) -> float:
+        return float(self._now_ms + self._skipped_ms)

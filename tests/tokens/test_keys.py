@@ -1,0 +1,137 @@
+"""Where the ring comes from: settings, a file on one machine; and what is said of a key that is none."""
+
+from __future__ import annotations
+
+import base64
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigError
+from app.main import build_app, make_sealer
+from app.settings import Settings, from_environment
+from app.tokens import keys
+from app.tokens.sealed import Key
+from tests.support.asgi import config_file, gateway
+from tests.support.clocks import FixedClock
+from tests.support.functions import add
+
+SECRET = "bm90IGEga2V5IGF0IGFsbA=="
+GOOD = base64.b64encode(bytes(range(32))).decode()
+
+
+def ring(using: Settings) -> list[str]:
+    """The names of the keys that a gateway with these settings has."""
+    return [key.id for key in make_sealer(config_file(add).config, using, FixedClock()).ring.keys]
+
+
+def test_a_new_key_is_usable_and_never_the_same() -> None:
+    made = {keys.new_key() for _ in range(20)}
+    assert len(made) == 20
+    assert len(keys.parse(",".join(made), "test")) == 20
+
+
+def test_keys_come_from_the_environment_in_their_order() -> None:
+    texts = [keys.new_key() for _ in range(3)]
+    using = from_environment({"GATEWAY_STATE_KEYS": f" {texts[0]},{texts[1]} ,\n{texts[2]}\n"})
+    assert ring(using) == [Key(base64.b64decode(text)).id for text in texts]
+
+
+def test_settings_do_not_show_the_keys() -> None:
+    assert GOOD not in repr(Settings(state_keys=GOOD))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (f"{GOOD},{SECRET}", "key 2: a state key has 32 bytes, not 16"),
+        (f"{GOOD},{GOOD[:-2]}", "key 2 is not base64"),
+        ("correct horse battery staple", "key 1 is not base64"),
+        ("schlüssel", "key 1 is not base64"),
+        (f"{GOOD},", "key 2: a state key has 32 bytes, not 0"),
+        (GOOD.replace("A", "-"), "key 1 is not base64"),
+        (f"{GOOD};{GOOD}", "key 1 is not base64"),
+    ],
+    ids=["short", "no padding", "words", "not ASCII", "empty", "base64url", "semicolon"],
+)
+def test_a_wrong_key_is_named_by_its_place_and_never_shown(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gateway(add, using=Settings(state_keys=text))
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message[: len(complaint)]) == ("GATEWAY_STATE_KEYS", complaint)
+    assert "mcp-gateway keys new" in str(problem)
+    assert not [part for part in text.replace(";", ",").split(",") if part and part in str(caught.value)]
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__, "a traceback would show the text that failed"
+
+
+def test_a_laptop_gets_a_key_file_beside_its_database(tmp_path: Path) -> None:
+    using = Settings(store=f"sqlite:///{tmp_path}/new/gateway.sqlite3")
+    assert ring(using) == ring(using)
+    (made,) = (tmp_path / "new").iterdir()
+    assert made.name == "gateway.key"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+def test_an_existing_key_file_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "gateway.key").write_text(f"{GOOD}\n")
+    assert ring(Settings(store=f"sqlite:///{tmp_path}/gateway.sqlite3")) == [Key(bytes(range(32))).id]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", SECRET.encode(), b"nonsense"], ids=repr)
+def test_a_key_file_that_holds_no_key_is_named_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "gateway.key"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"gateway\.key: key 1"):
+        keys.from_file(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("place", ["a directory", "below a file"])
+def test_a_key_file_that_cannot_be_made_is_a_problem_with_a_remedy(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path if place == "a directory" else tmp_path / "file" / "gateway.key"
+    with pytest.raises(ConfigError, match="set GATEWAY_STATE_KEYS instead"):
+        keys.from_file(path)
+
+
+_RACE = """
+import sys
+from pathlib import Path
+from app.tokens import keys
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(50):
+    print(keys.from_file(Path(sys.argv[1]) / str(n) / "gateway.key")[0].id)
+"""
+
+
+def test_processes_that_race_to_make_the_file_all_get_one_key(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _RACE, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    running = [subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
+    for one in running:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
+    for one in running:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    got = {one.communicate(timeout=20)[0] for one in running}
+    assert len(got) == 1, "every process has the same 50 keys"
+    assert len(set(got.pop().split())) == 50
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"gateway.key"}, "no drafts are left"
+
+
+def test_a_function_without_shared_keys_does_not_start_and_says_what_to_do(tmp_path: Path) -> None:
+    using = from_environment({"AWS_LAMBDA_FUNCTION_NAME": "mcp", "GATEWAY_STORE": f"sqlite:///{tmp_path}/x/db"})
+    with pytest.raises(ConfigError) as caught:
+        build_app(config_file(add), using)
+    (problem,) = caught.value.problems
+    assert problem.path == "GATEWAY_STATE_KEYS"
+    assert "mcp-gateway keys new" in problem.remedy
+    assert list(tmp_path.iterdir()) == []
