@@ -155,6 +155,16 @@ def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
                 yield Sample(case, subject.name, asdict(server.memory()))
 
 
+def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Have the gateway's own Python measure what happens inside a process; there is nothing to compare it with."""
+    for subject in subjects:
+        for _ in range(settings.rounds):
+            command = [str(subject.environment.python), "-m", "bench.inside"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+            for case, us in json.loads(done.stdout).items():
+                yield Sample(case, subject.name, {"us": us})
+
+
 def drive(server: Server, order: Order, cores: Cores) -> Outcome:
     """Run the load generator on its own core.
 
@@ -212,6 +222,14 @@ MEASUREMENTS = (
         is_more_better=False,
         sample=start,
         leaves_out=frozenset({"starlette", "asgi"}),
+    ),
+    Measurement(
+        "inside",
+        "inside the gateway's process",
+        (Column("us", "µs", 1),),
+        is_more_better=False,
+        sample=inside,
+        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
     ),
     Measurement("memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory),
 )

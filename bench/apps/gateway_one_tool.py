@@ -1,9 +1,21 @@
-"""The gateway's tool module in `bench/gateway.yaml`; the server around it is the gateway's own command."""
+"""The tools module of `bench/gateway.yaml`, written like any user's."""
 
-from app import tool
+from pydantic import BaseModel
+
+from app import Context, tool
+
+
+class Consent(BaseModel):
+    ok: bool
 
 
 @tool
 async def add(a: int, b: int) -> int:
     """Add two integers."""
     return a + b
+
+
+@tool
+async def ask(ctx: Context, n: int) -> str:
+    """Ask once before answering; `bench.inside` measures its rounds."""
+    return f"{n}: {(await ctx.elicit('go', 'Go on?', Consent)).ok}"
