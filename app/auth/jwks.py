@@ -52,15 +52,14 @@ class KeySet:
         is_known = kid in self._keys
         # while one caller asks, a stale key serves all others: a slow issuer holds up nobody else
         if not is_known or (self._age_ms(self._read_ms) > FRESH_MS and not self._lock.locked()):
-            await self._refresh(kid)
+            await self._refresh()
         if self._read_ms is None:
             raise KeysUnavailable
         return self._keys.get(kid)
 
-    async def _refresh(self, kid: str) -> None:
+    async def _refresh(self) -> None:
         async with self._lock:
-            is_fresh = kid in self._keys and self._age_ms(self._read_ms) <= FRESH_MS
-            if is_fresh or self._age_ms(self._asked_ms) < RETRY_MS:
+            if self._age_ms(self._asked_ms) < RETRY_MS:
                 return  # somebody else has just asked
             self._asked_ms = self.clock.monotonic_ms()
             try:

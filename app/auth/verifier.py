@@ -60,7 +60,7 @@ class JwtVerifier:
             raise Unauthenticated("invalid_token", "The token is for another audience") from None
         except InvalidIssuerError:
             raise Unauthenticated("invalid_token", "The token is from another issuer") from None
-        except PyJWTError:
+        except (PyJWTError, TypeError, ValueError, OverflowError):  # not every version wraps what odd dates raise
             raise Unauthenticated("invalid_token", "The token is not valid") from None
         return claims
 
