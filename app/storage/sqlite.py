@@ -1,13 +1,14 @@
 """SQLite as the store: the embedded default, and the reference for every other.
 
 WAL, so that several processes on one file read while one writes; every write is one statement whose condition is in it.
-Calls hop to threads here, and each thread has its own connection.
+Calls hop to threads here; a connection is used by one of them at a time.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -20,6 +21,7 @@ from app.storage.base import OnceRecord
 T = TypeVar("T")
 
 BUSY_S: Final = 10
+MAX_CONNECTIONS: Final = 8
 _SWEEP_EVERY_MS: Final = 60_000
 _WAL_ATTEMPTS: Final = 200
 
@@ -36,15 +38,15 @@ create index if not exists once_by_forget on once (forget_ms);
 
 
 class SqliteStore:
-    """One file. Connections are made when a thread first needs one, so nothing is opened before a fork."""
+    """One file. Connections are made when they are first needed, so nothing is opened before a fork."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
-        self._limiter = CapacityLimiter(8)
+        self._idle: list[sqlite3.Connection] = []
+        self._limiter = CapacityLimiter(MAX_CONNECTIONS)
         self._swept_ms = 0
+        weakref.finalize(self, _close, self._idle)  # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
 
     async def claim(self, token_id: str, answers: str, give_up_ms: int, forget_ms: int) -> OnceRecord | None:
         """See `OnceStore`."""
@@ -67,23 +69,31 @@ class SqliteStore:
         return await self._do(lambda db: _read(db, token_id))
 
     async def aclose(self) -> None:
-        """Close every thread's connection."""
-        while self._open:
-            self._open.pop().close()
-        self._local = threading.local()
+        """Close the connections."""
+        _close(self._idle)
 
     async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await to_thread.run_sync(lambda: work(self._connection()), limiter=self._limiter)
+        def borrow() -> T:
+            try:
+                db = self._idle.pop()
+            except IndexError:
+                db = self._connect()
+            try:
+                return work(db)
+            finally:
+                self._idle.append(db)
 
-    def _connection(self) -> sqlite3.Connection:
-        db: sqlite3.Connection | None = getattr(self._local, "db", None)
-        if db is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # autocommit: every statement is its own transaction; the closing thread may be another than the using one
-            db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        return await to_thread.run_sync(borrow, limiter=self._limiter)
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # autocommit: every statement is its own transaction; any thread may use the connection after another
+        db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
             _prepare(db)
-            self._local.db = db
-            self._open.append(db)
+        except BaseException:
+            db.close()
+            raise
         return db
 
     def _sweep(self, db: sqlite3.Connection) -> None:
@@ -92,6 +102,11 @@ class SqliteStore:
         if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
             self._swept_ms = now_ms
             db.execute("delete from once where forget_ms < ?", (now_ms,))
+
+
+def _close(connections: list[sqlite3.Connection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _prepare(db: sqlite3.Connection) -> None:
