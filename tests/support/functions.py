@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
+
+from pydantic import Field
 
 from app import Context, PromptMessage, ToolError, prompt, resource, tool
 
@@ -17,7 +20,7 @@ async def add(a: int, b: int) -> int:
 
 
 @tool
-async def report(ctx: Context, steps: int = 3) -> str:
+async def report(ctx: Context, steps: Annotated[int, Field(le=10)] = 3) -> str:
     """Tells its progress, and logs a message of every other level."""
     for step in range(1, steps + 1):
         await ctx.progress(step, total=steps, message=f"step {step}")

@@ -272,7 +272,8 @@ def _spot(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> int:
 
 
 def _drop(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
-    headers.pop(_spot(rng, headers))
+    if len(headers) > 1:
+        headers.pop(_spot(rng, headers))
 
 
 def _repeat(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
