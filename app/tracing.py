@@ -126,5 +126,7 @@ def set_up() -> Tracing:
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
     """The trace context in a request's `_meta`; anything that is not text of a sane length is left out."""
+    if "traceparent" not in meta and "baggage" not in meta:
+        return {}
     found = {key: meta.get(key) for key in KEYS}
     return {key: value for key, value in found.items() if isinstance(value, str) and len(value) <= 512}

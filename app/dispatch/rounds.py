@@ -49,6 +49,10 @@ class Target:
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    def binding(self) -> Binding:
+        """What ties a token to this call; made when there is a token, because digests cost."""
+        return Binding.of(self.method, self.name, self.arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -56,7 +60,7 @@ class Round:
 
     number: int
     journal: Journal
-    binding: Binding
+    target: Target
     opened: Opened | None
     origin: Mapping[str, str]
 
@@ -96,19 +100,18 @@ class Rounds:
         Raises:
             StateRefused: its state is not one that we sealed for this caller and this call.
         """
-        binding = Binding.of(target.method, target.name, target.arguments)
         responses = asked.input_responses or {}
         if asked.request_state is None:
             journal = Journal()
             journal.receive_unasked(responses)
-            return Round(1, journal, binding, None, origin)
-        opened = self._sealer.open(asked.request_state, principal, binding)
+            return Round(1, journal, target, None, origin)
+        opened = self._sealer.open(asked.request_state, principal, target.binding())
         try:
             journal = Journal.from_json(opened.payload)
         except (ValueError, TypeError, KeyError):
             raise refused("sealed by an incompatible version", principal) from None
         journal.receive(responses)
-        return Round(opened.round + 1, journal, binding, opened, opened.origin)
+        return Round(opened.round + 1, journal, target, opened, opened.origin)
 
     async def run(
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
@@ -131,7 +134,9 @@ class Rounds:
 
     def _input_required(self, outcome: Suspended, round_: Round, principal: Principal) -> InputRequired:
         payload = outcome.journal.to_json()
-        state = self._sealer.seal(payload, principal, round_.binding, round_=round_.number, origin=round_.origin)
+        state = self._sealer.seal(
+            payload, principal, round_.target.binding(), round_=round_.number, origin=round_.origin
+        )
         questions = {"inputRequests": dict(outcome.requests)} if outcome.requests else {}
         return InputRequired({"resultType": "input_required", **questions, "requestState": state})
 
