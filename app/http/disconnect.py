@@ -1,7 +1,7 @@
 """A client that hangs up cancels its call (streamable-http, "Cancellation").
 
-Most calls are over before anyone could hang up, so nothing is watched for the first moments: a timer that is never
-reached costs a microsecond, a task that reads `receive` costs thirty.
+Most calls are over before anyone could hang up, so nothing is watched for the first moments: an alarm that never rings
+costs a microsecond, a task that reads `receive` costs thirty.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Final
 
 from starlette.types import Receive
+
+from app.replay import alarms
 
 GRACE_S: Final = 0.02
 
@@ -26,18 +28,17 @@ class DisconnectWatch:
         self._loop = asyncio.get_running_loop()
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarms = alarms.of_this_loop()
         self.disconnected = False
 
     def __enter__(self) -> DisconnectWatch:
-        self._timer = self._loop.call_later(GRACE_S, self._start)
+        self._alarms.set(self, GRACE_S, self._start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarms.drop(self)
         if self._watcher is not None:
             self._watcher.cancel()
         if not self.disconnected or self._watched is None:

@@ -30,6 +30,7 @@ from anyio import to_thread
 from app.clock import Deadline
 from app.errors import CallTimeout, GatewayError, MissingCapability, ToolError
 from app.protocol.capabilities import ClientCapabilities, merged
+from app.replay.alarms import Limit
 from app.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, plain, wire_key
 from app.replay.questions import Answer, BadAnswer, Question, digest_of
 
@@ -279,9 +280,9 @@ async def run(handler: Callable[[], Awaitable[T]], state: Run) -> Completed[T] |
 
 async def _outcome(handler: Callable[[], Awaitable[T]], state: Run) -> Completed[T] | Suspended | Failed:
     remaining_ms = state.deadline.remaining_ms()
-    limit = asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000)
+    limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
     try:
-        async with limit:
+        with limit:
             value = await handler()
     except Suspend:
         return _suspended(state)
@@ -294,7 +295,7 @@ async def _outcome(handler: Callable[[], Awaitable[T]], state: Run) -> Completed
     except BaseExceptionGroup as group:
         return _failed(_cause_in(group), state)
     except TimeoutError as error:
-        if limit.expired():
+        if limit.expired:
             return Failed(CallTimeout(f"The call did not finish within {round((remaining_ms or 0) / 1000, 2):g} s"))
         return _failed(error, state)
     except Exception as error:
