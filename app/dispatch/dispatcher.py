@@ -25,7 +25,7 @@ from app.protocol.content import ToolResult, without_none
 from app.protocol.inbound import Inbound
 from app.protocol.jsonrpc import encode
 from app.protocol.methods import SUPPORTED_VERSIONS
-from app.protocol.pages import Pages
+from app.protocol.pages import Page, Pages
 from app.replay import engine
 from app.replay.context import Call, Notify
 from app.replay.engine import Completed, Failed, Run, Suspended
@@ -38,6 +38,7 @@ SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 
 log = logging.getLogger("app.dispatch")
 
+MAX_PAGES_KEPT: Final = 64
 NO_CAPABILITIES: Final = ClientCapabilities({})
 _UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
 
@@ -133,13 +134,19 @@ class Dispatcher:
     def _list(
         self, member: str, pages_for: Callable[[Principal], Pages], hint: CacheHint
     ) -> Callable[[CallContext], Awaitable[Answer]]:
-        """A list method. Nothing is serialised per request: a page and what stands around it are joined."""
+        """A list method. Nothing is serialised per request: a page and what stands around it are joined, and kept."""
         head, tail = b'{"%b":[' % member.encode(), self._stamp(_hint(hint))[1:]
+        made: dict[Page, Reply] = {}
 
         async def serve(context: CallContext) -> Answer:
             page = pages_for(context.principal).page(params.validate(params.ListParams, context.inbound.params).cursor)
-            more = b"" if page.next_cursor is None else b'"nextCursor":%b,' % encode(page.next_cursor)
-            return Reply(b"%b%b],%b%b" % (head, page.entries, more, tail))
+            reply = made.get(page)
+            if reply is None:
+                more = b"" if page.next_cursor is None else b'"nextCursor":%b,' % encode(page.next_cursor)
+                reply = Reply(b"%b%b],%b%b" % (head, page.entries, more, tail))
+                if len(made) < MAX_PAGES_KEPT:
+                    made[page] = reply
+            return reply
 
         return serve
 

@@ -1,0 +1,104 @@
+"""Trace context is continued, and every round links to the first, through the sealed state alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel
+
+from app import Context, ToolError, tool, tracing
+from app.tracing import NoTracing, OpenTelemetry, context_of
+from tests.support import wire
+from tests.support.asgi import Client, client, gateway
+from tests.support.rounds import CAPABILITIES, accept, retry
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
+
+
+class Name(BaseModel):
+    name: str
+
+
+@tool
+async def ask(ctx: Context) -> str:
+    """Asks for a name."""
+    return (await ctx.elicit("who", "Who?", Name)).name
+
+
+@tool
+async def fail() -> str:
+    """Fails."""
+    raise ToolError("no")
+
+
+@pytest.fixture(scope="module")
+def exporter() -> Iterator[InMemorySpanExporter]:
+    """Spans end up here; the process has one provider, so it is set up once and left."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    yield exporter
+    provider.shutdown()
+
+
+@pytest.fixture
+async def mcp(exporter: InMemorySpanExporter) -> AsyncIterator[Client]:
+    exporter.clear()
+    async with client(gateway(ask, fail)) as mcp:
+        yield mcp
+
+
+def spans(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if span.attributes and "mcp.method.name" in span.attributes]
+
+
+async def test_a_request_continues_the_trace_that_it_names(mcp: Client, exporter: InMemorySpanExporter) -> None:
+    asked = wire.message("tools/list")
+    asked["params"]["_meta"]["traceparent"] = PARENT
+    await mcp.http.post("/mcp", json=asked, headers=wire.headers(asked))
+    (span,) = spans(exporter)
+    assert span.name == "tools/list"
+    assert span.parent is not None
+    assert f"{span.parent.trace_id:032x}" in PARENT
+
+
+async def test_a_later_round_links_to_the_first(mcp: Client, exporter: InMemorySpanExporter) -> None:
+    params: dict[str, Any] = {"name": "ask", "arguments": {}}
+    asked = (await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)).json()["result"]
+    await mcp.post("tools/call", retry(params, asked, who=accept(name="Ada")), clientCapabilities=CAPABILITIES)
+    first, second = spans(exporter)
+    assert [(link.context.trace_id, link.context.span_id) for link in second.links] == [
+        (first.context.trace_id, first.context.span_id)
+    ]
+    assert not first.links
+
+
+async def test_errors_are_on_the_span_and_their_texts_are_not(mcp: Client, exporter: InMemorySpanExporter) -> None:
+    await mcp.post("tools/call", {"name": "fail", "arguments": {}})
+    await mcp.post("tools/call", {"name": "unknown-secret", "arguments": {}})
+    failed, unknown = spans(exporter)
+    assert (failed.attributes or {})["error.type"] == "tool_error"
+    assert (unknown.attributes or {})["rpc.response.status_code"] == "-32602"
+    assert not failed.status.is_ok
+
+
+def test_spans_are_made_where_an_sdk_is_set_up(exporter: InMemorySpanExporter) -> None:
+    assert isinstance(tracing.set_up(), OpenTelemetry)
+
+
+def test_without_an_sdk_the_context_is_passed_on() -> None:
+    with NoTracing().request("tools/list", None, {"traceparent": PARENT}) as span:
+        span.link({"traceparent": PARENT})
+        span.end("ok", None)
+        assert span.carrier() == {"traceparent": PARENT}
+
+
+@pytest.mark.parametrize("value", [7, None, ["x"], "x" * 513], ids=["number", "null", "list", "long"])
+def test_context_that_is_no_text_of_a_sane_length_is_left_out(value: Any) -> None:
+    assert context_of({"traceparent": value, "baggage": "a=b"}) == {"baggage": "a=b"}
