@@ -171,10 +171,11 @@ CHANGES: dict[str, Change] = {
 REASONS = {
     "over-long": "too long",
     "truncated": "",  # not base64url, not canonical, or changed: as the cut falls
+    "extended": "",
     "expired": "expired",
     "from the future": "not yet valid",
     **dict.fromkeys(("version", "key id", "empty", "not ASCII", "retired key"), "unknown version or key"),
-    **dict.fromkeys(("nonce", "ciphertext", "tag", "extended"), "changed on the way"),
+    **dict.fromkeys(("nonce", "ciphertext", "tag"), "changed on the way"),
     **dict.fromkeys(("issuer", "subject", "client", "audience"), "somebody else"),
     **dict.fromkeys(("incompatible claims", "incompatible journal"), "incompatible version"),
     **dict.fromkeys(("argument", "no arguments", "tool", "method", "resource"), "another method, target or arguments"),
