@@ -1,4 +1,4 @@
-"""Prints a pip constraints file that pins each dependency of the gateway to the lowest version pyproject.toml admits."""
+"""Prints a pip constraints file: each dependency of the gateway at the lowest version that pyproject.toml admits."""
 
 import re
 import tomllib
