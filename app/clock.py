@@ -44,3 +44,9 @@ class Deadline:
     @property
     def is_past(self) -> bool:
         return self.remaining_ms() == 0.0
+
+
+def iso(at_ms: int) -> str:
+    """A moment as ISO 8601 in UTC, to the millisecond: `2026-11-21T22:06:42.123Z`."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_ms / 1000))
+    return f"{whole}.{at_ms % 1000:03d}Z"

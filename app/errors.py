@@ -7,7 +7,8 @@
     │   ├── MethodNotFound            a method that this server does not serve
     │   ├── InvalidParams             params or `_meta` have the wrong shape, or name something that does not exist
     │   │   ├── ResourceNotFound      no resource has the URI
-    │   │   └── StateRefused          a requestState that is not taken: one sentence, whatever the reason
+    │   │   ├── StateRefused          a requestState that is not taken: one sentence, whatever the reason
+    │   │   └── TaskNotFound          no task of the caller's has the id: one sentence, whatever the reason
     │   ├── HeaderMismatch            a header is missing, malformed, or disagrees with the body
     │   ├── MissingCapability         the client did not declare a capability that the call needs
     │   └── UnsupportedVersion        a protocol revision that this server does not speak
@@ -23,6 +24,7 @@
     │   └── Refused                   the user declined a question or dismissed it
     ├── NotJson                       a handler had something remembered that JSON cannot hold
     ├── StateTooLarge                 a handler had more remembered than may travel
+    ├── LeaseLost                     a task is no longer this worker's to write to
     └── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
 
 Classes carry facts, never codes: `protocol.wire_errors` alone knows JSON-RPC codes and HTTP statuses.
@@ -97,6 +99,13 @@ class StateRefused(InvalidParams):
 
     def __init__(self) -> None:
         super().__init__(REFUSAL)
+
+
+class TaskNotFound(InvalidParams):
+    """A task id that the caller has no task under: unknown, expired, malformed, or somebody else's."""
+
+    def __init__(self) -> None:
+        super().__init__("Unknown task: there is none with this id, it has expired, or it is not yours")
 
 
 class HeaderMismatch(ProtocolError):
@@ -207,6 +216,10 @@ class NotJson(GatewayError, TypeError):
 
 class StateTooLarge(GatewayError):
     """What a handler had remembered is larger than what may travel."""
+
+
+class LeaseLost(GatewayError):
+    """The task was cancelled, finished, expired, or claimed by another worker; what was to be written is not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from typing import Any
 
+from app.clock import iso
 from app.protocol.jsonrpc import encode
 
 
@@ -21,7 +21,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "ts": _timestamp(record.created),
+            "ts": iso(int(record.created * 1000)),
             "level": record.levelname.lower(),
             "msg": record.getMessage(),
         }
@@ -43,8 +43,3 @@ def configure(level: str) -> None:
         root.addHandler(handler)
     for noisy in ("httpx", "httpcore"):  # a line a request each, with URLs in it
         logging.getLogger(noisy).setLevel("WARNING")
-
-
-def _timestamp(seconds: float) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"

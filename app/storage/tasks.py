@@ -1,0 +1,291 @@
+"""The port of the task store: what is kept of a task, and the writes that move it on, in prose.
+
+`tests/storage/task_contract.py` holds each implementation to every sentence here.
+
+**One row decides.** Whatever a message, a worker or a client believes about a task, each write names in its condition
+what it takes for granted, and either happens as a whole or not at all. Payloads (`bytes`) mean nothing to a store; it
+gives them back as it got them, whatever their size.
+
+**Keys.** `TaskRef.owner` is a digest of whose the task is. Who asks under another owner finds nothing, exactly as for
+an id that never was. A task past `expires_ms` is not found either, deleted or not.
+
+**Leases.** `claim` gives one worker the task until `until_ms` and raises its *fence*. Each write under a lease holds
+only while the fence is the same and the task is `working`; otherwise it raises `app.errors.LeaseLost` and has changed
+nothing:
+
+    worker 1   claim (fence 1) ─── stalls ──────────────── checkpoint: LeaseLost
+    worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
+
+An expired lease that nobody has claimed since still holds: time ends a lease only in favour of somebody.
+
+**Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists what is late, by an
+index and not by a scan; nobody looks at the others. It is moved by creation, `answer` and `release` as told, by `claim`
+and a renewal to the end of the lease, by `suspend` to the task's end.
+
+**Attempts** count claims since the last progress: `checkpoint` with entries, `suspend`, and `release` unless it is told
+to keep them, set them back to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from app.protocol.tasks import Shown, Status
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskRef:
+    """Which task: the digest of its owner, and its id. Both are free of dots."""
+
+    owner: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskRef:
+        """The inverse of `str`.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        owner, dot, task_id = text.partition(".")
+        if not (owner and dot and task_id):
+            raise ValueError(f"{text[:100]!r} is no task reference")
+        return cls(owner, task_id)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to be created. Times are milliseconds since the epoch."""
+
+    ref: TaskRef
+    tool: str
+    call: bytes
+    """What is called, by whom, with what: never changed."""
+    created_ms: int
+    expires_ms: int
+    due_ms: int
+    journal: Sequence[bytes] = ()
+    """What is known from the rounds before it became a task, an entry each."""
+    state: bytes = b"{}"
+    status: Status = Status.WORKING
+    """`working`, or terminal for a call that is over already."""
+    status_message: str | None = None
+    outcome: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task as it is now, without its call and journal."""
+
+    ref: TaskRef
+    tool: str
+    status: Status
+    status_message: str | None
+    created_ms: int
+    updated_ms: int
+    """When the client could last see a change."""
+    expires_ms: int
+    revision: int
+    """Counts the changes that a client can see."""
+    requests: Mapping[str, bytes]
+    """The questions that wait, by wire key, in the order in which they were asked; empty unless `input_required`."""
+    outcome: bytes | None
+    """The result of a completed task, the JSON-RPC error of a failed one, else `None`."""
+    fence: int
+    lease_until_ms: int
+    """0 when no worker has it."""
+    wake_ms: int
+    """Not to be claimed before; 0 when it does not sleep."""
+    due_ms: int | None
+    """`None` once it is terminal."""
+    attempts: int
+
+    def shown(self) -> Shown:
+        """What a client is shown of it."""
+        return Shown(
+            self.ref.id,
+            self.status,
+            self.status_message,
+            self.created_ms,
+            self.updated_ms,
+            self.expires_ms,
+            self.requests,
+            self.outcome,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a task. `notes` are the store's own."""
+
+    ref: TaskRef
+    fence: int
+    notes: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that is now ours, with all that a run needs."""
+
+    lease: Lease
+    record: TaskRecord
+    """As it is after the claim."""
+    call: bytes
+    journal: Sequence[bytes]
+    """Every entry that was ever added, in order."""
+    state: bytes
+    answers: Mapping[str, bytes]
+    """Every answer that was ever taken, by wire key."""
+
+
+class NotClaimed(StrEnum):
+    """Why a claim was refused."""
+
+    GONE = "gone"
+    """There is no such task, or no more: it is unknown or has expired."""
+    OVER = "over"
+    WAITING = "waiting for input"
+    ASLEEP = "asleep"
+    LEASED = "leased"
+
+
+class Answered(StrEnum):
+    """What became of answers."""
+
+    UNKNOWN_TASK = "unknown task"
+    NOT_NEEDED = "not needed"
+    """None of them is for an outstanding question: all were dropped."""
+    PARTLY = "partly"
+    """Taken; other questions are still outstanding."""
+    FULLY = "fully"
+    """Taken; nothing is outstanding any more, the task is `working` and wants a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What one write of a worker adds."""
+
+    entries: Sequence[bytes] = ()
+    state: bytes | None = None
+    """`None` leaves it as it is."""
+    status_message: str | None = None
+    """`None` leaves it as it is. A change counts as one that the client can see."""
+
+
+NOTHING = Added()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """An open task as the index of due tasks has it."""
+
+    ref: TaskRef
+    tool: str
+    status: Status
+    created_ms: int
+    expires_ms: int
+    due_ms: int
+
+
+class TaskStore(Protocol):
+    """Every method raises `Unavailable` when the store cannot be reached; then the write may or may not have happened."""
+
+    # for the owner
+
+    async def create(self, task: NewTask) -> None:
+        """Keep a task. When this returns, `read` finds it, in any process. The id must be new."""
+
+    async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
+        """The task as of the last write, strongly consistent; `None` if it is unknown or has expired. One call."""
+
+    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+        """Take the answers to outstanding questions, drop the others; a question that is answered is no longer outstanding.
+
+        With the last outstanding question answered the task is `working` and due at `due_ms`. The next `read` shows it.
+        One call where all outstanding questions are answered at once and nothing else is sent.
+        """
+
+    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
+        """Make it `cancelled`, unless it is terminal. Whether there is such a task; the next `read` shows it. One call."""
+
+    # for the worker
+
+    async def claim(self, ref: TaskRef, now_ms: int, until_ms: int) -> Claimed | NotClaimed:
+        """Lease a `working` task that is neither leased beyond `now_ms` nor asleep then. Of many claims one wins.
+
+        Raises the fence and the attempts, ends its sleep.
+        """
+
+    async def checkpoint(self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None) -> None:
+        """Add to the journal, and extend the lease to `until_ms` unless that is `None`.
+
+        Raises:
+            LeaseLost: see above.
+        """
+
+    async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
+        """Ask the client: `input_required` with these questions, at least one. The lease is over.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def release(
+        self, lease: Lease, added: Added, now_ms: int, *, wake_ms: int, due_ms: int, keeps_attempts: bool = False
+    ) -> None:
+        """Let go of a task that is to go on at `wake_ms` (0: at once). The lease is over.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def finish(
+        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+    ) -> None:
+        """Make it terminal. The message replaces the one before, also if it is `None`. The lease is over.
+
+        Raises:
+            LeaseLost
+        """
+
+    # for the sweep
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[OpenTask]:
+        """Open tasks whose `due_ms` has come, the longest overdue first; eventually consistent."""
+
+    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
+        """Move the due time, if it still is `task.due_ms` and the task is open; of many callers one gets `True`."""
+
+    async def expire(self, ref: TaskRef, now_ms: int) -> None:
+        """End an open task that is past its time: nobody will ask for it any more. Others are left alone."""
+
+    async def forget(self, now_ms: int) -> int:
+        """Delete what expired long ago, if the store does not do so by itself; how many."""
+
+    # for the operator
+
+    async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
+        """Open tasks, the soonest due first; eventually consistent."""
+
+    async def find(
+        self,
+        *,
+        owner: str | None = None,
+        status: Status | None = None,
+        created_before_ms: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[TaskRecord]:
+        """Tasks that are still kept, expired ones too, in no particular order; `requests` and `outcome` may be left
+        out. For an operator: it may read the whole table."""
+
+    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, a higher fence. Whether it was one."""
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
