@@ -93,6 +93,38 @@ class StateConfig(Model):
     max_rounds: int = Field(25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1)
 
 
+class TasksConfig(Model):
+    """Calls that outlive their request (tasks extension)."""
+
+    ttl_s: float = Field(
+        86_400, description="Seconds after its creation for which a task and its result can be had.", ge=1, le=2_592_000
+    )
+    poll_interval_ms: int = Field(
+        1_000, description="How often clients are asked to poll, and how often watched tasks are looked at.", ge=100
+    )
+    concurrency: int = Field(16, description="Tasks that one process works on at once.", ge=1, le=1_000)
+    lease_s: float = Field(
+        30, description="Seconds after which the task of a worker that died is taken up by another.", ge=1, le=900
+    )
+    requeue_after_s: float = Field(
+        30, description="Seconds after which a task that no worker has taken up is queued again.", ge=1, le=3_600
+    )
+    sweep_every_s: float = Field(5, description="Seconds between two looks for late tasks.", gt=0, le=3_600)
+    max_attempts: int = Field(
+        5, description="Turns in a row without progress (workers that died, faults) after which a task fails.", ge=1
+    )
+    max_result_bytes: int = Field(
+        5_000_000, description="Largest result of a task; AWS Lambda returns 6 MB at most.", ge=1_024
+    )
+    max_journal_bytes: int = Field(
+        3_000_000, description="Most that one task may have remembered of its steps.", ge=1_024, le=100_000_000
+    )
+
+
+TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
+"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is refused."""
+
+
 class JwtAuthConfig(Model):
     """Bearer JWTs of one authorization server."""
 
@@ -226,6 +258,27 @@ class HttpArgument(Model):
     schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
 
 
+JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
+"""RFC 6901: "/job/id"; "" is the whole."""
+
+
+class HttpJobConfig(Model):
+    """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
+
+    variables: dict[str, JsonPointer] = Field(
+        {"id": "/id"}, description="Variables of the paths below, and where the answer of the start has their values."
+    )
+    poll: str = Field(description="Path below base_url that tells how the job is, such as /jobs/{id}.", pattern=r"^/")
+    every_s: float = Field(5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400)
+    status: JsonPointer = Field("/status", description="Where the answer of a poll has the job's status.")
+    succeeded: list[str] = Field(description="Statuses of a job that is over and went well.", min_length=1)
+    failed: list[str] = Field([], description="Statuses of a job that is over and did not; a tool error.")
+    error: JsonPointer | None = Field(None, description="Where the answer of a poll has the reason of a failure.")
+    fetch: str | None = Field(
+        None, description="Path of the result. Unset: the last poll's answer is the result.", pattern=r"^/"
+    )
+
+
 class HttpToolConfig(Model):
     """One endpoint of an HTTP service as a tool."""
 
@@ -251,6 +304,11 @@ class HttpToolConfig(Model):
     )
     scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
     once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
+    task: TaskMode = Field(
+        "forbidden",
+        description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
+    )
+    job: HttpJobConfig | None = Field(None, description="The request only starts a job, which is to be followed.")
     read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
     destructive: bool | None = Field(None, description="destructiveHint; unset: true for DELETE.")
     idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
@@ -260,6 +318,8 @@ class HttpToolConfig(Model):
         has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
         if self.asks and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
             raise ValueError("asks needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
+        if self.asks and self.job is not None:
+            raise ValueError("asks and job are two ways to go on after the first answer; choose one")
         return self
 
 
@@ -299,6 +359,7 @@ class GatewayConfig(Model):
         "none", description='Who may call: "none" (one local subject, for loopback addresses) or bearer JWTs.'
     )
     state: StateConfig = Field(StateConfig.model_construct(), description="What a call remembers between its rounds.")
+    tasks: TasksConfig = Field(TasksConfig.model_construct(), description="Calls that outlive their request.")
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1

@@ -11,9 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
-from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
@@ -21,21 +19,20 @@ from starlette.middleware import Middleware
 
 from app import config, logs, settings, tracing
 from app.auth.principal import LocalVerifier, Verifier
-from app.backends import catalog
-from app.backends.base import Backend
 from app.backends.catalog import Catalog
 from app.clock import Clock
-from app.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBackendConfig
+from app.config import ConfigFile, GatewayConfig
+from app.core import Stores, aws_client, build_core
 from app.dispatch.dispatcher import Dispatcher
 from app.dispatch.rounds import Rounds
-from app.dispatch.subscriptions import Hub
 from app.errors import ConfigError, Problem
 from app.http.challenge import ProtectedResource
 from app.http.endpoint import McpEndpoint
 from app.http.guard import Guard, default_hosts, default_origins
 from app.http.shutdown import on_stop_signal
 from app.settings import Settings
-from app.storage.sqlite import SqliteStore
+from app.tasks.service import Tasks
+from app.tasks.watch import Watch
 from app.tokens import keys
 from app.tokens.request_state import StateSealer
 from app.tokens.sealed import Key, KeyRing
@@ -55,27 +52,32 @@ def create_app() -> FastAPI:
     return build_app(config.load(from_env.config), from_env)
 
 
-def build_app(file: ConfigFile, using: Settings, *, clock: Clock | None = None) -> FastAPI:
+def build_app(
+    file: ConfigFile, using: Settings, *, clock: Clock | None = None, stores: Stores | None = None
+) -> FastAPI:
     """The app for a configuration.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
     """
     clock = clock or Clock()
-    backends = make_backends(file)
-    served = catalog.build(backends, file.config.limits.page_size)
-    hub = Hub(file.config.http.max_streams)
-    store = SqliteStore(using.sqlite_path, clock)
-    rounds = Rounds(make_sealer(file.config, using, clock), clock, file.config.state.max_rounds, store)
-    dispatcher = Dispatcher(file.config, served, hub, rounds, clock, streams=using.streams)
-    resource = make_resource(file, using, served)
+    core = build_core(file, using, clock, stores)
+    rounds = Rounds(make_sealer(file.config, using, clock), clock, file.config.state.max_rounds, core.stores.once)
+    watch = Watch(core.stores.tasks, clock, file.config.tasks.poll_interval_ms / 1000)
+    tasks = Tasks(core.stores.tasks, core.stores.queue, clock, file.config.tasks)
+    dispatcher = Dispatcher(file.config, core.catalog, core.hub, rounds, tasks, watch, clock, streams=using.streams)
+    resource = make_resource(file, using, core.catalog)
+    pool = core.pool(file.config, clock) if using.works and "tasks" in dispatcher.features else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for aclose in (store.aclose, *(backend.aclose for backend in backends), rounds.aclose):  # last to first
+            for aclose in (core.aclose, watch.aclose, rounds.aclose):  # last to first
                 stack.push_async_callback(aclose)
-            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), hub.close))
+            if pool is not None:
+                pool.start()
+                stack.push_async_callback(pool.stop)
+            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), core.hub.close))
             yield
 
     app = FastAPI(
@@ -92,24 +94,6 @@ def build_app(file: ConfigFile, using: Settings, *, clock: Clock | None = None) 
     return app
 
 
-def make_backends(file: ConfigFile) -> list[Backend]:
-    """The back ends of a configuration, not yet loaded."""
-    limiter = CapacityLimiter(file.config.limits.threads)
-    made: list[Backend] = []
-    for index, entry in enumerate(file.config.backends):
-        origin = file.origin.at("backends", index)
-        match entry:
-            case PythonBackendConfig():
-                from app.backends.python import PythonBackend
-
-                made.append(PythonBackend(entry, origin, limiter))
-            case HttpBackendConfig():
-                from app.backends.http import HttpBackend
-
-                made.append(HttpBackend(entry, origin))
-    return made
-
-
 def make_sealer(config: GatewayConfig, using: Settings, clock: Clock) -> StateSealer:
     """What seals `requestState`, with the keys from wherever the settings say.
 
@@ -124,20 +108,14 @@ def _state_keys(using: Settings) -> Sequence[Key]:
     if using.state_keys is not None:
         return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     if using.state_keys_secret is not None:
-        return keys.from_secrets_manager(using.state_keys_secret, _aws)
+        return keys.from_secrets_manager(using.state_keys_secret, aws_client)
     if using.state_keys_kms is not None:
-        return keys.from_kms(using.state_keys_kms, _aws)
+        return keys.from_kms(using.state_keys_kms, aws_client)
     if using.on_lambda:
         remedy = "make one with `mcp-gateway keys new` and set GATEWAY_STATE_KEYS, …_SECRET or …_KMS for every replica"
         message = "replicas need a shared key: a round that one has sealed must open in any other"
         raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
     return keys.from_file(using.sqlite_path.with_suffix(".key"))
-
-
-def _aws(service: str) -> Any:
-    import boto3  # 200 ms, and an extra: only for keys that are kept at AWS
-
-    return boto3.client(service)
 
 
 def make_resource(file: ConfigFile, using: Settings, served: Catalog) -> ProtectedResource | None:

@@ -5,6 +5,7 @@ What is served is in gateway.yaml; here is only what differs between two places 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,11 @@ from app.errors import ConfigError, Problem
 
 ListenMode: TypeAlias = Literal["auto", "on", "off"]
 
+WorkerMode: TypeAlias = Literal["auto", "on", "off"]
+
+SQLITE: Final = "sqlite:///"
+DYNAMODB: Final = "dynamodb://"
+SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.mcp-gateway/gateway.sqlite3"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -38,14 +44,37 @@ class Settings:
     state_keys_kms: str | None = None
     """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, base64, comma-separated."""
     store: str = DEFAULT_STORE
-    """GATEWAY_STORE: where what must be kept is kept: sqlite:///path."""
+    """GATEWAY_STORE: where tasks and what else must be kept is kept: sqlite:///path, or dynamodb://table."""
+    queue: str = "local"
+    """GATEWAY_QUEUE: how workers hear of tasks: local (a table of a SQLite file), or sqs://url."""
+    worker: WorkerMode = "auto"
+    """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except on AWS Lambda."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
 
     @property
     def sqlite_path(self) -> Path:
-        """The file behind `store`."""
-        return Path(self.store.removeprefix("sqlite:///"))
+        """The file behind `store`; with another store, the one of what is local nevertheless."""
+        store = self.store if self.store.startswith(SQLITE) else DEFAULT_STORE
+        return Path(store.removeprefix(SQLITE))
+
+    @property
+    def dynamodb_table(self) -> str | None:
+        """The table behind `store`, if it is one."""
+        return self.store.removeprefix(DYNAMODB) if self.store.startswith(DYNAMODB) else None
+
+    @property
+    def sqs_url(self) -> str | None:
+        """The URL of the queue, if it is one of SQS: https unless `sqs://http://…` says otherwise."""
+        if not self.queue.startswith(SQS):
+            return None
+        url = self.queue.removeprefix(SQS)
+        return url if url.startswith(("http://", "https://")) else f"https://{url}"
+
+    @property
+    def works(self) -> bool:
+        """Whether the serving process works on tasks too."""
+        return self.worker == "on" or (self.worker == "auto" and self.queue == "local" and not self.on_lambda)
 
     @property
     def streams(self) -> bool:
@@ -68,14 +97,21 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         return value
 
     listen = cast("ListenMode", read("GATEWAY_LISTEN", "auto", ("auto", "on", "off")))
+    worker = cast("WorkerMode", read("GATEWAY_WORKER", "auto", ("auto", "on", "off")))
     log_level = read("GATEWAY_LOG_LEVEL", "info", LOG_LEVELS)
     public_url = environ.get("GATEWAY_PUBLIC_URL") or None
     if public_url is not None and not _is_origin(public_url):
         remedy = "give the URL that clients use, such as https://mcp.example.com"
         problems.append(Problem("environment", "GATEWAY_PUBLIC_URL", "is not an http(s) URL with a host", remedy))
     store = environ.get("GATEWAY_STORE") or DEFAULT_STORE
-    if not store.startswith("sqlite:///"):
-        problems.append(Problem("environment", "GATEWAY_STORE", "names no store we have", "use sqlite:///path"))
+    if not re.fullmatch(r"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{3,255}", store):
+        remedy = "use sqlite:///path or dynamodb://table"
+        problems.append(Problem("environment", "GATEWAY_STORE", "names no store we have", remedy))
+    queue = environ.get("GATEWAY_QUEUE") or "local"
+    if not re.fullmatch(r"local|sqs://\S+", queue):
+        remedy = "use local, or sqs:// and the URL of the queue without https://"
+        problems.append(Problem("environment", "GATEWAY_QUEUE", "names no queue we have", remedy))
+    on_lambda = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))
     if problems:
         raise ConfigError(problems)
     return Settings(
@@ -87,7 +123,9 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         state_keys_secret=environ.get("GATEWAY_STATE_KEYS_SECRET") or None,
         state_keys_kms=environ.get("GATEWAY_STATE_KEYS_KMS") or None,
         store=store,
-        on_lambda=bool(environ.get("AWS_LAMBDA_FUNCTION_NAME")),
+        queue=queue,
+        worker=worker,
+        on_lambda=on_lambda,
     )
 
 

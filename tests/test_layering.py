@@ -18,7 +18,9 @@ LAYERS = [
     {"auth"},
     {"tokens", "storage", "replay"},
     {"backends"},
+    {"tasks"},
     {"dispatch"},
+    {"core"},
     {"http"},
     {"main"},
     {"cli"},
@@ -39,9 +41,10 @@ HOMES = {
     "secrets": {"clock", "tokens.keys"},
     "cryptography": {"tokens.sealed"},
     "jwt": {"auth"},
-    "boto3": {"main"},
+    "boto3": {"core"},
+    "botocore": {"core", "storage.aws"},
     "opentelemetry": {"tracing"},
-    "sqlite3": {"storage.sqlite"},
+    "sqlite3": {"storage.sqlite", "storage.sqlite_tasks", "storage.sqlite_queue"},
     "random": set(),
 }
 """Where a dependency may be imported: a module or a package of `app`."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from app.config import TaskMode
 from app.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
 from app.replay.context import Context
 
@@ -33,6 +34,8 @@ class Tool:
     """What the caller's token must grant to see and call it."""
     once: bool = False
     """Whether a retry with the same `requestState` must not run it again."""
+    task: TaskMode = "forbidden"
+    """Whether a call of it becomes a task."""
 
 
 @dataclass(frozen=True, slots=True)

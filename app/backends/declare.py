@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
+from app.config import TaskMode
 from app.protocol.content import Annotations, Completion, Icon
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +42,7 @@ class ToolNote(Described):
     requires: Mapping[str, Any]
     scopes: Sequence[str] = ()
     once: bool = False
+    task: TaskMode = "forbidden"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ def tool(
     requires: Mapping[str, Any] | None = None,
     scopes: Sequence[str] = (),
     once: bool = False,
+    task: TaskMode = "forbidden",
     meta: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -112,6 +115,7 @@ def tool(
     requires: Mapping[str, Any] | None = None,
     scopes: Sequence[str] = (),
     once: bool = False,
+    task: TaskMode = "forbidden",
     meta: Mapping[str, Any] | None = None,
 ) -> F | Callable[[F], F]:
     """Offer a function as a tool (server/tools).
@@ -121,7 +125,10 @@ def tool(
     the hints of the tool's annotations. `requires` names client capabilities, shaped as the schema's
     `ClientCapabilities` (`{"sampling": {}}`): a request that does not declare them is refused with -32021 unrun.
     `scopes` are what the caller's token must grant to see and call the tool. `once` makes sure that a round that is
-    sent again, because its answer was lost, is not run again: the retry gets the same outcome.
+    sent again, because its answer was lost, is not run again: the retry gets the same outcome. `task` says whether a
+    call may outlive its request (docs/tasks.md): "optional" if the client knows tasks, "required" refuses one that does
+    not with -32021. A function that takes a `Context` says when, with `ctx.continue_as_task()`; any other becomes a
+    task at once.
     """
     hints = {
         "readOnlyHint": read_only,
@@ -141,6 +148,7 @@ def tool(
         requires=requires or {},
         scopes=scopes,
         once=once,
+        task=task,
     )
     return _attach(function, note) if function is not None else lambda decorated: _attach(decorated, note)
 

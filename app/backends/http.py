@@ -12,12 +12,14 @@ import asyncio
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from app.backends.base import Offering, Tool
 from app.backends.http_dialogue import Answer, Outgoing, dialogue
+from app.backends.http_job import check_job, follow
+from app.backends.json_pointer import point
 from app.backends.policy import with_approval, with_questions
 from app.config import Credential, HttpArgument, HttpBackendConfig, HttpToolConfig, Origin
 from app.errors import BackendError, ConfigError, ParseError, Problem, ToolError
@@ -84,20 +86,24 @@ class HttpBackend:
         config = tool.config
         timeout_s = config.timeout_s or self._config.timeout_s
 
+        async def send(outgoing: Outgoing) -> Answer:
+            return await self.send(outgoing, timeout_s)
+
+        async def exchange(outgoing: Outgoing, context: Context) -> Answer:
+            if config.asks:
+                return await dialogue(send, outgoing, context)
+            if config.job is not None:
+                return await follow(config.job, send, outgoing, context)
+            answer = await send(outgoing)
+            await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
+            return answer
+
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             outgoing = tool.request(arguments)
-            answer = await self.send(outgoing, timeout_s)
-            await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
-            return tool.result(answer)
+            await context.continue_as_task()
+            return tool.result(await exchange(_with_key(outgoing, context), context))
 
-        async def converse(context: Context, arguments: dict[str, Any]) -> ToolResult:
-            return tool.result(
-                await dialogue(lambda sent: self.send(sent, timeout_s), tool.request(arguments), context)
-            )
-
-        made = Tool(
-            tool.definition(), converse if config.asks else call, scopes=frozenset(config.scopes), once=config.once
-        )
+        made = Tool(tool.definition(), call, scopes=frozenset(config.scopes), once=config.once, task=config.task)
         # the form first: what the user approves is the call with everything that was filled in
         return with_questions(with_approval(made, self._config.approve), config.ask)
 
@@ -224,6 +230,8 @@ class HttpTool:
         whole = [argument for argument in placed if argument.location == "whole_body"]
         if len(whole) > 1 or (whole and any(argument.location == "body" for argument in placed)):
             raise ValueError("whole_body is for one argument, and leaves no room for others in body")
+        if config.job is not None:
+            check_job(config.job)
         return cls(config, placed, None if config.output_schema is None else Schema.compile(config.output_schema))
 
     def definition(self) -> dict[str, Any]:
@@ -318,7 +326,7 @@ class HttpTool:
 
     def _json_result(self, answer: Answer) -> ToolResult:
         try:
-            value = _point(jsonrpc.decode(answer.body), self.config.result)
+            value = point(jsonrpc.decode(answer.body), self.config.result)
         except ParseError:
             raise BackendError(f"The service answered something that is not JSON{_excerpt(answer)}") from None
         except LookupError:
@@ -327,6 +335,13 @@ class HttpTool:
             raise BackendError(f"The service's answer is not as declared: {'; '.join(problems)}")
         text = value if isinstance(value, str) else jsonrpc.encode(value).decode()
         return ToolResult(content=(TextContent(text),), structured_content=value)
+
+
+def _with_key(outgoing: Outgoing, context: Context) -> Outgoing:
+    """A worker may die after it has sent a request and before it has noted so; the next one sends the same key."""
+    if context.task_id is None or outgoing.method not in ("POST", "PATCH"):
+        return outgoing
+    return replace(outgoing, headers={"idempotency-key": context.task_id, **outgoing.headers})
 
 
 def _check_places(placed: Sequence[Placed]) -> None:
@@ -426,22 +441,3 @@ def _content(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, 
 def _charset(content_type: str) -> str:
     found = re.search(r"charset=\"?([A-Za-z0-9._-]+)", content_type, re.IGNORECASE)
     return found[1] if found else "utf-8"
-
-
-def _point(value: Any, pointer: str) -> Any:
-    """The part of a JSON value at a JSON Pointer (RFC 6901).
-
-    Raises:
-        LookupError: there is nothing there.
-    """
-    for step in pointer.split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list):
-            if not key.isdecimal():
-                raise LookupError(pointer)
-            value = value[int(key)]
-        elif isinstance(value, dict):
-            value = value[key]
-        else:
-            raise LookupError(pointer)
-    return value

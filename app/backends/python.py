@@ -134,9 +134,11 @@ def _tool(callee: Callee, note: ToolNote) -> Tool:
             keywords = signature.bind(arguments)
         except ValueError as error:
             raise ToolError(f"Invalid arguments: {error}") from None
+        if signature.takes_context is None:  # it cannot say when to become a task: at once, if it may
+            await context.continue_as_task()
         return returns.result(await callee(context, keywords))
 
-    return Tool(definition, call, note.requires, frozenset(note.scopes), note.once)
+    return Tool(definition, call, note.requires, frozenset(note.scopes), note.once, note.task)
 
 
 def _prompt(callee: Callee, note: PromptNote) -> Prompt:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from app.cli.arguments import age_ms, task_ref
 from app.errors import ConfigError
 
 
@@ -49,5 +50,27 @@ def _parser() -> argparse.ArgumentParser:
         "--stage", type=int, choices=(1, 2, 3), required=True, help="1 add a key, 2 seal with it, 3 drop the old ones"
     )
 
+    worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
+    worker.add_argument("config", nargs="?", type=Path, help="as for serve")
+    worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="as for serve")
+
+    _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))
+
     commands.add_parser("schema", help="print the JSON Schema of gateway.yaml, for editors")
     return parser
+
+
+def _add_tasks(tasks: argparse.ArgumentParser) -> None:
+    actions = tasks.add_subparsers(dest="action", required=True)
+    listed = actions.add_parser("list", help="tasks that are still kept, oldest first")
+    listed.add_argument("--owner", help="only those of this owner: what stands before the dot of a task")
+    listed.add_argument("--status", choices=("working", "input_required", "completed", "failed", "cancelled"))
+    listed.add_argument("--older-than", type=age_ms, metavar="AGE", help="only those created before: 90s, 15m, 2h, 1d")
+    listed.add_argument("--limit", type=int, default=100, help="how many to look for (default: %(default)s)")
+    actions.add_parser("count", help="how many tasks are open, and how old the oldest are")
+    for action, does in (
+        ("show", "what is known of one, without its arguments, answers and result"),
+        ("cancel", "end one"),
+        ("requeue", "take one from whoever has it, and queue it again"),
+    ):
+        actions.add_parser(action, help=does).add_argument("task", type=task_ref, help="as `list` prints it")

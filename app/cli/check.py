@@ -6,7 +6,7 @@ import argparse
 
 from app import config
 from app.backends import catalog
-from app.main import make_backends
+from app.core import make_backends
 
 
 def run(arguments: argparse.Namespace) -> int:

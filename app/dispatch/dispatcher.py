@@ -8,7 +8,7 @@ the log under a reference.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -16,20 +16,26 @@ from app.auth.principal import Principal
 from app.backends.catalog import Catalog, ServedTool
 from app.clock import Clock
 from app.config import CacheHint, GatewayConfig, ServerConfig
-from app.dispatch.rounds import InputRequired, Reply, Round, Rounds, Target
+from app.dispatch.rounds import BecomesTask, InputRequired, Reply, Round, Rounds, Target
 from app.dispatch.subscriptions import SUBSCRIPTION_ID, Hub, Subscription
-from app.errors import CallTimeout, InsufficientScope, InternalError, InvalidParams, ProtocolError, ToolError
-from app.protocol import params
-from app.protocol.capabilities import ClientCapabilities
+from app.errors import CallTimeout, InsufficientScope, InternalError, InvalidParams, NotJson, ProtocolError, ToolError
+from app.protocol import params, tasks
+from app.protocol.capabilities import ClientCapabilities, merged
 from app.protocol.content import ToolResult, without_none
 from app.protocol.inbound import Inbound
 from app.protocol.jsonrpc import encode
 from app.protocol.methods import SUPPORTED_VERSIONS
 from app.protocol.pages import Page, Pages
+from app.protocol.tasks import EXTENSION
 from app.replay import engine
 from app.replay.context import Call, Notify
 from app.replay.engine import Completed, Failed, Run, Suspended
 from app.replay.journal import Journal
+from app.storage.tasks import TaskRecord
+from app.tasks.call import TaskCall
+from app.tasks.outcome import ended, log_failure, tool_result
+from app.tasks.service import Tasks
+from app.tasks.watch import Watch
 from app.tracing import Span
 
 T = TypeVar("T")
@@ -68,18 +74,31 @@ class Dispatcher:
     """The methods of the revision over one catalog."""
 
     def __init__(
-        self, config: GatewayConfig, catalog: Catalog, hub: Hub, rounds: Rounds, clock: Clock, *, streams: bool
+        self,
+        config: GatewayConfig,
+        catalog: Catalog,
+        hub: Hub,
+        rounds: Rounds,
+        tasks: Tasks,
+        watch: Watch,
+        clock: Clock,
+        *,
+        streams: bool,
     ) -> None:
         self._catalog = catalog
         self._hub = hub
         self._rounds = rounds
+        self._tasks = tasks
+        self._watch = watch
         self._clock = clock
         self._checks_scopes = config.auth != "none"
         self._caching = config.caching
         self._call_timeout_ms = config.limits.call_timeout_s * 1000
         self._server_info = _server_info(config.server)
         self._instructions = config.server.instructions
+        self._max_result_bytes = config.tasks.max_result_bytes
         self.features = _features(catalog, streams)
+        self._ack = self._stamp({})
         self._handlers: Mapping[str, Callable[[CallContext], Awaitable[Answer]]] = {
             "server/discover": self._discover,
             "tools/list": self._list("tools", self._tool_pages, self._tools_hint()),
@@ -93,6 +112,9 @@ class Dispatcher:
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
             "subscriptions/listen": self._listen,
+            "tasks/get": self._get_task,
+            "tasks/update": self._update_task,
+            "tasks/cancel": self._cancel_task,
         }
 
     async def dispatch(self, context: CallContext) -> Answer:
@@ -129,6 +151,8 @@ class Dispatcher:
             capabilities["completions"] = {}
         if capabilities:
             capabilities["logging"] = {}  # any handler may log to a client that asks for it
+        if "tasks" in self.features:
+            capabilities["extensions"] = {EXTENSION: {}}
         return capabilities
 
     def _list(
@@ -165,8 +189,8 @@ class Dispatcher:
             raise InsufficientScope(f"tool {served.name}", sorted(served.tool.scopes))
         for header in served.param_headers:
             header.check(asked.arguments, context.inbound.headers.params)
-        if served.tool.requires:
-            context.inbound.meta.capabilities.require(served.tool.requires, f"tool {served.name}")
+        if requires := _requirements(served):
+            context.inbound.meta.capabilities.require(requires, f"tool {served.name}")
         round_ = self._begin(Target("tools/call", served.name, asked.arguments), asked, context)
         call = self._call(context)
         if not served.tool.once:
@@ -180,29 +204,48 @@ class Dispatcher:
 
     async def _run_tool(self, served: ServedTool, arguments: dict[str, Any], round_: Round, call: Call) -> Reply:
         if not served.arguments.is_valid(arguments):
-            result = _invalid_arguments(served, arguments)
-        else:
-            match await self._rounds.run(round_, call, lambda ctx: served.tool.call(ctx, arguments)):
-                case InputRequired(wire):
-                    return Reply(self._stamp(wire), "input_required")
-                case Completed(value):
-                    result = value
-                case Failed(error):
-                    result = self._tool_failure(served, error)
-        return self._tool_reply(result)
+            return self._tool_reply(_invalid_arguments(served, arguments))
+        may_become_task = served.tool.task != "forbidden" and call.meta.capabilities.has(tasks.REQUIRED)
+        outcome = await self._rounds.run_or_defer(
+            round_, call, lambda ctx: served.tool.call(ctx, arguments), may_become_task=may_become_task
+        )
+        match outcome:
+            case InputRequired(wire):
+                return Reply(self._stamp(wire), "input_required")
+            case BecomesTask(journal, message):
+                return await self._create_task(served, round_, call, journal, message)
+            case Completed() | Failed():
+                if served.tool.task == "required":
+                    return await self._create_task(served, round_, call, Journal(), None, outcome)
+                return self._tool_reply(tool_result(outcome, served.name, self._clock))
+
+    async def _create_task(
+        self,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+        journal: Journal,
+        message: str | None,
+        outcome: Completed[ToolResult] | Failed | None = None,
+    ) -> Reply:
+        """A task for a call that goes on, or, with an outcome, for one that is over already."""
+        end = None if outcome is None else ended(outcome, served.name, self._clock, self._max_result_bytes)
+        task_call = TaskCall(
+            served.name,
+            round_.target.arguments,
+            call.principal,
+            call.meta.capabilities.declared,
+            call.meta.client_info,
+            round_.origin,
+        )
+        try:
+            created = await self._tasks.create(task_call, journal, message=message, ended=end)
+        except NotJson as error:  # in ctx.state
+            return self._tool_reply(tool_result(Failed(error), served.name, self._clock))
+        return Reply(self._stamp(created), "task")
 
     def _tool_reply(self, result: ToolResult) -> Reply:
         return Reply(self._stamp(result.to_wire()), "tool_error" if result.is_error else "ok")
-
-    def _tool_failure(self, served: ServedTool, error: Exception) -> ToolResult:
-        if isinstance(error, ProtocolError):
-            raise error
-        if isinstance(error, ToolError):
-            return ToolResult.error(str(error))
-        reference = self._log_failure(f"tool {served.name}", error)
-        return ToolResult.error(
-            f"The tool failed unexpectedly; the server's log has the details under reference {reference}"
-        )
 
     async def _get_prompt(self, context: CallContext) -> Answer:
         asked = params.validate(params.GetPromptParams, context.inbound.params)
@@ -241,13 +284,56 @@ class Dispatcher:
         state = Run(Journal(), NO_CAPABILITIES, call.deadline)  # a completion can ask nobody anything
         outcome = await engine.run(lambda: completer(asked.argument.value), state)
         if isinstance(outcome, Suspended):
-            raise InternalError(self._log_failure(f"completion of {name[:200]}", RuntimeError("it asked something")))
+            error = RuntimeError("it asked something")
+            raise InternalError(log_failure(f"completion of {name[:200]}", error, self._clock))
         return Reply(self._stamp({"completion": self._value(outcome, f"completion of {name[:200]}").to_wire()}))
 
     async def _listen(self, context: CallContext) -> Answer:
         wanted = params.validate(params.ListenParams, context.inbound.params).notifications
         closing = self._stamp({"_meta": {SUBSCRIPTION_ID: context.inbound.id}})
-        return Stream(self._hub.subscribe(context.inbound.id, wanted, self.features), closing)
+        records = await self._tasks_of(context, wanted.task_ids)
+        task_ids = [record.ref.id for record in records]
+        subscription = self._hub.subscribe(context.inbound.id, wanted, self.features, task_ids)
+        for record in records:
+            self._follow(subscription, record)
+        return Stream(subscription, closing)
+
+    async def _tasks_of(self, context: CallContext, task_ids: Sequence[str]) -> list[TaskRecord]:
+        """Those of the tasks that there are, and that are the caller's."""
+        if not task_ids:
+            return []
+        context.inbound.meta.capabilities.require(tasks.REQUIRED, "listening to tasks")
+        if "tasks" not in self.features:
+            return []
+        found = [await self._tasks.record(context.principal, task_id) for task_id in dict.fromkeys(task_ids)]
+        return [record for record in found if record is not None]
+
+    def _follow(self, subscription: Subscription, record: TaskRecord) -> None:
+        """Tell a stream how a task is now, and each time that changes."""
+
+        def tell(record: TaskRecord) -> None:
+            subscription.offer((tasks.NOTIFICATION, record.ref.id), self._tasks.shown(record))
+
+        tell(record)  # what happened between the client's last look and this is not lost
+        subscription.ends.append(self._watch.begin(record, tell))
+
+    async def _get_task(self, context: CallContext) -> Answer:
+        context.inbound.meta.capabilities.require(tasks.REQUIRED, "tasks/get")
+        asked = params.validate(params.TaskParams, context.inbound.params)
+        task = await self._tasks.get(context.principal, asked.task_id)
+        return Reply(b"%b,%b" % (task[:-1], self._ack[1:]))
+
+    async def _update_task(self, context: CallContext) -> Answer:
+        context.inbound.meta.capabilities.require(tasks.REQUIRED, "tasks/update")
+        asked = params.validate(params.UpdateTaskParams, context.inbound.params)
+        await self._tasks.update(context.principal, asked.task_id, asked.input_responses)
+        return Reply(self._ack)
+
+    async def _cancel_task(self, context: CallContext) -> Answer:
+        context.inbound.meta.capabilities.require(tasks.REQUIRED, "tasks/cancel")
+        asked = params.validate(params.TaskParams, context.inbound.params)
+        await self._tasks.cancel(context.principal, asked.task_id)
+        return Reply(self._ack)
 
     def _begin(self, target: Target, asked: params.InputParams, context: CallContext) -> Round:
         """The round that this request is; a later one is linked to where the call began."""
@@ -275,12 +361,7 @@ class Dispatcher:
             case Failed(ToolError() as error) if not isinstance(error, CallTimeout):
                 raise InvalidParams(str(error))
             case Failed(error):
-                raise InternalError(self._log_failure(what, error))
-
-    def _log_failure(self, what: str, error: Exception) -> str:
-        reference = self._clock.new_id()
-        log.error("%s failed", what, exc_info=error, extra={"fields": {"reference": reference}})
-        return reference
+                raise InternalError(log_failure(what, error, self._clock))
 
     def _stamp(self, result: dict[str, Any]) -> bytes:
         """Serialise a result with `resultType` and `serverInfo`, which every result carries (basic/index).
@@ -292,7 +373,7 @@ class Dispatcher:
         try:
             return encode({"resultType": "complete", **result, "_meta": meta})
         except (TypeError, ValueError, RecursionError) as error:
-            raise InternalError(self._log_failure("writing the result", error)) from error
+            raise InternalError(log_failure("writing the result", error, self._clock)) from error
 
 
 def _features(catalog: Catalog, streams: bool) -> frozenset[str]:
@@ -303,8 +384,16 @@ def _features(catalog: Catalog, streams: bool) -> frozenset[str]:
         "resources": bool(catalog.resources or catalog.templates),
         "completions": catalog.can_complete,
         "subscriptions": streams,
+        "tasks": any(served.tool.task != "forbidden" for served in catalog.tools.values()),
     }
     return frozenset(feature for feature, is_served in served.items() if is_served)
+
+
+def _requirements(served: ServedTool) -> Mapping[str, Any]:
+    """What a client must have declared before the tool is run."""
+    if served.tool.task != "required":
+        return served.tool.requires
+    return merged([served.tool.requires, tasks.REQUIRED])
 
 
 def _server_info(server: ServerConfig) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A result, serialised, and what the log says of it: ok, tool_error or input_required."""
+    """A result, serialised, and what the log says of it: ok, tool_error, input_required or task."""
 
     result: bytes
     outcome: str = "ok"
@@ -78,6 +78,14 @@ class InputRequired:
     """The round ended with questions, or only with state; `wire` is the `InputRequiredResult`."""
 
     wire: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BecomesTask:
+    """The call goes on as a task, with what is known of it; `message` is what its handler last said."""
+
+    journal: Journal
+    message: str | None
 
 
 class Rounds:
@@ -117,11 +125,22 @@ class Rounds:
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
     ) -> Completed[T] | InputRequired | Failed:
         """Run a handler for one round."""
-        state = Run(round_.journal, call.meta.capabilities, call.deadline)
+        outcome = await self.run_or_defer(round_, call, handler, may_become_task=False)
+        assert not isinstance(outcome, BecomesTask), "it may not"
+        return outcome
+
+    async def run_or_defer(
+        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]], *, may_become_task: bool
+    ) -> Completed[T] | InputRequired | BecomesTask | Failed:
+        """Run a handler for one round, after which the call may have to go on as a task."""
+        state = Run(round_.journal, call.meta.capabilities, call.deadline, may_become_task=may_become_task)
         context = Context(call, state)
         outcome = await engine.run(lambda: handler(context), state)
         if not isinstance(outcome, Suspended):
             return outcome
+        # what the client can be asked at once is asked before there is a task (SEP-2663, "Task Creation")
+        if may_become_task and outcome.wants_task and not outcome.requests:
+            return BecomesTask(outcome.journal, state.message)
         if round_.number >= self._max_rounds:
             return Failed(ToolError(f"The call needed more than {self._max_rounds} rounds; ask for less at once"))
         try:

@@ -1,14 +1,14 @@
 """subscriptions/listen: who wants to hear of which changes, and the messages each gets (basic/patterns/subscriptions).
 
-The hub reaches the streams of this process. A stream holds at most one pending message per (method, uri), so a slow
-reader costs no more than what it subscribed to, and nothing that it must know is dropped: "the list changed" said
-twice means what it means said once.
+The hub reaches the streams of this process. A stream holds at most one pending message per (method, uri or task), so a
+slow reader costs no more than what it subscribed to, and nothing that it must know is dropped: "the list changed" said
+twice means what it means said once, and the later state of a task replaces the earlier one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -16,12 +16,13 @@ from app.errors import TransportError
 from app.protocol import jsonrpc
 from app.protocol.jsonrpc import RequestId
 from app.protocol.params import SubscriptionFilter
+from app.protocol.tasks import NOTIFICATION
 from app.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 
 Topic: TypeAlias = tuple[str, str | None]
-"""A method and, for `notifications/resources/updated`, the URI."""
+"""A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,14 +32,16 @@ class Subscription:
     id: RequestId
     topics: frozenset[Topic]
     acknowledged: dict[str, Any]
-    _pending: dict[Topic, None] = field(default_factory=dict)
+    ends: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done when it has ended."""
+    _pending: dict[Topic, bytes | None] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
 
-    def offer(self, topic: Topic) -> None:
-        """Note a change, if it is wanted."""
+    def offer(self, topic: Topic, params: bytes | None = None) -> None:
+        """Note a change, if it is wanted; `params` is a JSON object with what there is to say of it."""
         if topic in self.topics:
-            self._pending[topic] = None
+            self._pending[topic] = params
             self._wake.set()
 
     def close(self) -> None:
@@ -51,9 +54,8 @@ class Subscription:
         yield self._tell("notifications/subscriptions/acknowledged", notifications=self.acknowledged)
         while True:
             while self._pending:
-                method, uri = next(iter(self._pending))
-                del self._pending[method, uri]
-                yield self._tell(method) if uri is None else self._tell(method, uri=uri)
+                topic = next(iter(self._pending))
+                yield self._message(topic, self._pending.pop(topic))
             if self._closing:
                 return
             self._wake.clear()
@@ -62,6 +64,12 @@ class Subscription:
                     await self._wake.wait()
             except TimeoutError:
                 yield None
+
+    def _message(self, topic: Topic, params: bytes | None) -> bytes:
+        method, uri = topic
+        if params is not None:
+            return jsonrpc.notification_of(method, {"_meta": {SUBSCRIPTION_ID: self.id}}, params)
+        return self._tell(method) if uri is None else self._tell(method, uri=uri)
 
     def _tell(self, method: str, **params: Any) -> bytes:
         return jsonrpc.notification(method, {"_meta": {SUBSCRIPTION_ID: self.id}, **params})
@@ -80,8 +88,14 @@ class Hub:
         """How many are open."""
         return len(self._open)
 
-    def subscribe(self, request_id: RequestId, wanted: SubscriptionFilter, features: frozenset[str]) -> Subscription:
-        """Open a stream for what is both wanted and served.
+    def subscribe(
+        self,
+        request_id: RequestId,
+        wanted: SubscriptionFilter,
+        features: frozenset[str],
+        task_ids: Sequence[str] = (),
+    ) -> Subscription:
+        """Open a stream for what is both wanted and served; `task_ids` are those of the caller's own tasks.
 
         Raises:
             TransportError: 503, there are too many, or the server is shutting down.
@@ -90,6 +104,9 @@ class Hub:
             reason = "the server is shutting down" if self._closing else "too many open streams (http.max_streams)"
             raise TransportError(503, f"subscriptions/listen is not possible now: {reason}", [(b"retry-after", b"5")])
         topics, acknowledged = _topics(wanted, features)
+        if task_ids:
+            topics |= {(NOTIFICATION, task_id) for task_id in task_ids}
+            acknowledged["taskIds"] = list(task_ids)
         subscription = Subscription(request_id, topics, acknowledged)
         self._open.add(subscription)
         return subscription
@@ -97,6 +114,8 @@ class Hub:
     def unsubscribe(self, subscription: Subscription) -> None:
         """Forget a stream that has ended."""
         self._open.discard(subscription)
+        while subscription.ends:
+            subscription.ends.pop()()
 
     def publish(self, method: str, uri: str | None = None) -> None:
         """Tell every stream that wants to know."""

@@ -43,6 +43,10 @@ class ClientCapabilities:
         if missing := _missing(required, self._explicit()):
             raise MissingCapability(f"{what_for} needs client capabilities that this request does not declare", missing)
 
+    def has(self, required: Mapping[str, Any]) -> bool:
+        """Whether all of `required` is declared."""
+        return not _missing(required, self._explicit())
+
     def _explicit(self) -> Mapping[str, Any]:
         # client/elicitation: "an empty object is equivalent to declaring support for form mode only"
         if self.declared.get("elicitation") == {}:

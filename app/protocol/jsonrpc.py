@@ -124,6 +124,12 @@ def notification(method: str, params: dict[str, Any]) -> bytes:
     return encode({"jsonrpc": JSONRPC_VERSION, "method": method, "params": params})
 
 
+def notification_of(method: str, params: dict[str, Any], more: bytes) -> bytes:
+    """A server-sent notification with further params that are serialised already: a JSON object, not empty."""
+    head = b'{"jsonrpc":"2.0","method":%b,"params":%b' % (encode(method), encode(params)[:-1])
+    return b"%b,%b}" % (head, more[1:])
+
+
 def _readable_id(message: dict[str, Any]) -> RequestId | None:
     request_id = message.get("id")
     if isinstance(request_id, str):

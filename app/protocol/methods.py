@@ -41,6 +41,9 @@ METHODS: Final = _rows(
     Method("prompts/get", feature="prompts", mcp_name="name"),
     Method("completion/complete", feature="completions"),
     Method("subscriptions/listen", feature="subscriptions"),
+    Method("tasks/get", feature="tasks", mcp_name="taskId"),
+    Method("tasks/update", feature="tasks", mcp_name="taskId"),
+    Method("tasks/cancel", feature="tasks", mcp_name="taskId"),
 )
 
 SUCCESSORS: Final = MappingProxyType(

@@ -97,12 +97,25 @@ class SubscriptionFilter(Params):
     prompts_list_changed: bool = Field(default=False, alias="promptsListChanged")
     resources_list_changed: bool = Field(default=False, alias="resourcesListChanged")
     resource_subscriptions: list[str] = Field(default=[], alias="resourceSubscriptions", max_length=1000)
+    task_ids: list[str] = Field(default=[], alias="taskIds", max_length=100)
 
 
 class ListenParams(Params):
     """subscriptions/listen"""
 
     notifications: SubscriptionFilter
+
+
+class TaskParams(Params):
+    """tasks/get and tasks/cancel"""
+
+    task_id: str = Field(alias="taskId")
+
+
+class UpdateTaskParams(TaskParams):
+    """tasks/update"""
+
+    input_responses: dict[str, Any] = Field(alias="inputResponses")
 
 
 def validate(model: type[P], params: dict[str, Any]) -> P:

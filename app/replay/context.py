@@ -12,6 +12,7 @@ answers and on steps alone. An async handler awaits them; one that is a plain fu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
@@ -28,6 +29,10 @@ from app.replay.journal import Answered
 from app.replay.questions import Answer, Form, Question, Raw, Root, Roots, Sample, Sampled, Url
 
 M = TypeVar("M", bound=BaseModel)
+
+MAX_STATUS_CHARS: Final = 1_000
+
+log = logging.getLogger("app.handler")
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
@@ -73,6 +78,16 @@ class Context:
     def deadline(self) -> Deadline:
         """When this round has to be over."""
         return self._call.deadline
+
+    @property
+    def task_id(self) -> str | None:
+        """The id of the task that this call has become, if it has: part of a good key for idempotent requests."""
+        return self._run.task_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled, so that nobody wants the outcome; for a long step to look at."""
+        return self._run.cancelled
 
     @property
     def client_capabilities(self) -> Mapping[str, Any]:
@@ -188,13 +203,45 @@ class Context:
         """End this round once without asking anything; the client's retry goes on from here."""
         await self._run.shed(name)
 
+    # going on later
+
+    async def continue_as_task(self) -> None:
+        """From here on a worker carries the call, and the client has a task; nothing happens if that cannot be.
+
+        It can be if the tool says `task="optional"` or `"required"` and the client declares the tasks extension.
+        """
+        await self._run.continue_as_task()
+
+    async def sleep(self, seconds: float, name: str = "sleep") -> None:
+        """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between."""
+        await self._run.sleep(name, seconds)
+
+    async def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
+        """Call a function again and again until it returns something but `None`; that is remembered, as a step is.
+
+        A task holds no worker between two times. The function must be safe to call again.
+
+        Raises:
+            StepFailed, NotJson: as `step`.
+        """
+        return await self._run.poll(name, function, args, every_s)
+
     # telling
+
+    async def status(self, message: str) -> None:
+        """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one."""
+        self._run.message = message[:MAX_STATUS_CHARS]
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
 
         The value must increase with each notification (basic/patterns/progress); one that does not is not sent.
+        Inside a task there are no notifications: it becomes the task's `statusMessage`.
         """
+        if self._run.task_id is not None:
+            done = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
+            await self.status(done if message is None else f"{done}: {message}")
+            return
         token = self._call.meta.progress_token
         if token is None or self._call.notify is None:
             return
@@ -207,13 +254,18 @@ class Context:
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level or below with `logLevel`.
 
-        `level` is one of RFC 5424's names, "debug" to "emergency"; `data` is any JSON value.
+        `level` is one of RFC 5424's names, "debug" to "emergency"; `data` is any JSON value. Inside a task it goes to
+        the server's log.
 
         Raises:
             ValueError: there is no such level.
         """
         if level not in LOG_LEVELS:
             raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
+        if self._run.task_id is not None:
+            fields = {"task": self._run.task_id, "level": level, "logger": logger, "data": data}
+            log.info("a task says", extra={"fields": fields})
+            return
         wanted = self._call.meta.log_level
         if wanted is None or self._call.notify is None or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted):
             return

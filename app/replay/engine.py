@@ -3,9 +3,9 @@
 A handler is run from the top each time, against a journal of what is already known. A question without an answer
 *suspends* the run: its outcome is the open questions and the journal, which is all that any process needs to go on.
 
-    run(handler, call, journal) → Completed(value)               it returned
-                                | Suspended(requests, journal)   it waits for answers, or only for its next turn
-                                | Failed(error)                  it raised
+    run(handler, state) → Completed(value)               it returned
+                        | Suspended(requests, journal)   it waits: for answers, for a time, or only for its next turn
+                        | Failed(error)                  it raised
 
 Suspension reaches the handler as `Suspend`, a `BaseException`: `except Exception` lets it pass. It is raised once all
 branches of the handler have come to rest, so questions asked side by side come out together.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -31,7 +32,7 @@ from app.clock import Deadline
 from app.errors import CallTimeout, GatewayError, MissingCapability, ToolError
 from app.protocol.capabilities import ClientCapabilities, merged
 from app.replay.alarms import Limit
-from app.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, plain, wire_key
+from app.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, Slept, Step, plain, wire_key
 from app.replay.questions import Answer, BadAnswer, Question, digest_of
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ QUIET_TURNS: Final = 10
 """Turns of the event loop without any engine call after which the handler's branches count as at rest."""
 SHED_MARGIN_MS: Final = 250
 """What has to be left of the time, beyond the longest step so far, for another step to be begun."""
+HOLD_MS: Final = 1_000
+"""A task that has to wait no longer than this keeps its worker; letting go and being taken up again costs as much."""
 
 
 class Suspend(BaseException):
@@ -70,6 +73,10 @@ class Suspended:
 
     requests: Mapping[str, Any]
     journal: Journal
+    wants_task: bool = False
+    """It is to go on as a task: it said so, time is nearly up, or it has to wait longer than a request may."""
+    wake_ms: int | None = None
+    """Its next turn is not to come before this, in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,18 @@ class Run:
     capabilities: ClientCapabilities
     deadline: Deadline
     checkpoint: Checkpoint = _nowhere
+    task_id: str | None = None
+    """The task that this run belongs to, if it does."""
+    may_become_task: bool = False
+    """Whether what is still an ordinary call may go on as a task: its tool and its client both want that."""
+    message: str | None = None
+    """What the handler last said it is doing: the `statusMessage` of a task."""
+    cancelled: bool = False
+    """Nobody wants the outcome any more."""
+    yields: bool = False
+    """Whether it is to stop at its next step, because the process is about to."""
+    wants_task: bool = False
+    wake_ms: int | None = None
     requests: dict[str, Any] = field(default_factory=dict)
     suspended: bool = False
     _counts: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -153,20 +172,83 @@ class Run:
             await self._remember(Passed(f"shed:{key}"))
             await self._park()
 
+    async def continue_as_task(self) -> None:
+        """End the ordinary call here, if it may go on as a task; nothing happens if it may not, or already is one."""
+        if self.suspended:
+            raise Suspend
+        if self.may_become_task:
+            self.wants_task = True
+            await self._park()
+
+    async def sleep(self, name: str, seconds: float) -> None:
+        """Wait, once: a later run waits for what is left, a task without holding a worker."""
+        key = f"sleep:{self._key('sleep', name)}"
+        known = self.journal.steps.get(key)
+        if not isinstance(known, Slept):
+            known = Slept(key, self.deadline.clock.now_ms() + round(seconds * 1000))
+            self.journal.add(known)  # kept with whatever the run leaves; if that is nothing, nobody was waiting
+        await self._rest(known.until_ms)
+
+    async def poll(self, name: str, function: Callable[..., Any], args: Sequence[Any], every_s: float) -> Any:
+        """What the function returned when for the first time that was not `None`; asked now and then, then remembered.
+
+        Raises:
+            StepFailed, NotJson: as `step`.
+        """
+        key = self._key("step", name)
+        while (known := self.journal.steps.get(key)) is None:
+            await self._before_step()
+            known = await self._run_step(key, function, tuple(args), {}, only_values=True)
+            if known != Finished(key, None):
+                break
+            await self._rest(self.deadline.clock.now_ms() + round(every_s * 1000))
+        return _outcome_of(known, name)
+
+    async def _rest(self, until_ms: int) -> None:
+        """Wait for a moment: here if it is near, otherwise by giving the turn back.
+
+        An ordinary call that may become a task does so if the moment is beyond its deadline; one that may not gives its
+        turn back just before that, and goes on waiting in its next round.
+        """
+        left_ms = until_ms - self.deadline.clock.now_ms()
+        remaining_ms = self.deadline.remaining_ms()
+        here_ms = math.inf if remaining_ms is None else max(0.0, remaining_ms - SHED_MARGIN_MS)
+        if self.task_id is not None:
+            here_ms = min(here_ms, HOLD_MS)
+        if left_ms > here_ms:
+            if self.task_id is None and not self.may_become_task:
+                await self._wait_here(here_ms)
+            self.wants_task = True
+            self.wake_ms = until_ms if self.wake_ms is None else min(self.wake_ms, until_ms)
+            await self._park()
+        await self._wait_here(left_ms)
+
+    async def _wait_here(self, for_ms: float) -> None:
+        self._in_flight += 1
+        try:
+            await asyncio.sleep(max(0.0, for_ms) / 1000)
+        finally:
+            self._in_flight -= 1
+            self._stir()
+
     async def _before_step(self) -> None:
         """At the boundary of a step: stop if time is nearly up and there has been any progress."""
         remaining_ms = self.deadline.remaining_ms()
         short = remaining_ms is not None and remaining_ms < self._longest_ms + SHED_MARGIN_MS
-        if short and self._steps_run > 0:
+        if self.yields or (short and self._steps_run > 0):
+            self.wants_task = True
             await self._park()
 
-    async def _run_step(self, key: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Finished | Raised:
+    async def _run_step(
+        self, key: str, function: Callable[..., Any], args: Any, kwargs: Any, *, only_values: bool = False
+    ) -> Finished | Raised:
         self._in_flight += 1
         begun_ms = self.deadline.clock.monotonic_ms()
         outside = _inside.set((self, key))
         try:
             entry = await _finish(key, function, args, kwargs)
-            await self._remember(entry)
+            if not only_values or entry != Finished(key, None):
+                await self._remember(entry)
         finally:
             _inside.reset(outside)
             self._in_flight -= 1
@@ -233,6 +315,13 @@ class Run:
         for future in self._parked:
             future.cancel()
 
+    def stop(self) -> None:
+        """End the run from outside: whatever waits ends now, whatever asks anything of the engine ends then."""
+        self.suspended = True
+        for future in self._parked:
+            if not future.done():
+                future.set_exception(Suspend())
+
     async def _park(self) -> NoReturn:
         """Wait until every branch has come to rest, then suspend."""
         if self.suspended:
@@ -257,10 +346,7 @@ class Run:
             left = turns - 1 if seen == self._activity else QUIET_TURNS
             asyncio.get_running_loop().call_soon(self._watch, self._activity, left)
         else:
-            self.suspended = True
-            for future in self._parked:
-                if not future.done():
-                    future.set_exception(Suspend())
+            self.stop()
 
 
 _inside: ContextVar[tuple[Run | None, str]] = ContextVar("_inside", default=(None, ""))
@@ -340,7 +426,7 @@ def _caused_by(error: BaseException, message: str) -> RuntimeError:
 
 
 def _suspended(state: Run) -> Suspended:
-    return Suspended(state.requests, state.journal)
+    return Suspended(state.requests, state.journal, state.wants_task, state.wake_ms)
 
 
 async def _finish(key: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Finished | Raised:
@@ -358,7 +444,7 @@ def _text(error: Exception) -> str:
     return str(error).encode(errors="replace").decode()  # a file name in it may be no Unicode
 
 
-def _outcome_of(entry: Finished | Raised | Passed, name: str) -> Any:
+def _outcome_of(entry: Step, name: str) -> Any:
     match entry:
         case Finished(value=value):
             return value

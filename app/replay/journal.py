@@ -67,9 +67,25 @@ class Passed:
     key: str
 
 
-Entry: TypeAlias = Finished | Raised | Asked | Answered | Passed
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """A sleep that began, and when it is over, in milliseconds since the epoch."""
 
-_TAGS: Final[Mapping[str, type[Entry]]] = {"s": Finished, "e": Raised, "q": Asked, "a": Answered, "p": Passed}
+    key: str
+    until_ms: int
+
+
+Entry: TypeAlias = Finished | Raised | Asked | Answered | Passed | Slept
+Step: TypeAlias = Finished | Raised | Passed | Slept
+
+_TAGS: Final[Mapping[str, type[Entry]]] = {
+    "s": Finished,
+    "e": Raised,
+    "q": Asked,
+    "a": Answered,
+    "p": Passed,
+    "w": Slept,
+}
 _TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
 
 
@@ -86,7 +102,7 @@ def wire_key(key: str, attempt: int) -> str:
 class Journal:
     """What is known of one call: steps, questions, and the handler's own `state`, all JSON."""
 
-    steps: dict[str, Finished | Raised | Passed] = field(default_factory=dict)
+    steps: dict[str, Step] = field(default_factory=dict)
     questions: dict[str, Asked | Answered] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -120,8 +136,7 @@ class Journal:
 
     def to_json(self) -> Any:
         """As JSON: `[[tag, key, …], …]` and the state."""
-        rows = [[_TAG_OF[type(entry)], *_fields(entry)] for entry in self.entries()]
-        return [rows, plain(self.state, "ctx.state")]
+        return [[row(entry) for entry in self.entries()], plain(self.state, "ctx.state")]
 
     @classmethod
     def from_json(cls, value: Any) -> Journal:
@@ -132,8 +147,8 @@ class Journal:
         """
         rows, state = value
         journal = cls(state=dict(state))
-        for tag, *members in rows:
-            journal.add(_TAGS[tag](*members))
+        for one in rows:
+            journal.add(from_row(one))
         return journal
 
     def largest(self) -> str:
@@ -141,6 +156,21 @@ class Journal:
         sizes = [(len(encode(_fields(entry))), _describe(entry)) for entry in self.entries()]
         size, what = max([*sizes, (len(encode(self.state)), "ctx.state")])
         return f"{what} ({size} bytes)"
+
+
+def row(entry: Entry) -> list[Any]:
+    """An entry as JSON: `[tag, key, …]`."""
+    return [_TAG_OF[type(entry)], *_fields(entry)]
+
+
+def from_row(value: Any) -> Entry:
+    """The inverse of `row`, for what we wrote ourselves.
+
+    Raises:
+        ValueError, TypeError, KeyError: we did not.
+    """
+    tag, *members = value
+    return _TAGS[tag](*members)
 
 
 def _fields(entry: Entry) -> list[Any]:

@@ -38,6 +38,16 @@ class SyncContext:
         return self._context.deadline
 
     @property
+    def task_id(self) -> str | None:
+        """The id of the task that this call has become, if it has."""
+        return self._context.task_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled."""
+        return self._context.cancelled
+
+    @property
     def client_capabilities(self) -> Mapping[str, Any]:
         """The capabilities this request declares."""
         return self._context.client_capabilities
@@ -98,6 +108,22 @@ class SyncContext:
     def shed(self, name: str = "shed") -> None:
         """`Context.shed`, blocking."""
         _wait(self._context.shed, name)
+
+    def continue_as_task(self) -> None:
+        """`Context.continue_as_task`, blocking."""
+        _wait(self._context.continue_as_task)
+
+    def sleep(self, seconds: float, name: str = "sleep") -> None:
+        """`Context.sleep`, blocking."""
+        _wait(self._context.sleep, seconds, name)
+
+    def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
+        """`Context.poll`, blocking."""
+        return _wait(partial(self._context.poll, name, function, *args, every_s=every_s))
+
+    def status(self, message: str) -> None:
+        """`Context.status`, blocking."""
+        _wait(self._context.status, message)
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """`Context.progress`, blocking."""

@@ -1,7 +1,7 @@
 """SQLite as the store: the embedded default, and the reference for every other.
 
-WAL, so that several processes on one file read while one writes; every write is one statement whose condition is in it.
-Calls hop to threads here; a connection is used by one of them at a time.
+WAL, so that several processes on one file read while one writes; every write is one statement or one transaction whose
+condition is in it. Calls hop to threads here; a connection is used by one of them at a time.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 from app.clock import Clock
+from app.errors import Unavailable
 from app.storage.base import OnceRecord
 
 T = TypeVar("T")
@@ -25,7 +27,8 @@ MAX_CONNECTIONS: Final = 8
 _SWEEP_EVERY_MS: Final = 60_000
 _WAL_ATTEMPTS: Final = 200
 
-_SCHEMA: Final = """
+MIGRATIONS: Final = (
+    """
 create table if not exists once (
     token_id text primary key,
     answers text not null,
@@ -34,19 +37,120 @@ create table if not exists once (
     forget_ms integer not null
 ) without rowid;
 create index if not exists once_by_forget on once (forget_ms);
-"""
+""",
+    """
+create table tasks (
+    n integer primary key,
+    owner text not null,
+    id text not null,
+    tool text not null,
+    status text not null,
+    status_message text,
+    created_ms integer not null,
+    updated_ms integer not null,
+    expires_ms integer not null,
+    revision integer not null,
+    fence integer not null,
+    lease_until_ms integer not null,
+    wake_ms integer not null,
+    due_ms integer,
+    attempts integer not null
+);
+create unique index tasks_by_ref on tasks (owner, id);
+create index tasks_by_due on tasks (due_ms) where due_ms is not null;
+create index tasks_by_expiry on tasks (expires_ms);
+create table payloads (
+    n integer primary key,
+    task integer not null references tasks (n) on delete cascade,
+    kind text not null,
+    name text not null,
+    value blob not null
+);
+create index payloads_by_task on payloads (task, kind, name);
+create table messages (
+    n integer primary key,
+    task text not null,
+    visible_ms integer not null,
+    receipt integer not null default 0
+);
+create index messages_by_time on messages (visible_ms);
+""",
+)
+"""What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
 
 
-class SqliteStore:
-    """One file. Connections are made when they are first needed, so nothing is opened before a fork."""
+class Database:
+    """One file. Connections are made when they are first needed, so nothing is opened before a fork.
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    `durable` writes are on the disk when they return; others survive the death of the process, not that of the machine.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path = path
-        self._clock = clock
+        self._synchronous: Literal["full", "normal"] = "full" if durable else "normal"
         self._idle: list[sqlite3.Connection] = []
         self._limiter = CapacityLimiter(MAX_CONNECTIONS)
-        self._swept_ms = 0
         weakref.finalize(self, _close, self._idle)  # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
+
+    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What the work returns, done in a thread with a connection of its own.
+
+        Raises:
+            Unavailable: the file is locked for long, full, or not there.
+        """
+        try:
+            return await to_thread.run_sync(self._borrow, work, limiter=self._limiter)
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"The store cannot be used just now: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        _close(self._idle)
+
+    def _borrow(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            db = self._idle.pop()
+        except IndexError:
+            db = self._connect()
+        try:
+            return work(db)
+        finally:
+            self._idle.append(db)
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # autocommit: every statement is its own transaction; any thread may use the connection after another
+        db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            _use_wal(db)
+            db.execute(f"pragma synchronous = {self._synchronous}")
+            db.execute("pragma foreign_keys = on")
+            _migrate(db, self._path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Everything inside happens, or nothing. Waits for other writers when it begins, so that it cannot fail halfway."""
+    db.execute("begin immediate")
+    try:
+        yield
+    except BaseException:
+        db.execute("rollback")
+        raise
+    db.execute("commit")
+
+
+class SqliteOnce:
+    """The `OnceStore`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._swept_ms = 0
 
     async def claim(self, token_id: str, answers: str, give_up_ms: int, forget_ms: int) -> OnceRecord | None:
         """See `OnceStore`."""
@@ -57,44 +161,20 @@ class SqliteStore:
             won = db.execute(f"{insert} on conflict do nothing", (token_id, answers, give_up_ms, forget_ms))
             return None if won.rowcount else _read(db, token_id)
 
-        return await self._do(write)
+        return await self._database.do(write)
 
     async def finish(self, token_id: str, outcome: bytes) -> None:
         """See `OnceStore`."""
         statement = "update once set outcome = ? where token_id = ? and outcome is null"
-        await self._do(lambda db: db.execute(statement, (outcome, token_id)))
+        await self._database.do(lambda db: db.execute(statement, (outcome, token_id)))
 
     async def read(self, token_id: str) -> OnceRecord | None:
         """See `OnceStore`."""
-        return await self._do(lambda db: _read(db, token_id))
+        return await self._database.do(lambda db: _read(db, token_id))
 
     async def aclose(self) -> None:
         """Close the connections."""
-        _close(self._idle)
-
-    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def borrow() -> T:
-            try:
-                db = self._idle.pop()
-            except IndexError:
-                db = self._connect()
-            try:
-                return work(db)
-            finally:
-                self._idle.append(db)
-
-        return await to_thread.run_sync(borrow, limiter=self._limiter)
-
-    def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        # autocommit: every statement is its own transaction; any thread may use the connection after another
-        db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        try:
-            _prepare(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
+        await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection) -> None:
         """Drop what may be forgotten, now and then: expired tokens are refused before they get here."""
@@ -104,12 +184,17 @@ class SqliteStore:
             db.execute("delete from once where forget_ms < ?", (now_ms,))
 
 
+def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
+    row = db.execute("select answers, outcome, give_up_ms from once where token_id = ?", (token_id,)).fetchone()
+    return None if row is None else OnceRecord(*row)
+
+
 def _close(connections: list[sqlite3.Connection]) -> None:
     while connections:
         connections.pop().close()
 
 
-def _prepare(db: sqlite3.Connection) -> None:
+def _use_wal(db: sqlite3.Connection) -> None:
     """The change to WAL is the one thing that SQLite does not wait for: of processes that start together all but one
     are told at once that the file is locked. WAL stays in the file, so this is over when one of them has got through.
     """
@@ -117,15 +202,34 @@ def _prepare(db: sqlite3.Connection) -> None:
     for attempt in range(_WAL_ATTEMPTS):
         try:
             db.execute("pragma journal_mode = wal")
-            break
+            return
         except sqlite3.OperationalError:
             if attempt + 1 == _WAL_ATTEMPTS:
                 raise
             pause.wait(BUSY_S / _WAL_ATTEMPTS)
-    db.execute("pragma synchronous = full")
-    db.executescript(_SCHEMA)
 
 
-def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
-    row = db.execute("select answers, outcome, give_up_ms from once where token_id = ?", (token_id,)).fetchone()
-    return None if row is None else OnceRecord(*row)
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    """Bring the file to this version, whoever else is doing so at the same time.
+
+    Raises:
+        sqlite3.OperationalError: a later version of the gateway wrote it.
+    """
+    if _version(db) == len(MIGRATIONS):
+        return
+    with transaction(db):
+        version = _version(db)
+        if version > len(MIGRATIONS):
+            raise sqlite3.OperationalError(
+                f"{path.name} was written by a later version of the gateway (file version {version}, ours is"
+                f" {len(MIGRATIONS)}); upgrade this one, or use another file"
+            )
+        for script in MIGRATIONS[version:]:
+            for statement in filter(str.strip, script.split(";")):
+                db.execute(statement)
+        db.execute(f"pragma user_version = {len(MIGRATIONS)}")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    version: int = db.execute("pragma user_version").fetchone()[0]
+    return version

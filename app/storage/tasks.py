@@ -194,7 +194,7 @@ class OpenTask:
 
 
 class TaskStore(Protocol):
-    """Every method raises `Unavailable` when the store cannot be reached; then the write may or may not have happened."""
+    """Every method raises `Unavailable` when the store cannot be reached; a write may then have happened or not."""
 
     # for the owner
 
@@ -205,14 +205,17 @@ class TaskStore(Protocol):
         """The task as of the last write, strongly consistent; `None` if it is unknown or has expired. One call."""
 
     async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
-        """Take the answers to outstanding questions, drop the others; a question that is answered is no longer outstanding.
+        """Take the answers to outstanding questions and drop the others; what is answered is outstanding no more.
 
         With the last outstanding question answered the task is `working` and due at `due_ms`. The next `read` shows it.
         One call where all outstanding questions are answered at once and nothing else is sent.
         """
 
     async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
-        """Make it `cancelled`, unless it is terminal. Whether there is such a task; the next `read` shows it. One call."""
+        """Make it `cancelled`, unless it is terminal. `False` if there is no such task. The next `read` shows it.
+
+        One call.
+        """
 
     # for the worker
 
@@ -285,7 +288,10 @@ class TaskStore(Protocol):
         out. For an operator: it may read the whole table."""
 
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
-        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, a higher fence. Whether it was one."""
+        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, a higher fence, due at `due_ms`.
+
+        `False` if it is not working.
+        """
 
     async def aclose(self) -> None:
         """Let go of connections."""

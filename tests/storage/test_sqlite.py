@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.storage.base import OnceStore
-from app.storage.sqlite import SqliteStore
+from app.storage.sqlite import Database, SqliteOnce
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims
 from tests.support.clocks import FixedClock
 
@@ -19,12 +19,12 @@ _CLAIM = """
 import asyncio, sys, time
 from pathlib import Path
 from app.clock import Clock
-from app.storage.sqlite import SqliteStore
+from app.storage.sqlite import Database, SqliteOnce
 
 path, token_id, claims, me = sys.argv[1:]
 
 async def main():
-    store = SqliteStore(Path(path), Clock())
+    store = SqliteOnce(Database(Path(path)), Clock())
     print("ready", flush=True)
     sys.stdin.readline()  # all begin at once
     got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
@@ -50,7 +50,7 @@ async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
     made: list[OnceStore] = []
 
     def open_one() -> OnceStore:
-        made.append(SqliteStore(path, clock))
+        made.append(SqliteOnce(Database(path), clock))
         return made[-1]
 
     yield open_one
@@ -79,7 +79,7 @@ def spawn_claims(path: Path) -> SpawnClaims:
     return spawn
 
 
-class TestSqliteStore(OnceStoreContract):
+class TestSqliteOnce(OnceStoreContract):
     """The contract, on SQLite."""
 
     def test_processes_that_race_for_a_file_that_is_not_there_all_get_on(
@@ -96,5 +96,5 @@ class TestSqliteStore(OnceStoreContract):
         db.close()
 
     def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
-        SqliteStore(path, clock)
+        SqliteOnce(Database(path), clock)
         assert not path.parent.exists()

@@ -1,0 +1,140 @@
+"""What a gateway and a worker have in common: back ends, catalog, stores. Knows no web framework.
+
+`app.main` builds the gateway around it; a worker process, or the worker function on AWS Lambda, needs no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anyio import CapacityLimiter
+
+from app.backends import catalog
+from app.backends.base import Backend
+from app.backends.catalog import Catalog
+from app.clock import Clock
+from app.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBackendConfig
+from app.dispatch.subscriptions import Hub
+from app.errors import ConfigError, Problem
+from app.settings import Settings
+from app.storage.base import OnceStore
+from app.storage.queue import TaskQueue
+from app.storage.tasks import TaskStore
+from app.tasks.pool import Pool
+from app.tasks.sweep import Sweep
+from app.tasks.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What processes that belong together share."""
+
+    once: OnceStore
+    tasks: TaskStore
+    queue: TaskQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What a gateway and a worker have in common."""
+
+    backends: Sequence[Backend]
+    catalog: Catalog
+    hub: Hub
+    stores: Stores
+
+    def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
+        """Takes turns at tasks."""
+        return Worker(self.catalog, self.stores.tasks, self.stores.queue, clock, config.tasks, self.hub.publish)
+
+    def pool(self, config: GatewayConfig, clock: Clock) -> Pool:
+        """Workers and the sweep, for a process that runs on."""
+        sweep = Sweep(self.stores.tasks, self.stores.queue, clock, config.tasks)
+        return Pool(self.worker(config, clock), sweep, self.stores.queue, clock, config.tasks)
+
+    async def aclose(self) -> None:
+        """Let go of all connections."""
+        for backend in self.backends:
+            await backend.aclose()
+        await self.stores.queue.aclose()
+        await self.stores.tasks.aclose()
+        await self.stores.once.aclose()
+
+
+def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None) -> Core:
+    """The catalog and the stores of a configuration.
+
+    Raises:
+        ConfigError: see `build_app`.
+    """
+    backends = make_backends(file)
+    served = catalog.build(backends, file.config.limits.page_size)
+    return Core(backends, served, Hub(file.config.http.max_streams), stores or make_stores(using, clock))
+
+
+def make_stores(using: Settings, clock: Clock) -> Stores:
+    """The stores that the settings name. Nothing is opened yet, and what is not named is not imported.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    if using.on_lambda and using.sqs_url is None and using.dynamodb_table is not None:
+        remedy = "set it to sqs:// and the URL of the queue"
+        message = "is local, which the functions of AWS Lambda do not share"
+        raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
+    once: OnceStore
+    tasks: TaskStore
+    if using.dynamodb_table is not None:
+        from app.storage.dynamodb import DynamoDbOnce, Table
+        from app.storage.dynamodb_tasks import DynamoDbTasks
+
+        table = Table(using.dynamodb_table, lambda: aws_client("dynamodb"), clock)
+        once, tasks = DynamoDbOnce(table), DynamoDbTasks(table)
+    else:
+        from app.storage.sqlite import Database, SqliteOnce
+        from app.storage.sqlite_tasks import SqliteTasks
+
+        database = Database(using.sqlite_path)
+        once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
+    return Stores(once, tasks, make_queue(using, clock))
+
+
+def make_queue(using: Settings, clock: Clock) -> TaskQueue:
+    """The queue that the settings name."""
+    if using.sqs_url is not None:
+        from app.storage.sqs import SqsQueue
+
+        return SqsQueue(using.sqs_url, lambda: aws_client("sqs"))
+    from app.storage.sqlite import Database
+    from app.storage.sqlite_queue import SqliteQueue
+
+    # a message that the machine's death takes with it is one that the sweep replaces
+    return SqliteQueue(Database(using.sqlite_path, durable=False), clock)
+
+
+def make_backends(file: ConfigFile) -> list[Backend]:
+    """The back ends of a configuration, not yet loaded."""
+    limiter = CapacityLimiter(file.config.limits.threads)
+    made: list[Backend] = []
+    for index, entry in enumerate(file.config.backends):
+        origin = file.origin.at("backends", index)
+        match entry:
+            case PythonBackendConfig():
+                from app.backends.python import PythonBackend
+
+                made.append(PythonBackend(entry, origin, limiter))
+            case HttpBackendConfig():
+                from app.backends.http import HttpBackend
+
+                made.append(HttpBackend(entry, origin))
+    return made
+
+
+def aws_client(service: str, **config: Any) -> Any:
+    """boto3's client of a service."""
+    import boto3  # 200 ms, and an extra: only for what is kept at AWS
+    from botocore.config import Config
+
+    return boto3.client(service, config=Config(**config))

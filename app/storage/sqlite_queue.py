@@ -1,0 +1,77 @@
+"""The task queue as a table of a SQLite file: the embedded default.
+
+Who waits in the process that sends is woken at once; who waits in another looks again every `POLL_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from app.clock import Clock
+from app.storage.queue import Message
+from app.storage.sqlite import Database, transaction
+from app.storage.tasks import TaskRef
+
+POLL_S: Final = 0.25
+HIDDEN_MS: Final = 30_000
+"""How long a message that was received and not deleted stays hidden."""
+
+
+class SqliteQueue:
+    """The `TaskQueue`, see there."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._sent = asyncio.Event()
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """See `TaskQueue`."""
+        facts = (str(ref), self._clock.now_ms() + delay_ms)
+        statement = "insert into messages (task, visible_ms) values (?, ?)"
+        await self._database.do(lambda db: db.execute(statement, facts))
+        self._sent.set()
+
+    async def receive(self, limit: int, wait_ms: int) -> Sequence[Message]:
+        """See `TaskQueue`."""
+        until_ms = self._clock.monotonic_ms() + wait_ms
+        while True:
+            self._sent.clear()
+            messages = await self._database.do(lambda db: self._take(db, limit))
+            left_s = (until_ms - self._clock.monotonic_ms()) / 1000
+            if messages or left_s <= 0:
+                return messages
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(POLL_S, left_s)):
+                    await self._sent.wait()
+
+    async def delete(self, messages: Sequence[Message]) -> None:
+        """See `TaskQueue`."""
+        rows = [tuple(map(int, message.receipt.split("/"))) for message in messages]
+
+        def write(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                db.executemany("delete from messages where n = ? and receipt = ?", rows)
+
+        if rows:
+            await self._database.do(write)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._database.aclose()
+
+    def _take(self, db: sqlite3.Connection, limit: int) -> list[Message]:
+        now_ms = self._clock.now_ms()
+        if db.execute("select 1 from messages where visible_ms <= ? limit 1", (now_ms,)).fetchone() is None:
+            return []  # most of the time: without a lock that others would have to wait for
+        rows = db.execute(
+            "update messages set visible_ms = ?, receipt = receipt + 1"
+            " where n in (select n from messages where visible_ms <= ? order by visible_ms limit ?)"
+            " returning task, n, receipt",
+            (now_ms + HIDDEN_MS, now_ms, limit),
+        ).fetchall()
+        return [Message(TaskRef.parse(task), f"{n}/{receipt}") for task, n, receipt in rows]

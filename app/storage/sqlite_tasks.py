@@ -1,0 +1,362 @@
+"""Tasks in SQLite: a narrow row that every write touches, and payloads beside it that are written once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from app.errors import LeaseLost
+from app.protocol.tasks import OPEN, Event, Status, sources, target
+from app.storage.sqlite import Database, transaction
+from app.storage.tasks import (
+    Added,
+    Answered,
+    Claimed,
+    Lease,
+    NewTask,
+    NotClaimed,
+    OpenTask,
+    TaskRecord,
+    TaskRef,
+)
+
+FORGET_AFTER_MS: Final = 2 * 86_400_000
+"""How long an expired task stays in the file, for its operator."""
+_FORGET_AT_ONCE: Final = 500
+
+_HEAD: Final = (
+    "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
+    " fence, lease_until_ms, wake_ms, due_ms, attempts"
+)
+_OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms"
+
+
+class SqliteTasks:
+    """The `TaskStore`, see there."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, task: NewTask) -> None:
+        """See `TaskStore`."""
+        head: dict[str, Any] = {
+            "owner": task.ref.owner,
+            "id": task.ref.id,
+            "tool": task.tool,
+            "status": task.status.value,
+            "status_message": task.status_message,
+            "created_ms": task.created_ms,
+            "updated_ms": task.created_ms,
+            "expires_ms": task.expires_ms,
+            "revision": 1,
+            "fence": 0,
+            "lease_until_ms": 0,
+            "wake_ms": 0,
+            "due_ms": None if task.status.is_terminal else task.due_ms,
+            "attempts": 0,
+        }
+
+        def write(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                places = ", ".join("?" * len(head))
+                row = db.execute(f"insert into tasks ({', '.join(head)}) values ({places})", tuple(head.values()))
+                n = row.lastrowid
+                _put(db, n, "call", [("", task.call)])
+                _put(db, n, "state", [("", task.state)])
+                _put(db, n, "journal", (("", entry) for entry in task.journal))
+                if task.outcome is not None:
+                    _put(db, n, "outcome", [("", task.outcome)])
+
+        await self._database.do(write)
+
+    async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
+        """See `TaskStore`."""
+
+        def look(db: sqlite3.Connection) -> TaskRecord | None:
+            db.execute("begin")  # the row and its payloads as of one moment
+            try:
+                row = _row(db, ref)
+                return None if row is None or row["expires_ms"] <= now_ms else _record(db, row)
+            finally:
+                db.execute("rollback")
+
+        return await self._database.do(look)
+
+    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> Answered:
+            with transaction(db):
+                row = _row(db, ref)
+                if row is None or row["expires_ms"] <= now_ms:
+                    return Answered.UNKNOWN_TASK
+                if row["status"] not in sources(Event.ANSWER_ALL):
+                    return Answered.NOT_NEEDED
+                outstanding = {name for name, _ in _payloads(db, row["n"], "request")}
+                taken = outstanding & answers.keys()
+                if not taken:
+                    return Answered.NOT_NEEDED
+                for name in taken:
+                    db.execute(
+                        "delete from payloads where task = ? and kind = 'request' and name = ?", (row["n"], name)
+                    )
+                _put(db, row["n"], "answer", ((name, answers[name]) for name in taken))
+                fully = taken == outstanding
+                event = Event.ANSWER_ALL if fully else Event.ANSWER_SOME
+                db.execute(
+                    "update tasks set status = ?, due_ms = ?, updated_ms = ?, revision = revision + 1 where n = ?",
+                    (target(event).value, due_ms if fully else row["due_ms"], now_ms, row["n"]),
+                )
+                return Answered.FULLY if fully else Answered.PARTLY
+
+        return await self._database.do(write)
+
+    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> bool:
+            with transaction(db):
+                row = _row(db, ref)
+                if row is None or row["expires_ms"] <= now_ms:
+                    return False
+                if row["status"] in sources(Event.CANCEL):
+                    _end(db, row["n"], target(Event.CANCEL), status_message, now_ms)
+                return True
+
+        return await self._database.do(write)
+
+    async def claim(self, ref: TaskRef, now_ms: int, until_ms: int) -> Claimed | NotClaimed:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> Claimed | NotClaimed:
+            with transaction(db):
+                refused = _why_not(_row(db, ref), now_ms)
+                if refused is not None:
+                    return refused
+                db.execute(
+                    "update tasks set fence = fence + 1, attempts = attempts + 1, lease_until_ms = ?, due_ms = ?,"
+                    " wake_ms = 0 where owner = ? and id = ?",
+                    (until_ms, until_ms, ref.owner, ref.id),
+                )
+                return _claimed(db, ref)
+
+        return await self._database.do(write)
+
+    async def checkpoint(self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None) -> None:
+        """See `TaskStore`."""
+        changes = {} if until_ms is None else {"lease_until_ms": until_ms, "due_ms": until_ms}
+        if added.entries:
+            changes["attempts"] = 0
+        await self._under_lease(lease, added, changes, now_ms)
+
+    async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
+        """See `TaskStore`."""
+
+        def ask(db: sqlite3.Connection, n: int) -> None:
+            _put(db, n, "request", requests.items())
+            db.execute(
+                "update tasks set status = ?, due_ms = expires_ms, updated_ms = ?, revision = revision + 1 where n = ?",
+                (target(Event.ASK).value, now_ms, n),
+            )
+
+        await self._under_lease(lease, added, {"lease_until_ms": 0, "attempts": 0}, now_ms, ask)
+
+    async def release(
+        self, lease: Lease, added: Added, now_ms: int, *, wake_ms: int, due_ms: int, keeps_attempts: bool = False
+    ) -> None:
+        """See `TaskStore`."""
+        changes = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms}
+        if not keeps_attempts:
+            changes["attempts"] = 0
+        await self._under_lease(lease, added, changes, now_ms)
+
+    async def finish(
+        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+    ) -> None:
+        """See `TaskStore`."""
+
+        def end(db: sqlite3.Connection, n: int) -> None:
+            _end(db, n, status, status_message, now_ms)
+            if outcome is not None:
+                _put(db, n, "outcome", [("", outcome)])
+
+        await self._under_lease(lease, Added(), {}, now_ms, end)
+
+    async def due(self, now_ms: int, limit: int) -> Sequence[OpenTask]:
+        """See `TaskStore`."""
+        select = f"select {_OPEN_TASK} from tasks where due_ms <= ? order by due_ms limit ?"
+        return await self._database.do(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
+
+    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        statement = "update tasks set due_ms = ? where owner = ? and id = ? and due_ms = ?"
+        facts = (due_ms, task.ref.owner, task.ref.id, task.due_ms)
+        return await self._database.do(lambda db: db.execute(statement, facts).rowcount == 1)
+
+    async def expire(self, ref: TaskRef, now_ms: int) -> None:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                row = _row(db, ref)
+                if row is not None and row["expires_ms"] <= now_ms and row["status"] in sources(Event.EXPIRE):
+                    _end(db, row["n"], target(Event.EXPIRE), "expired", now_ms)
+
+        await self._database.do(write)
+
+    async def forget(self, now_ms: int) -> int:
+        """See `TaskStore`."""
+        statement = (
+            "delete from tasks where n in (select n from tasks where expires_ms <= ? limit ?) returning 1"  # in bites
+        )
+        facts = (now_ms - FORGET_AFTER_MS, _FORGET_AT_ONCE)
+        return await self._database.do(lambda db: len(db.execute(statement, facts).fetchall()))
+
+    async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
+        """See `TaskStore`."""
+        select = f"select {_OPEN_TASK} from tasks where due_ms is not null order by due_ms limit ?"
+        return await self._database.do(lambda db: [_open_task(row) for row in db.execute(select, (limit,))])
+
+    async def find(
+        self,
+        *,
+        owner: str | None = None,
+        status: Status | None = None,
+        created_before_ms: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[TaskRecord]:
+        """See `TaskStore`."""
+        wanted = {"owner = ?": owner, "status = ?": status and status.value, "created_ms < ?": created_before_ms}
+        asked = {condition: value for condition, value in wanted.items() if value is not None}
+        select = f"select {_HEAD} from tasks where {' and '.join(asked) or 'true'} order by n desc limit ?"
+
+        def look(db: sqlite3.Connection) -> list[TaskRecord]:
+            return [_to_record(_named(row), {}, None) for row in db.execute(select, (*asked.values(), limit))]
+
+        return await self._database.do(look)
+
+    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        (working,) = sources(Event.RUN)
+        statement = (
+            "update tasks set fence = fence + 1, lease_until_ms = 0, wake_ms = 0, attempts = 0, due_ms = ?"
+            " where owner = ? and id = ? and status = ? and expires_ms > ?"
+        )
+        facts = (due_ms, ref.owner, ref.id, working.value, now_ms)
+        return await self._database.do(lambda db: db.execute(statement, facts).rowcount == 1)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._database.aclose()
+
+    async def _under_lease(
+        self, lease: Lease, added: Added, changes: Mapping[str, Any], now_ms: int, also: Any = None
+    ) -> None:
+        """One transaction that holds only while the lease does.
+
+        Raises:
+            LeaseLost
+        """
+
+        def write(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                row = _row(db, lease.ref)
+                if row is None or row["fence"] != lease.fence or row["status"] not in sources(Event.RUN):
+                    raise LeaseLost(str(lease.ref))
+                _set(db, row["n"], dict(changes))
+                _put(db, row["n"], "journal", (("", entry) for entry in added.entries))
+                if added.state is not None:
+                    statement = "update payloads set value = ? where task = ? and kind = 'state'"
+                    db.execute(statement, (added.state, row["n"]))
+                if added.status_message is not None and added.status_message != row["status_message"]:
+                    seen = {
+                        "status_message": added.status_message,
+                        "updated_ms": now_ms,
+                        "revision": row["revision"] + 1,
+                    }
+                    _set(db, row["n"], seen)
+                if also is not None:
+                    also(db, row["n"])
+
+        await self._database.do(write)
+
+
+def _why_not(row: dict[str, Any] | None, now_ms: int) -> NotClaimed | None:
+    """Why a task cannot be claimed, if it cannot."""
+    if row is None or row["expires_ms"] <= now_ms:
+        return NotClaimed.GONE
+    if row["status"] not in sources(Event.RUN):
+        return NotClaimed.WAITING if row["status"] in OPEN else NotClaimed.OVER
+    if row["lease_until_ms"] > now_ms:
+        return NotClaimed.LEASED
+    return NotClaimed.ASLEEP if row["wake_ms"] > now_ms else None
+
+
+def _claimed(db: sqlite3.Connection, ref: TaskRef) -> Claimed:
+    row = _row(db, ref)
+    assert row is not None, "it was there in this transaction"
+    n = row["n"]
+    ((_, call),), ((_, state),) = _payloads(db, n, "call"), _payloads(db, n, "state")
+    return Claimed(
+        lease=Lease(ref, row["fence"]),
+        record=_to_record(row, {}, None),
+        call=call,
+        journal=[entry for _, entry in _payloads(db, n, "journal")],
+        state=state,
+        answers=dict(_payloads(db, n, "answer")),
+    )
+
+
+def _row(db: sqlite3.Connection, ref: TaskRef) -> dict[str, Any] | None:
+    found = db.execute(f"select {_HEAD} from tasks where owner = ? and id = ?", (ref.owner, ref.id)).fetchone()
+    return None if found is None else _named(found)
+
+
+def _named(row: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(_HEAD.replace(" ", "").split(","), row, strict=True))
+
+
+def _record(db: sqlite3.Connection, row: dict[str, Any]) -> TaskRecord:
+    outcome = [value for _, value in _payloads(db, row["n"], "outcome")]
+    return _to_record(row, dict(_payloads(db, row["n"], "request")), outcome[0] if outcome else None)
+
+
+def _to_record(row: dict[str, Any], requests: Mapping[str, bytes], outcome: bytes | None) -> TaskRecord:
+    facts = {name: value for name, value in row.items() if name not in ("n", "owner", "id", "status")}
+    ref = TaskRef(row["owner"], row["id"])
+    return TaskRecord(ref=ref, status=Status(row["status"]), requests=requests, outcome=outcome, **facts)
+
+
+def _open_task(row: tuple[Any, ...]) -> OpenTask:
+    owner, task_id, tool, status, created_ms, expires_ms, due_ms = row
+    return OpenTask(TaskRef(owner, task_id), tool, Status(status), created_ms, expires_ms, due_ms)
+
+
+def _payloads(db: sqlite3.Connection, task: int, kind: str) -> list[tuple[str, bytes]]:
+    """Name and value of each, in the order in which they were put."""
+    return db.execute(
+        "select name, value from payloads where task = ? and kind = ? order by n", (task, kind)
+    ).fetchall()
+
+
+def _put(db: sqlite3.Connection, task: int | None, kind: str, values: Iterable[tuple[str, bytes]]) -> None:
+    rows = [(task, kind, name, value) for name, value in values]
+    if rows:
+        db.executemany("insert into payloads (task, kind, name, value) values (?, ?, ?, ?)", rows)
+
+
+def _set(db: sqlite3.Connection, n: int, changes: Mapping[str, Any]) -> None:
+    if changes:
+        assignments = ", ".join(f"{name} = ?" for name in changes)
+        db.execute(f"update tasks set {assignments} where n = ?", (*changes.values(), n))
+
+
+def _end(db: sqlite3.Connection, n: int, status: Status, message: str | None, now_ms: int) -> None:
+    """Make a task terminal: nothing is due any more, nothing outstanding, nobody has it."""
+    db.execute("delete from payloads where task = ? and kind = 'request'", (n,))
+    db.execute(
+        "update tasks set status = ?, status_message = ?, updated_ms = ?, revision = revision + 1,"
+        " lease_until_ms = 0, wake_ms = 0, due_ms = null where n = ?",
+        (status.value, message, now_ms, n),
+    )

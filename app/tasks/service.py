@@ -1,0 +1,150 @@
+"""What the owner of a task can do with it: have it created, look at it, answer it, cancel it.
+
+Creation is durable before it is spoken:
+
+    row written ──▶ message sent ──▶ client told
+         │               │ lost, or the queue is down: the sweep finds the row when it is due
+         └ failed: the client gets an error, and there is nothing
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.auth.principal import Principal
+from app.clock import Clock
+from app.config import TasksConfig
+from app.errors import TaskNotFound, Unavailable
+from app.protocol.jsonrpc import encode
+from app.protocol.tasks import Shown, Status, detailed, to_wire
+from app.replay.journal import Journal, plain, row
+from app.storage.queue import TaskQueue
+from app.storage.tasks import Answered, NewTask, TaskRecord, TaskRef, TaskStore
+from app.tasks.call import TaskCall, owner_of
+from app.tasks.outcome import Ended
+
+CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+log = logging.getLogger("app.tasks")
+
+
+class Tasks:
+    """The tasks of all owners; every method is for one of them."""
+
+    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._config = config
+
+    async def create(
+        self, call: TaskCall, journal: Journal, *, message: str | None = None, ended: Ended | None = None
+    ) -> dict[str, Any]:
+        """A task for a call that is to go on, or that has ended already; the schema's `CreateTaskResult`.
+
+        Raises:
+            Unavailable: there is no task then.
+        """
+        now_ms = self._clock.now_ms()
+        task = NewTask(
+            ref=TaskRef(owner_of(call.principal), self._clock.new_id()),
+            tool=call.tool,
+            call=call.to_bytes(),
+            journal=[encode(row(entry)) for entry in journal.entries()],
+            state=encode(plain(journal.state, "ctx.state")),
+            created_ms=now_ms,
+            expires_ms=now_ms + int(self._config.ttl_s * 1000),
+            due_ms=self._due_ms(now_ms),
+            status=Status.WORKING if ended is None else ended.status,
+            status_message=message if ended is None else ended.status_message,
+            outcome=None if ended is None else ended.outcome,
+        )
+        await self._store.create(task)
+        if ended is None:
+            await self._wake(task.ref)
+        return {"resultType": "task", **to_wire(_shown_of_new(task), self._config.poll_interval_ms)}
+
+    async def get(self, principal: Principal, task_id: str) -> bytes:
+        """The schema's `DetailedTask`, serialised.
+
+        Raises:
+            TaskNotFound: whatever the reason.
+        """
+        record = await self.record(principal, task_id)
+        if record is None:
+            raise TaskNotFound
+        return self.shown(record)
+
+    async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
+        """The row of a task of the principal's, if there is one."""
+        ref = _ref(principal, task_id)
+        return None if ref is None else await self._store.read(ref, self._clock.now_ms())
+
+    def shown(self, record: TaskRecord) -> bytes:
+        """The `DetailedTask` of a row."""
+        return detailed(record.shown(), self._config.poll_interval_ms)
+
+    async def update(self, principal: Principal, task_id: str, responses: Mapping[str, Any]) -> None:
+        """Take answers; those that are not for an outstanding question are dropped.
+
+        Raises:
+            TaskNotFound: whatever the reason.
+        """
+        ref = _ref(principal, task_id)
+        if ref is None:
+            raise TaskNotFound
+        now_ms = self._clock.now_ms()
+        answers = {key: encode(response) for key, response in responses.items()}
+        match await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms)):
+            case Answered.UNKNOWN_TASK:
+                raise TaskNotFound
+            case Answered.FULLY:
+                await self._wake(ref)
+            case Answered.PARTLY | Answered.NOT_NEEDED:
+                pass
+
+    async def cancel(self, principal: Principal, task_id: str) -> None:
+        """End it, unless it has ended. A worker that has it learns of that at its next write.
+
+        Raises:
+            TaskNotFound: whatever the reason.
+        """
+        ref = _ref(principal, task_id)
+        if ref is None or not await self._store.cancel(ref, CANCELLED_BY_CLIENT, self._clock.now_ms()):
+            raise TaskNotFound
+
+    def _due_ms(self, now_ms: int) -> int:
+        """When the sweep may take it that the message to be sent now was lost."""
+        return now_ms + int(self._config.requeue_after_s * 1000)
+
+    async def _wake(self, ref: TaskRef) -> None:
+        """Tell the workers. The row is written: without a message it only takes longer."""
+        try:
+            await self._queue.send(ref)
+        except Unavailable as error:
+            log.warning(
+                "no message for a task, the sweep will send one",
+                extra={"fields": {"task": ref.id, "error": str(error)}},
+            )
+
+
+def _ref(principal: Principal, task_id: str) -> TaskRef | None:
+    """Where the task would be; `None` if we never gave out such an id."""
+    return TaskRef(owner_of(principal), task_id) if _ID.fullmatch(task_id) else None
+
+
+def _shown_of_new(task: NewTask) -> Shown:
+    return Shown(
+        task.ref.id,
+        task.status,
+        task.status_message,
+        task.created_ms,
+        task.created_ms,
+        task.expires_ms,
+        {},
+        task.outcome,
+    )

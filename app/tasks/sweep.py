@@ -1,0 +1,69 @@
+"""The sweep: what no message reminds anybody of any more.
+
+A message that was lost, a worker that died with its lease, a sleep longer than a queue can delay, a task past its time:
+each is an open task whose `due_ms` has come. Any number of processes may sweep; each late task is sent once, because
+moving its `due_ms` is a conditional write.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from app.clock import Clock
+from app.config import TasksConfig
+from app.protocol.tasks import OPEN, Status
+from app.storage.queue import TaskQueue
+from app.storage.tasks import OpenTask, TaskStore
+
+AT_ONCE: Final = 200
+COUNTED: Final = 10_000
+
+log = logging.getLogger("app.tasks")
+
+
+class Sweep:
+    """Finds late tasks and has them taken up."""
+
+    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._requeue_after_ms = int(config.requeue_after_s * 1000)
+
+    async def sweep(self) -> int:
+        """One sweep; how many tasks were late.
+
+        Raises:
+            Unavailable: the rest is found by the next one.
+        """
+        found = 0
+        while late := await self._store.due(self._clock.now_ms(), AT_ONCE):
+            for task in late:
+                await self._see_to(task)
+            found += len(late)
+            if len(late) < AT_ONCE:
+                break
+        await self._store.forget(self._clock.now_ms())
+        if found:
+            log.info("late tasks", extra={"fields": {"count": found}})
+        return found
+
+    async def _see_to(self, task: OpenTask) -> None:
+        now_ms = self._clock.now_ms()
+        if task.expires_ms <= now_ms:
+            await self._store.expire(task.ref, now_ms)
+        elif await self._store.postpone(task, now_ms + self._requeue_after_ms):
+            await self._queue.send(task.ref)
+
+    async def census(self) -> dict[str, Any]:
+        """How many tasks are open, in which status, and how old the oldest is of each: for metrics and logs."""
+        tasks = await self._store.open_tasks(COUNTED)
+        now_ms = self._clock.now_ms()
+        counted: dict[str, Any] = {}
+        for status in sorted(OPEN):
+            ages_ms = [now_ms - task.created_ms for task in tasks if task.status is status]
+            counted[str(status)] = len(ages_ms)
+            counted[f"oldest_{status}_s"] = round(max(ages_ms, default=0) / 1000, 1)
+        late_ms = [now_ms - task.due_ms for task in tasks if task.status is Status.WORKING]
+        return counted | {"most_overdue_s": round(max(0, *late_ms, 0) / 1000, 1)}

@@ -1,0 +1,228 @@
+"""A worker's turn at a task: claim → replay → commit. Safe to run twice, safe to die anywhere.
+
+    message ──▶ claim ──▶ run the handler from the top ──▶ finish     it returned or raised
+                  │                                    ├─▶ suspend    it asks the client; nobody waits with it
+                  │ not ours: drop the message         ├─▶ release    it sleeps, or its time is up; a message follows
+                  ▼                                    └─▶ (nothing)  the lease is lost: whoever has it carries on
+
+A fault of ours (the store cannot be reached, the tool is not served here, a worker died) is retried with growing
+pauses; when that does no good the task fails, so that it neither hangs nor spins for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import StrEnum
+from typing import Final
+
+from app.backends.catalog import Catalog, ServedTool
+from app.clock import Clock, Deadline
+from app.config import TasksConfig
+from app.errors import CallTimeout, InternalError, LeaseLost, NotJson, ToolError, Unavailable
+from app.protocol.content import ToolResult
+from app.replay import engine
+from app.replay.context import Call, Context, Publish
+from app.replay.engine import Completed, Failed, Suspended
+from app.storage.queue import TaskQueue
+from app.storage.tasks import NOTHING, Claimed, NotClaimed, TaskRef, TaskStore
+from app.tasks.call import TaskCall
+from app.tasks.home import Home
+from app.tasks.outcome import ended, failed, log_failure
+
+MAX_MESSAGE_DELAY_MS: Final = 900_000
+"""Longer sleeps are woken by the sweep: SQS delays no message by more."""
+BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
+
+log = logging.getLogger("app.tasks")
+
+
+class Turn(StrEnum):
+    """How a turn at a task ended, as the log says it."""
+
+    NOT_CLAIMED = "not claimed"
+    FINISHED = "finished"
+    ASKED = "asked"
+    RELEASED = "released"
+    LOST = "lost"
+    FAULT = "fault"
+
+
+class Fault(Exception):
+    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+
+
+class Worker:
+    """Takes turns at tasks."""
+
+    def __init__(
+        self, catalog: Catalog, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig, publish: Publish
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._config = config
+        self._publish = publish
+        self._homes: set[Home] = set()
+
+    async def claim(self, ref: TaskRef) -> Claimed | NotClaimed:
+        """Make a task ours, if it is to be had.
+
+        Raises:
+            Unavailable
+        """
+        now_ms = self._clock.now_ms()
+        return await self._store.claim(ref, now_ms, now_ms + int(self._config.lease_s * 1000))
+
+    async def work(self, ref: TaskRef, deadline: Deadline | None = None) -> Turn:
+        """A whole turn.
+
+        Raises:
+            Unavailable: the store or the queue cannot be reached; the message should be delivered again.
+        """
+        match await self.claim(ref):
+            case NotClaimed() as reason:
+                log.debug("task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}})
+                return Turn.NOT_CLAIMED
+            case Claimed() as claimed:
+                return await self.run(claimed, deadline)
+
+    async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
+        """The turn at a task that is ours; it has to be over by the deadline, if there is one."""
+        begun_ms = self._clock.monotonic_ms()
+        turn = Turn.FAULT
+        try:
+            turn = await self._turn(claimed, deadline or Deadline(self._clock, None))
+        except LeaseLost:
+            turn = Turn.LOST
+        finally:
+            fields = {
+                "task": claimed.record.ref.id,
+                "name": claimed.record.tool,
+                "outcome": turn.value,
+                "attempt": claimed.record.attempts,
+                "ms": round(self._clock.monotonic_ms() - begun_ms, 2),
+            }
+            log.info("task", extra={"fields": fields})
+        return turn
+
+    def stop_soon(self) -> None:
+        """Have every run let go of its task at its next step."""
+        for home in self._homes:
+            home.run.yields = True
+
+    async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
+        try:
+            return await self._carry(claimed, deadline)
+        except (LeaseLost, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            return await self._retry_or_fail(claimed, error)
+
+    async def _carry(self, claimed: Claimed, deadline: Deadline) -> Turn:
+        if claimed.record.attempts > self._config.max_attempts:
+            raise Fault("a worker died in each of them, or a step took longer than a worker lives")
+        call = TaskCall.from_bytes(claimed.call)
+        served = self._catalog.tools.get(call.tool)
+        if served is None:
+            raise Fault(f"the tool {call.tool} is not served any more")
+        home = Home(self._store, claimed, call, self._clock, self._config)
+        home.run.deadline = deadline
+        outcome = await self._outcome(home, served, call)
+        if home.lost:
+            raise LeaseLost(str(claimed.record.ref))
+        if isinstance(home.fault, ToolError):
+            outcome = Failed(home.fault)
+        elif home.fault is not None:
+            raise home.fault
+        try:
+            return await self._commit(home, call, outcome)
+        except NotJson as error:  # in ctx.state
+            return await self._commit(home, call, Failed(error))
+
+    async def _outcome(
+        self, home: Home, served: ServedTool, call: TaskCall
+    ) -> Completed[ToolResult] | Suspended | Failed:
+        context = Context(Call(call.principal, call.meta(), home.run.deadline, None, self._publish), home.run)
+        self._homes.add(home)
+        try:
+            async with home.beating():
+                return await engine.run(lambda: served.tool.call(context, dict(call.arguments)), home.run)
+        except asyncio.CancelledError:
+            if not home.lost:
+                await asyncio.shield(self._let_go(home))
+                raise
+            uncancel()  # it was our own heartbeat that put an end to a handler whose task is gone
+            raise LeaseLost(home.ref.id) from None
+        finally:
+            self._homes.discard(home)
+
+    async def _commit(self, home: Home, call: TaskCall, outcome: Completed[ToolResult] | Suspended | Failed) -> Turn:
+        match outcome:
+            case Suspended(requests=requests) if requests:
+                await home.suspend(requests)
+                return Turn.ASKED
+            case Suspended(wake_ms=wake_ms):
+                await self._release(home, wake_ms or 0)
+                return Turn.RELEASED
+            case Failed(CallTimeout()) if home.run.deadline.is_past:
+                raise Fault("a step takes longer than a worker may run")
+            case Completed() | Failed():
+                await home.finish(ended(outcome, call.tool, self._clock, self._config.max_result_bytes))
+                return Turn.FINISHED
+
+    async def _release(self, home: Home, wake_ms: int, *, keeps_attempts: bool = False) -> None:
+        """Let go, and have the task taken up again at its time."""
+        due_ms, delay_ms = self._next(wake_ms)
+        await home.release(wake_ms=wake_ms, due_ms=due_ms, keeps_attempts=keeps_attempts)
+        await self._wake(home.ref, delay_ms)
+
+    def _next(self, wake_ms: int) -> tuple[int, int | None]:
+        """When the sweep should look at a task that is to go on at a time, and the delay of its message, if any."""
+        now_ms = self._clock.now_ms()
+        delay_ms = max(0, wake_ms - now_ms)
+        if delay_ms > MAX_MESSAGE_DELAY_MS:
+            return wake_ms, None
+        return now_ms + delay_ms + int(self._config.requeue_after_s * 1000), delay_ms
+
+    async def _wake(self, ref: TaskRef, delay_ms: int | None) -> None:
+        if delay_ms is None:
+            return
+        try:
+            await self._queue.send(ref, delay_ms)
+        except Unavailable as error:
+            fields = {"task": ref.id, "error": str(error)}
+            log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
+
+    async def _let_go(self, home: Home) -> None:
+        """The process is stopping: another one shall not have to wait for our lease to run out."""
+        try:
+            await self._release(home, 0, keeps_attempts=True)
+        except (LeaseLost, Unavailable) as error:
+            log.warning("a task could not be let go of", extra={"fields": {"task": home.ref.id, "error": str(error)}})
+
+    async def _retry_or_fail(self, claimed: Claimed, error: Exception) -> Turn:
+        ref, attempts = claimed.record.ref, claimed.record.attempts
+        reference = log_failure(f"task {ref.id} (tool {claimed.record.tool}, attempt {attempts})", error, self._clock)
+        now_ms = self._clock.now_ms()
+        if attempts < self._config.max_attempts:
+            wake_ms = now_ms + BACKOFF_MS[min(attempts, len(BACKOFF_MS)) - 1]
+            due_ms, delay_ms = self._next(wake_ms)
+            await self._store.release(
+                claimed.lease, NOTHING, now_ms, wake_ms=wake_ms, due_ms=due_ms, keeps_attempts=True
+            )
+            await self._wake(ref, delay_ms)
+        else:
+            reason = str(error) if isinstance(error, Fault) else "the server's log has the details"
+            message = f"Given up after {self._config.max_attempts} attempts: {reason} (reference {reference})"
+            end = failed(InternalError(reference))
+            await self._store.finish(claimed.lease, end.status, end.outcome, message, now_ms)
+        return Turn.FAULT
+
+
+def uncancel() -> None:
+    """Go on after a cancellation that was meant for what is over now."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
