@@ -88,6 +88,7 @@ PLACES: dict[type[config.Model], str] = {
     config.LimitsConfig: "## `limits`",
     config.JwtAuthConfig: "## `auth`",
     config.StateConfig: "## `state`",
+    config.TasksConfig: "## `tasks`",
     config.CachingConfig: "## `caching`",
     config.CacheHint: "## `caching`",
     config.BackendConfig: "## `backends`",
@@ -96,6 +97,7 @@ PLACES: dict[type[config.Model], str] = {
     config.Credential: "### `kind: http`",
     config.HttpToolConfig: "| setting of a tool",
     config.HttpArgument: "| setting of an argument",
+    config.HttpJobConfig: "| setting of a job",
 }
 """Where docs/configuration.md describes the settings of a model: from here to the next heading or table of its own."""
 

@@ -15,7 +15,14 @@ PREFIX = "io.modelcontextprotocol/"
 SERVER_INFO = PREFIX + "serverInfo"
 SUBSCRIPTION_ID = PREFIX + "subscriptionId"
 
-NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+NAMED_BY = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
 """The methods that need Mcp-Name, and the member of params that it mirrors."""
 
 RESULTS: dict[str, type[BaseModel]] = {

@@ -1,0 +1,103 @@
+"""Processes that are killed without warning and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """A port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Member:
+    """One process, in all its lives."""
+
+    name: str
+    arguments: list[str]
+    environment: Mapping[str, str]
+    log: Path
+    port: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin a life."""
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app.cli", *self.arguments],
+                cwd=ROOT,
+                env={**os.environ, **self.environment},
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """End it, as a power cut would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@dataclass
+class Fleet:
+    """Gateways and workers that share a store."""
+
+    config: Path
+    directory: Path
+    environment: Mapping[str, str]
+    gateways: int
+    workers: int
+    members: list[Member] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        for number in range(self.gateways):
+            port = free_port()
+            arguments = ["serve", str(self.config), "--port", str(port), "--log-level", "warning"]
+            self._add(f"gateway-{number}", arguments, {"GATEWAY_WORKER": "off"}, port)
+        for number in range(self.workers):
+            self._add(f"worker-{number}", ["worker", str(self.config), "--log-level", "info"], {}, None)
+
+    def _add(self, name: str, arguments: list[str], more: Mapping[str, str], port: int | None) -> None:
+        log = self.directory / f"{name}.log"
+        self.members.append(Member(name, arguments, {**self.environment, **more}, log, port))
+
+    def __enter__(self) -> Fleet:
+        for member in self.members:
+            member.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for member in self.members:
+            member.kill()
+
+    @property
+    def urls(self) -> list[str]:
+        """Where the gateways are, those that are just dead too."""
+        return [f"http://127.0.0.1:{member.port}/mcp" for member in self.members if member.port is not None]
+
+    async def haunt(self, every_s: float, dice: random.Random) -> None:
+        """Kill one member after another, for ever; each begins its next life at once."""
+        while True:
+            await asyncio.sleep(every_s)
+            member = dice.choice(self.members)
+            member.kill()
+            member.start()
+            self.kills[member.name.partition("-")[0]] += 1

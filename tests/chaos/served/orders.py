@@ -1,0 +1,44 @@
+"""A tool whose every effect leaves a line in a file, so that what happened can be held against what was told."""
+
+import asyncio
+import os
+import secrets
+
+from pydantic import BaseModel
+
+from app import Context, tool
+
+
+class Address(BaseModel):
+    street: str
+
+
+class Consent(BaseModel):
+    go: bool
+
+
+async def effect(order: int, step: str) -> str:
+    """Does something that must not be done again once it is known to be done; returns what identifies this doing."""
+    await asyncio.sleep(0.05)
+    receipt = secrets.token_hex(4)
+    line = f"{order} {step} {receipt}\n".encode()
+    file = os.open(os.environ["CHAOS_EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, line)  # one write of a short line: processes do not tear each other's
+    finally:
+        os.close(file)
+    return receipt
+
+
+@tool(task="required")
+async def place_order(ctx: Context, order: int) -> str:
+    """Reserves, packs and ships, with two questions and a sleep in between."""
+    await ctx.continue_as_task()
+    reserved = await ctx.step("reserve", effect, order, "reserve")
+    address = await ctx.elicit("address", f"Where to? ({reserved})", Address)
+    await ctx.status("packing")
+    packed = await ctx.step("pack", effect, order, "pack")
+    await ctx.sleep(1.5)
+    answer = await ctx.elicit("ship", f"Ship {packed} to {address.street}?", Consent)
+    shipped = await ctx.step("ship", effect, order, "ship") if answer.go else "-"
+    return f"{order} {address.street} {reserved} {packed} {shipped}"
