@@ -11,6 +11,7 @@ from typing import Any
 
 from anyio import CapacityLimiter
 
+from app import metrics, tracing
 from app.backends import catalog
 from app.backends.base import Backend
 from app.backends.catalog import Catalog
@@ -47,12 +48,22 @@ class Core:
 
     def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
         """Takes turns at tasks."""
-        return Worker(self.catalog, self.stores.tasks, self.stores.queue, clock, config.tasks, self.hub.publish)
+        stores, publish = self.stores, self.hub.publish
+        return Worker(
+            self.catalog,
+            stores.tasks,
+            stores.queue,
+            clock,
+            config.tasks,
+            publish,
+            tracing=tracing.set_up(),
+            metrics=metrics.set_up(),
+        )
 
     def pool(self, config: GatewayConfig, clock: Clock) -> Pool:
         """Workers and the sweep, for a process that runs on."""
         sweep = Sweep(self.stores.tasks, self.stores.queue, clock, config.tasks)
-        return Pool(self.worker(config, clock), sweep, self.stores.queue, clock, config.tasks)
+        return Pool(self.worker(config, clock), sweep, self.stores.queue, config.tasks, metrics.set_up())
 
     async def aclose(self) -> None:
         """Let go of all connections."""
@@ -87,10 +98,10 @@ def make_stores(using: Settings, clock: Clock) -> Stores:
     once: OnceStore
     tasks: TaskStore
     if using.dynamodb_table is not None:
-        from app.storage.dynamodb import DynamoDbOnce, Table
+        from app.storage.dynamodb import CONFIG, DynamoDbOnce, Table
         from app.storage.dynamodb_tasks import DynamoDbTasks
 
-        table = Table(using.dynamodb_table, lambda: aws_client("dynamodb"), clock)
+        table = Table(using.dynamodb_table, lambda: aws_client("dynamodb", **CONFIG), clock)
         once, tasks = DynamoDbOnce(table), DynamoDbTasks(table)
     else:
         from app.storage.sqlite import Database, SqliteOnce
@@ -104,9 +115,9 @@ def make_stores(using: Settings, clock: Clock) -> Stores:
 def make_queue(using: Settings, clock: Clock) -> TaskQueue:
     """The queue that the settings name."""
     if using.sqs_url is not None:
-        from app.storage.sqs import SqsQueue
+        from app.storage.sqs import CONFIG, SqsQueue
 
-        return SqsQueue(using.sqs_url, lambda: aws_client("sqs"))
+        return SqsQueue(using.sqs_url, lambda: aws_client("sqs", **CONFIG))
     from app.storage.sqlite import Database
     from app.storage.sqlite_queue import SqliteQueue
 

@@ -38,6 +38,9 @@ class Tracing(Protocol):
     def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> AbstractContextManager[Span]:
         """A span around one request that continues a trace context."""
 
+    def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
+        """A span around one turn of a worker at a task, linked to where its call began."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
@@ -60,6 +63,9 @@ class NoTracing:
 
     def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> AbstractContextManager[Span]:
         return nullcontext(PassedOn(trace))
+
+    def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
+        return nullcontext(PassedOn(origin))
 
 
 class OpenTelemetry:
@@ -85,6 +91,17 @@ class OpenTelemetry:
             attributes=attributes,
         ) as span:
             yield _OpenTelemetrySpan(span)
+
+    @contextmanager
+    def turn(self, tool: str, origin: Mapping[str, str]) -> Iterator[Span]:
+        from opentelemetry.trace import SpanKind
+
+        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+        name = f"task {tool}"
+        with self._tracer.start_as_current_span(name, kind=SpanKind.CONSUMER, attributes=attributes) as span:
+            made = _OpenTelemetrySpan(span)
+            made.link(origin)
+            yield made
 
 
 @dataclass(frozen=True, slots=True)

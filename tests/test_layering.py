@@ -13,7 +13,7 @@ APP = Path(__file__).parent.parent / "app"
 LAYERS = [
     {"errors", "clock"},
     {"protocol"},
-    {"yaml_file", "settings", "logs", "tracing"},
+    {"yaml_file", "settings", "logs", "tracing", "metrics"},
     {"config"},
     {"auth"},
     {"tokens", "storage", "replay"},
@@ -43,7 +43,7 @@ HOMES = {
     "jwt": {"auth"},
     "boto3": {"core"},
     "botocore": {"core", "storage.aws"},
-    "opentelemetry": {"tracing"},
+    "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "storage.sqlite_tasks", "storage.sqlite_queue"},
     "random": set(),
 }

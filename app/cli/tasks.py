@@ -130,7 +130,7 @@ async def _requeue(arguments: argparse.Namespace, stores: Stores, clock: Clock) 
 
 async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     census = await Sweep(stores.tasks, stores.queue, clock, TasksConfig.model_construct()).census()
-    for name, value in census.items():
+    for name, value in census.fields().items():
         print(f"{name:28}{value:>10}")
     return 0
 

@@ -262,7 +262,7 @@ class SqliteTasks:
         def write(db: sqlite3.Connection) -> None:
             with transaction(db):
                 row = _row(db, lease.ref)
-                if row is None or row["fence"] != lease.fence or row["status"] not in sources(Event.RUN):
+                if row is None or not _holds(lease, row):
                     raise LeaseLost(str(lease.ref))
                 _set(db, row["n"], dict(changes))
                 _put(db, row["n"], "journal", (("", entry) for entry in added.entries))
@@ -280,6 +280,12 @@ class SqliteTasks:
                     also(db, row["n"])
 
         await self._database.do(write)
+
+
+def _holds(lease: Lease, row: dict[str, Any]) -> bool:
+    """Whether nobody has claimed the task since, nor taken it away, and the lease has not been given back."""
+    is_the_last_claim = row["fence"] == lease.fence
+    return is_the_last_claim and row["status"] in sources(Event.RUN) and row["lease_until_ms"] > 0
 
 
 def _why_not(row: dict[str, Any] | None, now_ms: int) -> NotClaimed | None:

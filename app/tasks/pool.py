@@ -7,9 +7,9 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from app.clock import Clock
 from app.config import TasksConfig
 from app.errors import Unavailable
+from app.metrics import Metrics, NoMetrics
 from app.storage.queue import Message, TaskQueue
 from app.storage.tasks import Claimed
 from app.tasks.sweep import Sweep
@@ -27,11 +27,18 @@ log = logging.getLogger("app.tasks")
 class Pool:
     """Up to `tasks.concurrency` turns at once; further messages stay in the queue for others."""
 
-    def __init__(self, worker: Worker, sweep: Sweep, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        sweep: Sweep,
+        queue: TaskQueue,
+        config: TasksConfig,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._worker = worker
         self._sweep = sweep
         self._queue = queue
-        self._clock = clock
+        self._metrics = metrics or NoMetrics()
         self._sweep_every_s = config.sweep_every_s
         self._free = asyncio.Semaphore(config.concurrency)
         self._concurrency = config.concurrency
@@ -98,4 +105,6 @@ class Pool:
         while True:
             await asyncio.sleep(CENSUS_EVERY_S)
             with suppress(Unavailable):
-                log.info("tasks", extra={"fields": await self._sweep.census()})
+                census = await self._sweep.census()
+                self._metrics.census(census)
+                log.info("tasks", extra={"fields": census.fields()})

@@ -8,10 +8,11 @@ moving its `due_ms` is a conditional write.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 from app.clock import Clock
 from app.config import TasksConfig
+from app.metrics import Census
 from app.protocol.tasks import OPEN, Status
 from app.storage.queue import TaskQueue
 from app.storage.tasks import OpenTask, TaskStore
@@ -56,14 +57,14 @@ class Sweep:
         elif await self._store.postpone(task, now_ms + self._requeue_after_ms):
             await self._queue.send(task.ref)
 
-    async def census(self) -> dict[str, Any]:
-        """How many tasks are open, in which status, and how old the oldest is of each: for metrics and logs."""
+    async def census(self) -> Census:
+        """How many tasks are open, and how old they are: for metrics and logs."""
         tasks = await self._store.open_tasks(COUNTED)
         now_ms = self._clock.now_ms()
-        counted: dict[str, Any] = {}
-        for status in sorted(OPEN):
-            ages_ms = [now_ms - task.created_ms for task in tasks if task.status is status]
-            counted[str(status)] = len(ages_ms)
-            counted[f"oldest_{status}_s"] = round(max(ages_ms, default=0) / 1000, 1)
+        ages_ms = {status: [now_ms - task.created_ms for task in tasks if task.status is status] for status in OPEN}
         late_ms = [now_ms - task.due_ms for task in tasks if task.status is Status.WORKING]
-        return counted | {"most_overdue_s": round(max(0, *late_ms, 0) / 1000, 1)}
+        return Census(
+            open={str(status): len(ages_ms[status]) for status in sorted(OPEN)},
+            oldest_s={str(status): round(max(ages_ms[status], default=0) / 1000, 1) for status in sorted(OPEN)},
+            overdue_s=round(max(0, *late_ms, 0) / 1000, 1),
+        )

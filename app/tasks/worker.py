@@ -20,6 +20,7 @@ from app.backends.catalog import Catalog, ServedTool
 from app.clock import Clock, Deadline
 from app.config import TasksConfig
 from app.errors import CallTimeout, InternalError, LeaseLost, NotJson, ToolError, Unavailable
+from app.metrics import Metrics, NoMetrics
 from app.protocol.content import ToolResult
 from app.replay import engine
 from app.replay.context import Call, Context, Publish
@@ -29,6 +30,7 @@ from app.storage.tasks import NOTHING, Claimed, NotClaimed, TaskRef, TaskStore
 from app.tasks.call import TaskCall
 from app.tasks.home import Home
 from app.tasks.outcome import ended, failed, log_failure
+from app.tracing import NoTracing, Tracing
 
 MAX_MESSAGE_DELAY_MS: Final = 900_000
 """Longer sleeps are woken by the sweep: SQS delays no message by more."""
@@ -56,7 +58,16 @@ class Worker:
     """Takes turns at tasks."""
 
     def __init__(
-        self, catalog: Catalog, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig, publish: Publish
+        self,
+        catalog: Catalog,
+        store: TaskStore,
+        queue: TaskQueue,
+        clock: Clock,
+        config: TasksConfig,
+        publish: Publish,
+        *,
+        tracing: Tracing | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -64,6 +75,8 @@ class Worker:
         self._clock = clock
         self._config = config
         self._publish = publish
+        self._tracing = tracing or NoTracing()
+        self._metrics = metrics or NoMetrics()
         self._homes: set[Home] = set()
 
     async def claim(self, ref: TaskRef) -> Claimed | NotClaimed:
@@ -97,15 +110,14 @@ class Worker:
         except LeaseLost:
             turn = Turn.LOST
         finally:
-            fields = {
-                "task": claimed.record.ref.id,
-                "name": claimed.record.tool,
-                "outcome": turn.value,
-                "attempt": claimed.record.attempts,
-                "ms": round(self._clock.monotonic_ms() - begun_ms, 2),
-            }
-            log.info("task", extra={"fields": fields})
+            self._note(claimed, turn, round(self._clock.monotonic_ms() - begun_ms, 2))
         return turn
+
+    def _note(self, claimed: Claimed, turn: Turn, took_ms: float) -> None:
+        record = claimed.record
+        self._metrics.turn(record.tool, turn.value, took_ms)
+        facts = {"name": record.tool, "outcome": turn.value, "attempt": record.attempts, "ms": took_ms}
+        log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
 
     def stop_soon(self) -> None:
         """Have every run let go of its task at its next step."""
@@ -129,7 +141,9 @@ class Worker:
             raise Fault(f"the tool {call.tool} is not served any more")
         home = Home(self._store, claimed, call, self._clock, self._config)
         home.run.deadline = deadline
-        outcome = await self._outcome(home, served, call)
+        with self._tracing.turn(call.tool, call.origin) as span:
+            outcome = await self._outcome(home, served, call)
+            span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
         if home.lost:
             raise LeaseLost(str(claimed.record.ref))
         if isinstance(home.fault, ToolError):

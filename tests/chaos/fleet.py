@@ -41,7 +41,7 @@ class Member:
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app.cli", *self.arguments],
-                cwd=ROOT,
+                cwd=self.log.parent,
                 env={**os.environ, **self.environment},
                 stdout=sink,
                 stderr=sink,

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from tests.chaos.fleet import Fleet
+from tests.chaos.fleet import ROOT, Fleet
 from tests.support import wire
 
 CONFIG = Path(__file__).parent / "served/gateway.yaml"
@@ -118,10 +118,18 @@ def store(kind: str, directory: Path) -> Iterator[dict[str, str]]:
     if kind == "sqlite":
         yield file | {"GATEWAY_STORE": f"sqlite:///{directory}/gateway.sqlite3"}
         return
-    from tests.support.dynamodb import environment, serving
+    subprocess.run([ROOT / "scripts/dynamodb-local", "--install"], check=True)
+    from tests.support.dynamodb import emulator
 
-    with serving() as endpoint:
-        yield file | environment(endpoint) | {"GATEWAY_STORE": "dynamodb://chaos"}
+    with emulator(directory) as running, running.table() as table:
+        yield file | {
+            "GATEWAY_STORE": f"dynamodb://{table}",
+            "GATEWAY_QUEUE": "local",
+            "AWS_ENDPOINT_URL_DYNAMODB": running.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "eu-central-1",
+        }
 
 
 async def run(kind: str, count: int, seed: int, kill_every_s: float) -> bool:

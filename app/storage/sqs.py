@@ -1,0 +1,118 @@
+"""The task queue at Amazon SQS: a standard queue, which knows itself for how long it hides a message.
+
+A message's body is the reference of a task as text. What else turns up there is logged and deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+from app.storage.aws import THREADS, Aws, MakeClient
+from app.storage.queue import Message
+from app.storage.tasks import TaskRef
+
+logger = logging.getLogger(__name__)
+
+MOST_DELAY_S: Final = 900
+MOST_WAIT_S: Final = 20
+BATCH: Final = 10
+
+CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "max_pool_connections": THREADS,
+        "connect_timeout": 2,
+        "read_timeout": MOST_WAIT_S + 5,
+        "retries": {"mode": "standard", "total_max_attempts": 3},
+        "tcp_keepalive": True,
+    }
+)
+"""For the client's `botocore.config.Config`: a long poll must not look like a lost answer."""
+
+
+class SqsQueue:
+    """The `TaskQueue`, see there."""
+
+    def __init__(self, url: str, make_client: MakeClient) -> None:
+        self._url = url
+        self._aws = Aws(make_client, "The queue")
+        self._closing = asyncio.Event()
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """See `TaskQueue`. Delays are rounded up to seconds, and are at most a quarter of an hour."""
+        delay_s = min(_seconds(delay_ms), MOST_DELAY_S)
+        await self._aws.call("send_message", QueueUrl=self._url, MessageBody=str(ref), DelaySeconds=delay_s)
+
+    async def receive(self, limit: int, wait_ms: int) -> Sequence[Message]:
+        """See `TaskQueue`. At most 10 at once."""
+        left_s = _seconds(wait_ms)
+        while not self._closing.is_set():
+            wait_s = min(left_s, MOST_WAIT_S)
+            left_s -= wait_s
+            messages = await self._known(await self._poll(min(limit, BATCH), wait_s))
+            if messages or left_s == 0:
+                return messages
+        return []
+
+    async def _poll(self, limit: int, wait_s: int) -> list[Any]:
+        """One long poll; nothing if the queue is closed before it is over."""
+        given_up = threading.Event()
+        work = partial(self._receive, limit=limit, wait_s=wait_s, given_up=given_up)
+        poll = asyncio.ensure_future(self._aws.do(work, abandon=True))
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait([poll, closing], return_when=asyncio.FIRST_COMPLETED)
+            return await poll if poll.done() else []
+        finally:
+            given_up.set()
+            poll.cancel()
+            closing.cancel()
+
+    def _receive(self, client: Any, limit: int, wait_s: int, given_up: threading.Event) -> list[Any]:
+        answer = client.receive_message(QueueUrl=self._url, MaxNumberOfMessages=limit, WaitTimeSeconds=wait_s)
+        messages: list[Any] = answer.get("Messages", [])
+        if messages and given_up.is_set():  # nobody waits for them any more: somebody else is to get them at once
+            visible = [_entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0} for n, one in enumerate(messages)]
+            client.change_message_visibility_batch(QueueUrl=self._url, Entries=visible)
+        return messages
+
+    async def _known(self, received: Sequence[Any]) -> list[Message]:
+        """Those that are references; the others never will be."""
+        known, unknown = [], []
+        for one in received:
+            try:
+                known.append(Message(TaskRef.parse(one["Body"]), one["ReceiptHandle"]))
+            except ValueError:
+                logger.warning("a message that is no task reference was deleted from the queue: %.100r", one["Body"])
+                unknown.append(one["ReceiptHandle"])
+        await self._delete(unknown)
+        return known
+
+    async def delete(self, messages: Sequence[Message]) -> None:
+        """See `TaskQueue`."""
+        await self._delete([message.receipt for message in messages])
+
+    async def _delete(self, receipts: Sequence[str]) -> None:
+        """A receipt that is out of date is no failure: the message has been delivered again, or is gone."""
+        for start in range(0, len(receipts), BATCH):
+            entries = [_entry(n, receipt) for n, receipt in enumerate(receipts[start : start + BATCH])]
+            await self._aws.call("delete_message_batch", QueueUrl=self._url, Entries=entries)
+
+    async def aclose(self) -> None:
+        """See `TaskQueue`. A long poll under way goes on in its thread, unheard, until SQS answers."""
+        self._closing.set()
+        await self._aws.aclose()
+
+
+def _seconds(ms: int) -> int:
+    return -(-ms // 1000)
+
+
+def _entry(n: int, receipt: str) -> dict[str, Any]:
+    """One of a batch."""
+    return {"Id": f"{n}", "ReceiptHandle": receipt}
