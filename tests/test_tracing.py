@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pydantic import BaseModel
 
 from app import Context, ToolError, tool, tracing
+from app.protocol.tasks import EXTENSION
+from app.settings import Settings
 from app.tracing import NoTracing, OpenTelemetry, context_of
 from tests.support import wire
-from tests.support.asgi import Client, client, gateway
+from tests.support.asgi import Client, client, gateway, stoppable
 from tests.support.rounds import CAPABILITIES, accept, retry
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
@@ -29,6 +33,14 @@ class Name(BaseModel):
 async def ask(ctx: Context) -> str:
     """Asks for a name."""
     return (await ctx.elicit("who", "Who?", Name)).name
+
+
+@tool(task="required")
+async def greet_later(ctx: Context) -> str:
+    """Asks in a round, and goes on as a task."""
+    who = await ctx.elicit("who", "Who?", Name)
+    await ctx.continue_as_task()
+    return who.name
 
 
 @tool
@@ -77,6 +89,33 @@ async def test_a_later_round_links_to_the_first(mcp: Client, exporter: InMemoryS
         (first.context.trace_id, first.context.span_id)
     ]
     assert not first.links
+
+
+async def test_the_turns_of_a_task_link_to_the_first_round_of_its_call(
+    exporter: InMemorySpanExporter, tmp_path: Path
+) -> None:
+    exporter.clear()
+    app = gateway(greet_later, using=Settings(store=f"sqlite:///{tmp_path / 'gateway.sqlite3'}"))
+    params: dict[str, Any] = {"name": "greet_later", "arguments": {}}
+    can = CAPABILITIES | {"extensions": {EXTENSION: {}}}
+    async with stoppable(app), client(app) as mcp:
+        asked = (await mcp.post("tools/call", params, clientCapabilities=can)).json()["result"]
+        task = (
+            await mcp.post("tools/call", retry(params, asked, who=accept(name="Ada")), clientCapabilities=can)
+        ).json()
+        async with asyncio.timeout(10):
+            await ended(mcp, task["result"]["taskId"], can)
+    first = spans(exporter)[0]
+    (turn,) = [span for span in exporter.get_finished_spans() if span.name == "task greet_later"]
+    assert [link.context.span_id for link in turn.links] == [first.context.span_id]
+
+
+async def ended(mcp: Client, task_id: str, capabilities: dict[str, Any]) -> None:
+    status = "working"
+    while status == "working":
+        await asyncio.sleep(0.02)
+        response = await mcp.post("tasks/get", {"taskId": task_id}, clientCapabilities=capabilities)
+        status = response.json()["result"]["status"]
 
 
 async def test_errors_are_on_the_span_and_their_texts_are_not(mcp: Client, exporter: InMemorySpanExporter) -> None:

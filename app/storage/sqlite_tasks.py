@@ -207,11 +207,16 @@ class SqliteTasks:
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
-        statement = (
-            "delete from tasks where n in (select n from tasks where expires_ms <= ? limit ?) returning 1"  # in bites
-        )
-        facts = (now_ms - FORGET_AFTER_MS, _FORGET_AT_ONCE)
-        return await self._database.do(lambda db: len(db.execute(statement, facts).fetchall()))
+        before_ms = now_ms - FORGET_AFTER_MS
+
+        def write(db: sqlite3.Connection) -> int:
+            select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
+            rows = db.execute(select, (before_ms, _FORGET_AT_ONCE)).fetchall()
+            if rows:  # most of the time there is nothing, and no lock to be had for it
+                db.executemany("delete from tasks where n = ?", rows)
+            return len(rows)
+
+        return await self._database.do(write)
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
         """See `TaskStore`."""

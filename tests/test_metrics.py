@@ -1,0 +1,62 @@
+"""What is counted of tasks reaches the meter that a process has, and nothing is imported where it has none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from opentelemetry import metrics as api
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from app import metrics
+from app.metrics import Census, NoMetrics, OpenTelemetryMetrics
+
+CENSUS = Census({"working": 3, "input_required": 1}, {"working": 7.5, "input_required": 0.0}, 2.5)
+
+
+def measured(reader: InMemoryMetricReader) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    found = data.resource_metrics[0].scope_metrics[0].metrics
+    return {
+        metric.name.removeprefix("mcp_gateway.tasks."): [
+            (dict(point.attributes or {}), getattr(point, "value", None)) for point in metric.data.data_points
+        ]
+        for metric in found
+    }
+
+
+def test_turns_and_the_census_are_measured() -> None:
+    reader = InMemoryMetricReader()
+    api.set_meter_provider(MeterProvider([reader]))
+    using = metrics.set_up()
+    assert isinstance(using, OpenTelemetryMetrics)
+    using.turn("report", "finished", 12.5)
+    using.turn("report", "finished", 7.5)
+    using.census(CENSUS)
+    found = measured(reader)
+    assert found["turns"] == [({"gen_ai.tool.name": "report", "outcome": "finished"}, 2)]
+    assert ({"status": "working"}, 3) in found["open"]
+    assert ({"status": "working"}, 7.5) in found["oldest"]
+    assert found["overdue"] == [({}, 2.5)]
+    assert "turn_time" in found
+
+
+def test_the_census_is_flat_in_a_log_line() -> None:
+    assert CENSUS.fields() == {
+        "working": 3,
+        "input_required": 1,
+        "oldest_working_s": 7.5,
+        "oldest_input_required_s": 0.0,
+        "overdue_s": 2.5,
+    }
+
+
+def test_without_an_sdk_nothing_is_imported_or_measured() -> None:
+    NoMetrics().turn("report", "finished", 1)
+    NoMetrics().census(CENSUS)
+    code = "import sys; from app import metrics; print(type(metrics.set_up()).__name__, 'opentelemetry' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["NoMetrics", "False"]
