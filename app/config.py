@@ -144,6 +144,22 @@ class JwtAuthConfig(Model):
     )
 
 
+class AuthorizerConfig(Model):
+    """Callers that an authorizer of API Gateway in front has verified; on AWS Lambda only."""
+
+    authorizer: Literal["api-gateway"] = Field(description="Who has verified the token: the authorizer of the API.")
+    issuer: str = Field(
+        description="The `iss` of its tokens, and what callers are told to get theirs from.", min_length=1
+    )
+    subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
+    client_claim: str = Field("client_id", description="The claim that names the client; azp stands in for it.")
+    scope_claim: str = Field("scope", description="The claim that has the scopes: a list, or text with blanks.")
+    scopes: list[str] = Field([], description="Scopes that every call needs.")
+    scopes_supported: list[str] | None = Field(
+        None, description="What the metadata document offers. Unset: the scopes that tools need and `scopes`."
+    )
+
+
 class CacheHint(Model):
     """How long and by whom a result may be kept (server/utilities/caching)."""
 
@@ -355,8 +371,10 @@ class GatewayConfig(Model):
     server: ServerConfig = Field(ServerConfig.model_construct(), description="Who the gateway says it is.")
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
-    auth: Literal["none"] | JwtAuthConfig = Field(
-        "none", description='Who may call: "none" (one local subject, for loopback addresses) or bearer JWTs.'
+    auth: Literal["none"] | JwtAuthConfig | AuthorizerConfig = Field(
+        "none",
+        description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
+        " authorizer in front has verified.",
     )
     state: StateConfig = Field(StateConfig.model_construct(), description="What a call remembers between its rounds.")
     tasks: TasksConfig = Field(TasksConfig.model_construct(), description="Calls that outlive their request.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -21,7 +21,7 @@ from app import config, logs, settings, tracing
 from app.auth.principal import LocalVerifier, Verifier
 from app.backends.catalog import Catalog
 from app.clock import Clock
-from app.config import ConfigFile, GatewayConfig
+from app.config import AuthorizerConfig, ConfigFile, GatewayConfig
 from app.core import Stores, aws_client, build_core
 from app.dispatch.dispatcher import Dispatcher
 from app.dispatch.rounds import Rounds
@@ -100,22 +100,29 @@ def make_sealer(config: GatewayConfig, using: Settings, clock: Clock) -> StateSe
     Raises:
         ConfigError: there are no keys, or unusable ones.
     """
-    ring = KeyRing(_state_keys(using), config.state.audience)
+    ring = KeyRing(_state_keys(using, clock), config.state.audience)
     return StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
 
 
-def _state_keys(using: Settings) -> Sequence[Key]:
+def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
     if using.state_keys is not None:
         return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
-    if using.state_keys_secret is not None:
-        return keys.from_secrets_manager(using.state_keys_secret, aws_client)
-    if using.state_keys_kms is not None:
-        return keys.from_kms(using.state_keys_kms, aws_client)
+    secret, encrypted = using.state_keys_secret, using.state_keys_kms
+    if secret is not None:
+        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws_client), using, clock)
+    if encrypted is not None:
+        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws_client), using, clock)
     if using.on_lambda:
         remedy = "make one with `mcp-gateway keys new` and set GATEWAY_STATE_KEYS, …_SECRET or …_KMS for every replica"
         message = "replicas need a shared key: a round that one has sealed must open in any other"
         raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
     return keys.from_file(using.sqlite_path.with_suffix(".key"))
+
+
+def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
+    """A function is made long before it is asked, and may be frozen into a snapshot: it reads keys when it needs them,
+    and again now and then, so that a rotation reaches it. A server reads them when it starts."""
+    return keys.Refreshed(load, clock) if using.on_lambda else load()
 
 
 def make_resource(file: ConfigFile, using: Settings, served: Catalog) -> ProtectedResource | None:
@@ -127,6 +134,11 @@ def make_resource(file: ConfigFile, using: Settings, served: Catalog) -> Protect
     auth = file.config.auth
     if auth == "none":
         return None
+    if isinstance(auth, AuthorizerConfig) and not using.on_lambda:
+        message = "there is no authorizer in front of this process"
+        raise ConfigError(
+            [file.origin.at("auth").problem(message, "use bearer JWTs here: auth: {issuer: …, jwks_url: …}")]
+        )
     if using.public_url is None:
         remedy = "set it to the URL that clients use, such as https://mcp.example.com"
         message = "is needed with auth: tokens and metadata are about a URL, and a request can only claim one"
@@ -139,10 +151,15 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
     """What finds out who is calling."""
     if resource is None:
         return LocalVerifier()
+    if isinstance(resource.config, AuthorizerConfig):
+        from app.auth.authorizer import AuthorizerVerifier
+
+        return AuthorizerVerifier(resource.config)
     from app.auth.jwks import KeySet
     from app.auth.verifier import JwtVerifier
 
-    return JwtVerifier(resource.config, resource.audience, KeySet(resource.config.jwks_url, clock))
+    audience = resource.config.audience or resource.resource
+    return JwtVerifier(resource.config, audience, KeySet(resource.config.jwks_url, clock))
 
 
 def _onion(

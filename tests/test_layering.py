@@ -23,13 +23,14 @@ LAYERS = [
     {"core"},
     {"http"},
     {"main"},
-    {"cli"},
+    {"cli", "lambda_http", "lambda_worker"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
     "fastapi": {"main"},
-    "starlette": {"main", "http"},
+    "starlette": {"main", "http", "lambda_http"},
+    "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve"},
     "httpx": {"backends.http", "auth.jwks"},
     "yaml": {"yaml_file"},

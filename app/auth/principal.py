@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ LOCAL: Final = Principal(issuer="local", subject="local")
 class Verifier(Protocol):
     """Finds out who is calling."""
 
-    async def principal(self, authorization: bytes | None) -> Principal:
-        """The caller, from the value of the Authorization header.
+    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
+        """The caller, from the value of the Authorization header, or from what an authorizer in front found in it.
 
         Raises:
             Unauthenticated: there is no usable token in it.
@@ -34,5 +35,5 @@ class Verifier(Protocol):
 class LocalVerifier:
     """`auth: none`: everybody is the one local subject."""
 
-    async def principal(self, authorization: bytes | None) -> Principal:
+    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
         return LOCAL

@@ -27,7 +27,7 @@ class JwtVerifier:
     audience: str
     keys: KeySet
 
-    async def principal(self, authorization: bytes | None) -> Principal:
+    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
         token = _bearer(authorization)
         try:
             kid = jwt.get_unverified_header(token).get("kid")

@@ -57,6 +57,8 @@ class CallContext:
     principal: Principal
     notify: Notify | None
     span: Span
+    remaining_ms: float | None = None
+    """For how long the environment lets the request run, if it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,8 @@ class Dispatcher:
         return round_
 
     def _call(self, context: CallContext) -> Call:
-        deadline = self._clock.deadline(self._call_timeout_ms)
+        limit_ms = self._call_timeout_ms if context.remaining_ms is None else context.remaining_ms
+        deadline = self._clock.deadline(min(limit_ms, self._call_timeout_ms))
         return Call(context.principal, context.inbound.meta, deadline, context.notify, self._hub.publish)
 
     def _value(self, outcome: Completed[T] | Failed, what: str) -> T:

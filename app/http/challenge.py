@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.config import JwtAuthConfig
+from app.config import AuthorizerConfig, JwtAuthConfig
 from app.errors import AuthError
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
@@ -22,18 +22,13 @@ class ProtectedResource:
 
     origin: str
     path: str
-    config: JwtAuthConfig
+    config: JwtAuthConfig | AuthorizerConfig
     tool_scopes: Iterable[str] = ()
 
     @property
     def resource(self) -> str:
         """The resource identifier: the URL of the MCP endpoint."""
         return self.origin + self.path
-
-    @property
-    def audience(self) -> str:
-        """The `aud` that tokens must have."""
-        return self.config.audience or self.resource
 
     @property
     def metadata_paths(self) -> tuple[str, str]:

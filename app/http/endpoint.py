@@ -22,6 +22,7 @@ from app.clock import Clock
 from app.dispatch.dispatcher import CallContext, Dispatcher, Stream
 from app.dispatch.rounds import Reply
 from app.errors import AuthError, GatewayError, InternalError, ProtocolError, TransportError
+from app.http import hosting
 from app.http.challenge import ProtectedResource
 from app.http.disconnect import DisconnectWatch
 from app.http.responder import Responder, State
@@ -95,7 +96,9 @@ class McpEndpoint:
         try:
             headers = _by_name(scope["headers"])
             accepted = _check_head(scope["method"], headers)
-            principal = record.principal = await self._verifier.principal(headers.get(b"authorization"))
+            host = hosting.of(scope)
+            principal = await self._verifier.principal(headers.get(b"authorization"), host.claims)
+            record.principal = principal
             message = jsonrpc.parse(await self._read(headers.get(b"content-length"), receive))
             record.method = message.method
             if isinstance(message, Notification):
@@ -108,7 +111,9 @@ class McpEndpoint:
             record.trace = trace.get("traceparent")
             span_around = self._tracing.request(request.method.name, record.name, trace)
             with DisconnectWatch(receive) as watch, span_around as span:  # not before: the body has one reader
-                await self._serve(CallContext(request, principal, None, span), accepted, responder, record)
+                await self._serve(
+                    CallContext(request, principal, None, span, host.remaining_ms), accepted, responder, record
+                )
             if watch.disconnected and responder.state is not State.DONE:
                 record.outcome = "cancelled"
         except AuthError as error:

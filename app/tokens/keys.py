@@ -9,17 +9,24 @@ GATEWAY_STATE_KEYS_KMS      data keys encrypted by AWS KMS, base64, comma-separa
 from __future__ import annotations
 
 import base64
+import logging
+import math
 import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
-from app.errors import ConfigError, Problem
+from app.clock import Clock
+from app.errors import ConfigError, Problem, Unavailable
 from app.tokens.sealed import KEY_BYTES, Key
 
 T = TypeVar("T")
+
+REFRESH_MS: Final = 300_000
+
+log = logging.getLogger("app.tokens")
 
 Client: TypeAlias = Callable[[str], Any]
 """Makes boto3's client for a service."""
@@ -98,6 +105,41 @@ def from_secrets_manager(secret_id: str, client: Client) -> list[Key]:
     if "SecretString" not in answer:
         raise _unusable(source, "the secret is binary", "store the keys as its string: base64, comma-separated")
     return parse(answer["SecretString"], source)
+
+
+class Refreshed(Sequence[Key]):
+    """Keys that are read when they are first needed, and again when they are `REFRESH_MS` old.
+
+    Until then nothing of them is in the process. While they cannot be read again, the ones from before serve.
+    """
+
+    def __init__(self, load: Callable[[], Sequence[Key]], clock: Clock) -> None:
+        self._load = load
+        self._clock = clock
+        self._keys: Sequence[Key] = ()
+        self._read_ms = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._current())
+
+    @overload
+    def __getitem__(self, place: int) -> Key: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Key]: ...
+    def __getitem__(self, place: int | slice) -> Key | Sequence[Key]:
+        return self._current()[place]
+
+    def _current(self) -> Sequence[Key]:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._read_ms > REFRESH_MS:
+            try:
+                self._keys = self._load()
+            except ConfigError as error:
+                log.error("the state keys cannot be read: %s", error)
+                if not self._keys:
+                    raise Unavailable("The keys of requestState cannot be read just now") from error
+            self._read_ms = now_ms
+        return self._keys
 
 
 def from_kms(ciphertexts: str, client: Client) -> list[Key]:

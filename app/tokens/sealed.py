@@ -59,10 +59,6 @@ class KeyRing:
     keys: Sequence[Key]
     audience: str = "mcp-gateway"
 
-    def __post_init__(self) -> None:
-        if not self.keys:
-            raise ValueError("a key ring needs at least one key; make one: mcp-gateway keys new")
-
     def seal(self, plaintext: bytes, owner: Principal) -> str:
         """A token that `owner` alone can bring back."""
         key, nonce = self.keys[0], os.urandom(_NONCE_BYTES)

@@ -1,0 +1,44 @@
+"""Callers that an authorizer in front of the gateway has verified: its claims → `Principal`.
+
+API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function is invoked; a Lambda
+authorizer whatever it likes. The claims reach us in the event, beside the request: nothing that a client sends can be
+mistaken for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.auth.principal import Principal
+from app.config import AuthorizerConfig
+from app.errors import InsufficientScope, Unauthenticated
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizerVerifier:
+    """Takes the claims at their word."""
+
+    config: AuthorizerConfig
+
+    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
+        """See `Verifier`; the token itself is not looked at."""
+        if claims is None:
+            raise Unauthenticated(None, "The request came past the authorizer that has to stand in front")
+        config = self.config
+        issuer, subject = claims.get("iss", config.issuer), claims.get(config.subject_claim)
+        if issuer != config.issuer or not subject:
+            raise Unauthenticated("invalid_token", f"The authorizer's claims need iss and {config.subject_claim}")
+        client_id = claims.get(config.client_claim) or claims.get("azp") or ""
+        principal = Principal(issuer, str(subject), str(client_id), scopes_of(claims.get(config.scope_claim)))
+        if not principal.scopes.issuperset(config.scopes):
+            raise InsufficientScope("every call", config.scopes)
+        return principal
+
+
+def scopes_of(granted: Any) -> frozenset[str]:
+    """Scopes as authorizers write them: a list, or text with blanks; HTTP APIs put a list into brackets."""
+    if isinstance(granted, str):
+        granted = granted.strip("[]").replace(",", " ").split()
+    return frozenset(one for one in granted if isinstance(one, str)) if isinstance(granted, list) else frozenset()

@@ -1,0 +1,119 @@
+"""The gateway as an AWS Lambda function: events of API Gateway and of Function URLs → the ASGI app.
+
+    HTTP API (payload 2.0), REST API (1.0), Function URL (2.0)  ──▶  Mangum  ──▶  the app of `app.main`
+
+The app is built when the module is imported, in the init phase. Lifespan is off: Mangum would start and stop the app
+with every event. Nothing streams here: a body that is an event stream is sent when it is complete, and work that goes
+on after the answer would be frozen with the process, so tasks belong to the worker function (`app.lambda_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+from mangum import Mangum
+from mangum.types import LambdaContext
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app import config, logs, main, settings
+from app.http.hosting import Hosting
+from app.protocol import jsonrpc
+from app.protocol.jsonrpc import Request
+
+Event: TypeAlias = dict[str, Any]
+Response: TypeAlias = dict[str, Any]
+
+MARGIN_MS: Final = 1_000
+"""What is left of the function's time when a call has to end: to seal, to answer, to write the log."""
+MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024 - 4_096
+"""AWS Lambda returns 6 MB; the headers are part of it."""
+
+
+Handler: TypeAlias = Callable[[Event, LambdaContext], Response]
+
+
+def make_handler(environ: Mapping[str, str]) -> Handler:
+    """The handler that an environment describes.
+
+    Raises:
+        ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
+    """
+    using = settings.from_environment(environ)
+    logs.configure(using.log_level)
+    file = config.load(using.config)
+    app = _Hosted(main.build_app(file, using), file.config.http.path)
+    adapters: list[Mangum] = []
+
+    def handle(event: Event, context: LambdaContext) -> Response:
+        _check(event)
+        if not adapters:  # with the first invocation: an event loop is nothing for a snapshot of the init phase
+            asyncio.set_event_loop(asyncio.new_event_loop())
+            adapters.append(Mangum(app, lifespan="off"))
+        response: Response = adapters[0](event, context)
+        size = len((response.get("body") or "").encode())
+        return response if size <= MAX_ANSWER_BYTES else _too_large(event, size)
+
+    return handle
+
+
+class _Hosted:
+    """Puts what the event knows into the scope, and takes stage and base path off the request's path."""
+
+    def __init__(self, app: ASGIApp, endpoint: str) -> None:
+        self._app = app
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        event, context = scope["aws.event"], scope["aws.context"]
+        remaining_ms = max(1.0, context.get_remaining_time_in_millis() - MARGIN_MS)
+        Hosting(remaining_ms, _claims(event)).put(scope)
+        scope["path"] = _own_path(scope["path"], self._endpoint)
+        await self._app(scope, receive, send)
+
+
+def _own_path(path: str, endpoint: str) -> str:
+    """The path as the app knows it: API Gateway puts a stage or a base path mapping in front."""
+    for own in (endpoint, endpoint + "/", "/healthz"):
+        if path.endswith(own):
+            return own
+    at = path.find("/.well-known/")
+    return path[at:] if at > 0 else path
+
+
+def _claims(event: Event) -> Mapping[str, Any] | None:
+    """What the API's authorizer says of the caller, in each of the forms that it has."""
+    authorizer = event.get("requestContext", {}).get("authorizer")
+    if not isinstance(authorizer, dict):
+        return None
+    for claims in (authorizer.get("jwt", {}).get("claims"), authorizer.get("claims"), authorizer.get("lambda")):
+        if isinstance(claims, dict):
+            return claims
+    return authorizer
+
+
+def _check(event: Any) -> None:
+    """Raises ValueError: not an event that this function serves."""
+    if not isinstance(event, dict) or not isinstance(event.get("requestContext"), dict):
+        kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
+        raise ValueError(
+            f"This function serves events of API Gateway and of Function URLs, not {kind};"
+            " queues and schedules belong to the worker function"
+        )
+
+
+def _too_large(event: Event, size: int) -> Response:
+    """The answer in place of one that AWS would not return: it would say 502 and nothing else."""
+    body = event.get("body") or ""
+    asked = jsonrpc.parse(base64.b64decode(body) if event.get("isBase64Encoded") else body.encode())
+    request_id = asked.id if isinstance(asked, Request) else None
+    message = f"The result has {size} bytes; AWS Lambda returns {MAX_ANSWER_BYTES} at most, so ask for less at once"
+    answer = jsonrpc.error_response(request_id, -32603, message)
+    headers = {"content-type": "application/json"}
+    return {"statusCode": 200, "headers": headers, "body": answer.decode(), "isBase64Encoded": False}
+
+
+handler: Final = make_handler(os.environ)

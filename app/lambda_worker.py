@@ -1,0 +1,116 @@
+"""The worker as an AWS Lambda function: batches of the task queue, and the schedule of the sweep.
+
+    SQS event source mapping   {"Records": [{"messageId": …, "body": "owner.id", "eventSource": "aws:sqs"}, …]}
+    EventBridge                {"source": "aws.events", …}, or {"task": "sweep"} from a schedule's input
+
+A message that cannot be worked on is reported by its id and comes again, or ends in the dead-letter queue; the others
+of its batch are done. Never imports FastAPI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+from app import config, core, logs, metrics, settings
+from app.clock import Clock
+from app.storage.tasks import TaskRef
+from app.tasks.sweep import Sweep
+from app.tasks.worker import Worker
+
+Event: TypeAlias = dict[str, Any]
+
+MARGIN_MS: Final = 3_000
+"""What is left of the function's time when a turn has to be over: to write what it leaves, and the log."""
+
+log = logging.getLogger("app.tasks")
+
+
+class LambdaContext(Protocol):
+    """What we use of the context object of AWS Lambda."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        """Milliseconds until the function is stopped."""
+
+
+Handler: TypeAlias = Callable[[Event, LambdaContext], Any]
+
+
+def make_handler(environ: Mapping[str, str]) -> Handler:
+    """The handler that an environment describes.
+
+    Raises:
+        ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
+    """
+    using = settings.from_environment(environ)
+    logs.configure(using.log_level)
+    file, clock = config.load(using.config), Clock()
+    parts = core.build_core(file, using, clock)
+    function = _Function(
+        parts.worker(file.config, clock),
+        Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks),
+        clock,
+    )
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def handle(event: Event, context: LambdaContext) -> Any:
+        if not loops:  # with the first invocation: a snapshot of the init phase has none
+            loops.append(asyncio.new_event_loop())
+        return loops[0].run_until_complete(function.handle(event, context.get_remaining_time_in_millis()))
+
+    return handle
+
+
+class _Function:
+    """What the function does with an event."""
+
+    def __init__(self, worker: Worker, sweep: Sweep, clock: Clock) -> None:
+        self._worker = worker
+        self._sweep = sweep
+        self._clock = clock
+        self._metrics = metrics.set_up()
+
+    async def handle(self, event: Any, remaining_ms: int) -> Any:
+        """What AWS is told.
+
+        Raises:
+            ValueError: not an event that this function serves.
+        """
+        match event:
+            case {"Records": [{"eventSource": "aws:sqs"}, *_] as records}:
+                return {"batchItemFailures": await self._batch(records, remaining_ms)}
+            case {"source": "aws.events" | "aws.scheduler"} | {"task": "sweep"}:
+                return await self._swept()
+        kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
+        raise ValueError(f"This function serves the task queue and the schedule of the sweep, not {kind}")
+
+    async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
+        """The messages that have to come again."""
+        done = await asyncio.gather(*(self._message(record, remaining_ms) for record in records))
+        return [
+            {"itemIdentifier": record["messageId"]}
+            for record, is_done in zip(records, done, strict=True)
+            if not is_done
+        ]
+
+    async def _message(self, record: Event, remaining_ms: int) -> bool:
+        try:
+            ref = TaskRef.parse(record.get("body", ""))
+            await self._worker.work(ref, self._clock.deadline(max(1, remaining_ms - MARGIN_MS)))
+        except Exception as error:
+            log.error("a message failed", exc_info=error, extra={"fields": {"message": record.get("messageId")}})
+            return False
+        return True
+
+    async def _swept(self) -> dict[str, float]:
+        late = await self._sweep.sweep()
+        census = await self._sweep.census()
+        self._metrics.census(census)
+        log.info("tasks", extra={"fields": {**census.fields(), "late": late}})
+        return {**census.fields(), "late": late}
+
+
+handler: Final = make_handler(os.environ)
