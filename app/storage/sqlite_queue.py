@@ -28,6 +28,7 @@ class SqliteQueue:
         self._database = database
         self._clock = clock
         self._sent = asyncio.Event()
+        self._closed = False
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
         """See `TaskQueue`."""
@@ -43,7 +44,7 @@ class SqliteQueue:
             self._sent.clear()
             messages = await self._database.do(lambda db: self._take(db, limit))
             left_s = (until_ms - self._clock.monotonic_ms()) / 1000
-            if messages or left_s <= 0:
+            if messages or left_s <= 0 or self._closed:
                 return messages
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(POLL_S, left_s)):
@@ -61,7 +62,9 @@ class SqliteQueue:
             await self._database.do(write)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """See `TaskQueue`."""
+        self._closed = True
+        self._sent.set()
         await self._database.aclose()
 
     def _take(self, db: sqlite3.Connection, limit: int) -> list[Message]:

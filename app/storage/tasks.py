@@ -16,7 +16,9 @@ nothing:
     worker 1   claim (fence 1) ─── stalls ──────────────── checkpoint: LeaseLost
     worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
 
-An expired lease that nobody has claimed since still holds: time ends a lease only in favour of somebody.
+An expired lease that nobody has claimed since still holds: time ends a lease only in favour of somebody. A write that
+raised `Unavailable` may be tried again under the same lease: it happens once, or, if it had happened already, raises
+`LeaseLost`.
 
 **Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists what is late, by an
 index and not by a scan; nobody looks at the others. It is moved by creation, `answer` and `release` as told, by `claim`

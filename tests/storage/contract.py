@@ -7,8 +7,8 @@ A test of a store gives the fixture `reopen`: it makes a store on the same data,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
 
 import pytest
 
@@ -19,6 +19,9 @@ LATER = 9_000_000_000_000
 """Long after the clock of a test."""
 
 Reopen = Callable[[], OnceStore]
+
+Swept: TypeAlias = Callable[[str], Awaitable[bool]]
+"""Whether the record of an id is deleted, or, where the database does that in its own time, due to be."""
 
 
 class SpawnClaims(Protocol):
@@ -33,6 +36,13 @@ class OnceStoreContract:
     @pytest.fixture
     def store(self, reopen: Reopen) -> OnceStore:
         return reopen()
+
+    @pytest.fixture
+    def swept(self, store: OnceStore) -> Swept:
+        async def is_gone(token_id: str) -> bool:
+            return await store.read(token_id) is None
+
+        return is_gone
 
     async def test_an_id_that_nobody_claimed_has_no_record(self, store: OnceStore) -> None:
         assert await store.read("unknown") is None
@@ -108,17 +118,21 @@ class OnceStoreContract:
         await store.aclose()
         await store.aclose()
 
-    async def test_what_may_be_forgotten_is_swept_and_nothing_else(self, store: OnceStore, clock: FixedClock) -> None:
+    async def test_what_may_be_forgotten_is_swept_and_nothing_else(
+        self, store: OnceStore, clock: FixedClock, swept: Swept
+    ) -> None:
         soon = clock.now_ms() + 60_000
         await store.claim("short", "yes", 10, soon)
         await store.claim("long", "yes", 10, LATER)
         clock.skip(600)
         await store.claim("trigger", "yes", 10, LATER)
-        assert await store.read("short") is None
+        assert await swept("short")
+        assert not await swept("long")
         assert await store.read("long") == OnceRecord("yes", None, 10)
 
-    async def test_nothing_is_swept_before_its_time(self, store: OnceStore, clock: FixedClock) -> None:
+    async def test_nothing_is_swept_before_its_time(self, store: OnceStore, clock: FixedClock, swept: Swept) -> None:
         await store.claim("id", "yes", 10, clock.now_ms() + 601_000)
         clock.skip(600)
         await store.claim("trigger", "yes", 10, LATER)
+        assert not await swept("id")
         assert await store.read("id") is not None

@@ -1,0 +1,3 @@
+"""What tests of several stores share."""
+
+from tests.support.dynamodb import dynamodb as dynamodb

@@ -1,0 +1,1055 @@
+"""What every task store must do: a suite that the test of each store inherits. See app/storage/tasks.py.
+
+A test of a store gives the fixture `reopen`: it makes a store on the same data, as another process would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from app.errors import LeaseLost
+from app.protocol.tasks import Status
+from app.storage.tasks import (
+    NOTHING,
+    Added,
+    Answered,
+    Claimed,
+    Lease,
+    NewTask,
+    NotClaimed,
+    OpenTask,
+    TaskRecord,
+    TaskRef,
+    TaskStore,
+)
+
+Reopen = Callable[[], TaskStore]
+
+NOW: Final = 1_800_000_000_000
+END: Final = NOW + 3_600_000
+SOON: Final = NOW + 10_000
+UNTIL: Final = NOW + 30_000
+REF: Final = TaskRef("owner", "id")
+EVERY_BYTE: Final = bytes(range(256))
+TERMINAL: Final = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+
+
+def blob(size: int) -> bytes:
+    """Bytes of which no part is like another."""
+    return b"".join(n.to_bytes(4, "big") for n in range(size // 4 + 1))[:size]
+
+
+def new(ref: TaskRef = REF, **facts: Any) -> NewTask:
+    usual: dict[str, Any] = {"tool": "report", "call": b"call", "created_ms": NOW, "expires_ms": END, "due_ms": SOON}
+    return NewTask(ref, **usual | facts)
+
+
+def ids(tasks: Sequence[OpenTask | TaskRecord]) -> list[str]:
+    return [task.ref.id for task in tasks]
+
+
+async def record(store: TaskStore, ref: TaskRef = REF, now_ms: int = NOW) -> TaskRecord:
+    found = await store.read(ref, now_ms)
+    assert found is not None
+    return found
+
+
+async def claim(store: TaskStore, ref: TaskRef = REF, now_ms: int = NOW, until_ms: int = UNTIL) -> Claimed:
+    claimed = await store.claim(ref, now_ms, until_ms)
+    assert isinstance(claimed, Claimed), claimed
+    return claimed
+
+
+async def working(store: TaskStore, ref: TaskRef = REF, **facts: Any) -> Lease:
+    """A new task that a worker has."""
+    await store.create(new(ref, **facts))
+    return (await claim(store, ref)).lease
+
+
+async def asking(store: TaskStore, requests: Mapping[str, bytes], ref: TaskRef = REF, **facts: Any) -> Lease:
+    """A new task that waits for answers, and the lease that is over."""
+    lease = await working(store, ref, **facts)
+    await store.suspend(lease, NOTHING, requests, NOW)
+    return lease
+
+
+async def asleep(store: TaskStore) -> None:
+    await store.release(await working(store), NOTHING, NOW, wake_ms=END - 1, due_ms=END - 1)
+
+
+async def over(store: TaskStore, status: Status, ref: TaskRef = REF) -> None:
+    if status is Status.CANCELLED:
+        await store.create(new(ref))
+        await store.cancel(ref, "cancelled", NOW)
+    else:
+        await store.finish(await working(store, ref), status, b"outcome", "over", NOW)
+
+
+UNDER_A_LEASE: Final[Mapping[str, Callable[[TaskStore, Lease], Awaitable[None]]]] = {
+    "checkpoint": lambda store, lease: store.checkpoint(lease, Added([b"late"], b"late", "late"), NOW, END),
+    "checkpoint without entries": lambda store, lease: store.checkpoint(lease, NOTHING, NOW, END),
+    "suspend": lambda store, lease: store.suspend(lease, Added([b"late"]), {"late": b"late"}, NOW),
+    "release": lambda store, lease: store.release(lease, Added([b"late"], b"late"), NOW, wake_ms=SOON, due_ms=SOON),
+    "finish": lambda store, lease: store.finish(lease, Status.COMPLETED, b"late", "late", NOW),
+    "finish with much": lambda store, lease: store.finish(lease, Status.COMPLETED, blob(400_000), "late", NOW),
+}
+"""Every write that a worker does."""
+
+
+async def _claimed_again(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await claim(store, now_ms=UNTIL, until_ms=END)
+    return lease
+
+
+async def _asking(store: TaskStore) -> Lease:
+    return await asking(store, {"a": b"?"})
+
+
+async def _answered(store: TaskStore) -> Lease:
+    lease = await asking(store, {"a": b"?"})
+    await store.answer(REF, {"a": b"!"}, NOW, SOON)
+    return lease
+
+
+async def _released(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    return lease
+
+
+async def _finished(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.finish(lease, Status.FAILED, b"first", None, NOW)
+    return lease
+
+
+async def _cancelled(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.cancel(REF, "cancelled", NOW)
+    return lease
+
+
+async def _expired(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.expire(REF, END)
+    return lease
+
+
+async def _requeued(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.requeue(REF, NOW, SOON)
+    return lease
+
+
+async def _requeued_and_claimed(store: TaskStore) -> Lease:
+    lease = await _requeued(store)
+    await claim(store)
+    return lease
+
+
+async def _never_claimed(store: TaskStore) -> Lease:
+    lease = await working(store, TaskRef("owner", "other"))
+    await store.create(new())
+    return Lease(REF, 0, lease.notes)
+
+
+async def _never_created(store: TaskStore) -> Lease:
+    lease = await working(store)
+    return replace(lease, ref=TaskRef("owner", "unknown"))
+
+
+LOST: Final[Mapping[str, Callable[[TaskStore], Awaitable[Lease]]]] = {
+    "claimed again": _claimed_again,
+    "asking": _asking,
+    "asking and answered": _answered,
+    "released": _released,
+    "finished": _finished,
+    "cancelled": _cancelled,
+    "expired": _expired,
+    "requeued": _requeued,
+    "requeued and claimed": _requeued_and_claimed,
+    "never claimed": _never_claimed,
+    "never created": _never_created,
+}
+"""Every way in which a lease is no more."""
+
+SIZES: Final = [0, 1, 4096, 4097, 30_000, 360_000]
+
+
+class TaskStoreContract:
+    """What is kept of a task, and the writes that move it on."""
+
+    @pytest.fixture
+    def store(self, reopen: Reopen) -> TaskStore:
+        return reopen()
+
+    @pytest.fixture
+    def stores(self, reopen: Reopen) -> list[TaskStore]:
+        return [reopen() for _ in range(4)]
+
+    # create and read
+
+    async def test_a_new_task_is_read_as_it_was_created(self, store: TaskStore) -> None:
+        await store.create(new(status_message="waits"))
+        assert await record(store) == TaskRecord(
+            ref=REF,
+            tool="report",
+            status=Status.WORKING,
+            status_message="waits",
+            created_ms=NOW,
+            updated_ms=NOW,
+            expires_ms=END,
+            revision=1,
+            requests={},
+            outcome=None,
+            fence=0,
+            lease_until_ms=0,
+            wake_ms=0,
+            due_ms=SOON,
+            attempts=0,
+        )
+
+    async def test_what_is_created_is_found_in_any_process_at_once(self, stores: list[TaskStore]) -> None:
+        for n, one in enumerate(stores):
+            await one.create(new(TaskRef("owner", f"{n}")))
+            assert None not in [await other.read(TaskRef("owner", f"{n}"), NOW) for other in stores]
+
+    async def test_an_unknown_task_is_not_found(self, store: TaskStore) -> None:
+        await store.create(new())
+        assert await store.read(TaskRef("owner", "unknown"), NOW) is None
+
+    async def test_ids_and_owners_do_not_meet(self, store: TaskStore) -> None:
+        refs = [TaskRef(owner, task) for owner in ("a", "aa", "A") for task in ("a", "aa", "A", "a-_", "ä", "0")]
+        for ref in refs:
+            await store.create(new(ref, tool=str(ref)))
+        assert [(await record(store, ref)).tool for ref in refs] == list(map(str, refs))
+
+    async def test_an_id_that_is_taken_is_not_created_again(self, store: TaskStore, reopen: Reopen) -> None:
+        await store.create(new(call=b"first"))
+        with pytest.raises(Exception, match=r".+"):
+            await reopen().create(new(call=b"second", tool="other"))
+        assert (await record(store)).tool == "report"
+        assert (await claim(store)).call == b"first"
+
+    @pytest.mark.parametrize("status", TERMINAL)
+    async def test_a_task_may_be_over_when_it_is_created(self, store: TaskStore, status: Status) -> None:
+        await store.create(new(status=status, status_message="was quick", outcome=EVERY_BYTE))
+        found = await record(store)
+        assert (found.status, found.status_message, found.outcome) == (status, "was quick", EVERY_BYTE)
+        assert (found.due_ms, found.created_ms, found.updated_ms) == (None, NOW, NOW)
+        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+        assert await store.open_tasks(10) == []
+        assert await store.due(END, 10) == []
+
+    async def test_the_outcome_of_a_task_that_was_over_at_once_may_be_large(self, store: TaskStore) -> None:
+        await store.create(new(status=Status.COMPLETED, outcome=blob(900_000)))
+        assert (await record(store)).outcome == blob(900_000)
+
+    async def test_a_record_tells_what_the_client_is_shown(self, store: TaskStore) -> None:
+        await asking(store, {"b": b"1", "a": b"2"})
+        shown = (await record(store)).shown()
+        assert (shown.task_id, shown.status) == ("id", Status.INPUT_REQUIRED)
+        assert list(shown.requests.items()) == [("b", b"1"), ("a", b"2")]
+
+    async def test_everything_survives_a_restart(self, store: TaskStore, reopen: Reopen) -> None:
+        lease = await working(store, call=blob(10_000), journal=[b"0"])
+        await store.checkpoint(lease, Added([b"1", blob(10_000)], blob(9000), "on it"), NOW)
+        before = await record(store)
+        await store.aclose()
+        again = reopen()
+        assert await record(again) == before
+        claimed = await claim(again, now_ms=UNTIL, until_ms=END)
+        assert (claimed.call, claimed.state) == (blob(10_000), blob(9000))
+        assert list(claimed.journal) == [b"0", b"1", blob(10_000)]
+
+    async def test_a_closed_store_may_be_closed_again(self, store: TaskStore) -> None:
+        await store.create(new())
+        await store.aclose()
+        await store.aclose()
+
+    # payloads
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_payloads_come_back_byte_for_byte(self, store: TaskStore, size: int) -> None:
+        payload = blob(size)
+        lease = await working(store, call=payload, state=payload, journal=[payload])
+        await store.suspend(lease, Added([payload]), {"a": payload, "b": b"small"}, NOW)
+        assert (await record(store)).requests == {"a": payload, "b": b"small"}
+        await store.answer(REF, {"a": payload, "b": b"small"}, NOW, SOON)
+        claimed = await claim(store)
+        assert (claimed.call, claimed.state) == (payload, payload)
+        assert list(claimed.journal) == [payload, payload]
+        assert claimed.answers == {"a": payload, "b": b"small"}
+        await store.finish(claimed.lease, Status.COMPLETED, payload, None, NOW)
+        assert (await record(store)).outcome == payload
+
+    async def test_every_byte_is_a_payload(self, store: TaskStore) -> None:
+        lease = await working(store, call=EVERY_BYTE, state=EVERY_BYTE, journal=[EVERY_BYTE, b"", b"\0"])
+        await store.suspend(lease, NOTHING, {"a": EVERY_BYTE}, NOW)
+        assert (await record(store)).requests == {"a": EVERY_BYTE}
+        await store.answer(REF, {"a": EVERY_BYTE}, NOW, SOON)
+        claimed = await claim(store)
+        assert (claimed.call, claimed.state, claimed.answers) == (EVERY_BYTE, EVERY_BYTE, {"a": EVERY_BYTE})
+        assert list(claimed.journal) == [EVERY_BYTE, b"", b"\0"]
+
+    async def test_a_call_of_4_mb(self, store: TaskStore) -> None:
+        await store.create(new(call=blob(4_000_000)))
+        assert (await claim(store)).call == blob(4_000_000)
+
+    @pytest.mark.parametrize("size", [300_000, 3_000_000])
+    async def test_a_journal_entry_may_be_large(self, store: TaskStore, size: int) -> None:
+        lease = await working(store, journal=[b"from before"])
+        await store.checkpoint(lease, Added([b"before"]), NOW)
+        await store.checkpoint(lease, Added([blob(size)]), NOW)
+        await store.checkpoint(lease, Added([b"after"]), NOW)
+        journal = (await claim(store, now_ms=UNTIL, until_ms=END)).journal
+        assert list(journal) == [b"from before", b"before", blob(size), b"after"]
+
+    async def test_a_result_of_5_mb(self, store: TaskStore) -> None:
+        lease = await working(store)
+        await store.finish(lease, Status.COMPLETED, blob(5_000_000), None, NOW)
+        assert (await record(store)).outcome == blob(5_000_000)
+
+    async def test_answers_of_500_kb(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?", "b": b"?", "c": b"?"})
+        answers = {"a": blob(500_000), "b": b"small", "c": blob(500_001)}
+        assert await store.answer(REF, answers, NOW, SOON) is Answered.FULLY
+        assert (await claim(store)).answers == answers
+
+    async def test_questions_of_500_kb(self, store: TaskStore) -> None:
+        requests = {"z": blob(500_000), "a": b"small", "m": blob(500_001)}
+        await asking(store, requests)
+        assert list((await record(store)).requests.items()) == list(requests.items())
+
+    async def test_a_state_of_500_kb_is_replaced(self, store: TaskStore) -> None:
+        lease = await working(store, state=blob(500_000))
+        await store.checkpoint(lease, Added(state=blob(500_001)), NOW)
+        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        assert (await claim(store, now_ms=UNTIL, until_ms=END)).state == blob(500_001)
+
+    # the journal
+
+    async def test_500_small_entries_stay_in_order(self, store: TaskStore) -> None:
+        lease = await working(store, journal=[b"0"])
+        entries = [b"%d %b" % (n, b"x" * (n % 90)) for n in range(1, 501)]
+        for start in range(0, 500, 4):
+            await store.checkpoint(lease, Added(entries[start : start + 4]), NOW)
+        assert list((await claim(store, now_ms=UNTIL, until_ms=END)).journal) == [b"0", *entries]
+
+    async def test_500_entries_at_once_stay_in_order(self, store: TaskStore) -> None:
+        entries = [b"entry %d" % n for n in range(500)]
+        lease = await working(store, journal=entries)
+        await store.checkpoint(lease, Added(entries), NOW)
+        assert list((await claim(store, now_ms=UNTIL, until_ms=END)).journal) == entries * 2
+
+    async def test_checkpoints_of_one_worker_at_once_are_all_kept(self, store: TaskStore) -> None:
+        lease = await working(store)
+        entries = [b"%d %b" % (n, blob(900)) for n in range(20)]
+        await asyncio.gather(*(store.checkpoint(lease, Added([entry]), NOW) for entry in entries))
+        assert sorted((await claim(store, now_ms=UNTIL, until_ms=END)).journal) == sorted(entries)
+
+    async def test_the_next_worker_goes_on_where_the_last_one_was(self, stores: list[TaskStore]) -> None:
+        await stores[0].create(new(journal=[b"0"]))
+        for n in range(1, 25):
+            claimed = await claim(stores[n % 4], now_ms=NOW + n, until_ms=NOW + n + 1)
+            assert len(claimed.journal) == n
+            await stores[n % 4].checkpoint(claimed.lease, Added([b"%d" % n + blob(n * 100)]), NOW)
+        journal = (await claim(stores[0], now_ms=NOW + 100)).journal
+        assert list(journal) == [b"0", *(b"%d" % n + blob(n * 100) for n in range(1, 25))]
+
+    @pytest.mark.parametrize("how", ["checkpoint", "suspend", "release"])
+    async def test_each_write_of_a_worker_may_add_entries_state_and_message(self, store: TaskStore, how: str) -> None:
+        lease = await working(store, journal=[b"0"])
+        added = Added([b"1", b"2"], b"new state", "said")
+        if how == "checkpoint":
+            await store.checkpoint(lease, added, SOON)
+            await store.release(lease, NOTHING, SOON, wake_ms=0, due_ms=SOON)
+        elif how == "suspend":
+            await store.suspend(lease, added, {"a": b"?"}, SOON)
+            await store.answer(REF, {"a": b"!"}, SOON, SOON)
+        else:
+            await store.release(lease, added, SOON, wake_ms=0, due_ms=SOON)
+        claimed = await claim(store)
+        assert (list(claimed.journal), claimed.state) == ([b"0", b"1", b"2"], b"new state")
+        assert (claimed.record.status_message, claimed.record.updated_ms) == ("said", SOON)
+
+    async def test_what_is_not_added_stays(self, store: TaskStore) -> None:
+        lease = await working(store, state=b"state", status_message="said", journal=[b"0"])
+        await store.checkpoint(lease, NOTHING, NOW)
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+        claimed = await claim(store)
+        assert (list(claimed.journal), claimed.state, claimed.record.status_message) == ([b"0"], b"state", "said")
+
+    # owner and end
+
+    async def test_who_asks_under_another_owner_finds_nothing_and_changes_nothing(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"})
+        before = await record(store)
+        foreign = TaskRef("other", "id")
+        assert await store.read(foreign, NOW) is None
+        assert await store.answer(foreign, {"a": b"!"}, NOW, SOON) is Answered.UNKNOWN_TASK
+        assert await store.answer(foreign, {"a": blob(9000)}, NOW, SOON) is Answered.UNKNOWN_TASK
+        assert await store.cancel(foreign, "cancelled", NOW) is False
+        assert await store.claim(foreign, NOW, UNTIL) is NotClaimed.GONE
+        assert await store.requeue(foreign, NOW, SOON) is False
+        await store.expire(foreign, END)
+        assert await record(store) == before
+        assert ids(await store.find()) == ["id"]
+
+    async def test_a_task_is_found_until_its_time_is_over(self, store: TaskStore) -> None:
+        await store.create(new())
+        assert await store.read(REF, END - 1) is not None
+        assert await store.read(REF, END) is None
+
+    async def test_a_task_past_its_time_is_as_if_it_never_was(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"})
+        assert await store.answer(REF, {"a": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
+        assert await store.answer(REF, {"b": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
+        assert await store.answer(REF, {"a": blob(9000)}, END, SOON) is Answered.UNKNOWN_TASK
+        assert await store.cancel(REF, "cancelled", END) is False
+        assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
+        assert await store.answer(REF, {"a": b"!"}, END - 1, SOON) is Answered.FULLY
+        assert await store.requeue(REF, END, END) is False
+        assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
+        assert await store.cancel(REF, "cancelled", END) is False
+        assert (await record(store)).status is Status.WORKING
+
+    # claim
+
+    async def test_a_claim_gives_the_task_with_all_that_a_run_needs(self, store: TaskStore) -> None:
+        await store.create(new(call=b"call", state=b"state", journal=[b"0", b"1"], status_message="waits"))
+        claimed = await claim(store)
+        assert (claimed.call, claimed.state, list(claimed.journal)) == (b"call", b"state", [b"0", b"1"])
+        assert claimed.answers == {}
+        assert claimed.lease.ref == REF
+        assert claimed.lease.fence == claimed.record.fence
+        assert claimed.record == await record(store)
+
+    async def test_a_claim_is_no_change_that_the_client_can_see(self, store: TaskStore) -> None:
+        await store.create(new())
+        before = await record(store)
+        await claim(store, now_ms=SOON)
+        assert await record(store) == replace(before, fence=1, lease_until_ms=UNTIL, due_ms=UNTIL, attempts=1)
+
+    async def test_of_many_claims_at_once_one_wins(self, stores: list[TaskStore]) -> None:
+        await stores[0].create(new())
+        got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 8))
+        assert sorted(isinstance(one, Claimed) for one in got) == [False] * 31 + [True]
+        assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
+        assert (await record(stores[0])).attempts == 1
+
+    async def test_each_claim_raises_the_fence(self, store: TaskStore) -> None:
+        await store.create(new())
+        fences = [(await claim(store, now_ms=NOW + n, until_ms=NOW + n + 1)).lease.fence for n in range(4)]
+        assert fences == sorted(set(fences))
+
+    async def test_a_task_is_leased_until_the_lease_ends(self, store: TaskStore) -> None:
+        await working(store)
+        assert await store.claim(REF, UNTIL - 1, END) is NotClaimed.LEASED
+        assert isinstance(await store.claim(REF, UNTIL, END), Claimed)
+
+    async def test_a_task_sleeps_until_it_is_to_wake(self, store: TaskStore) -> None:
+        lease = await working(store)
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+        assert (await record(store)).wake_ms == SOON
+        assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
+        claimed = await claim(store, now_ms=SOON)
+        assert claimed.record.wake_ms == 0, "a claim ends its sleep"
+        assert (await record(store)).wake_ms == 0
+
+    async def test_a_claim_is_refused_with_the_reason(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"})
+        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.WAITING
+        assert await store.claim(TaskRef("owner", "unknown"), NOW, UNTIL) is NotClaimed.GONE
+
+    @pytest.mark.parametrize("status", TERMINAL)
+    async def test_what_is_over_is_not_claimed(self, store: TaskStore, status: Status) -> None:
+        await over(store, status)
+        assert await store.claim(REF, UNTIL, END) is NotClaimed.OVER
+        assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
+
+    async def test_a_claim_that_is_refused_changes_nothing(self, store: TaskStore) -> None:
+        await working(store)
+        before = await record(store)
+        await store.claim(REF, NOW, END)
+        assert await record(store) == before
+
+    # leases
+
+    @pytest.mark.parametrize("how", LOST)
+    async def test_no_write_under_a_lease_that_is_lost_changes_anything(self, store: TaskStore, how: str) -> None:
+        lease = await LOST[how](store)
+        before = sorted(await store.find(), key=str)
+        known = await store.read(REF, NOW)
+        for write in UNDER_A_LEASE.values():
+            with pytest.raises(LeaseLost):
+                await write(store, lease)
+        assert sorted(await store.find(), key=str) == before
+        assert await store.read(REF, NOW) == known
+
+    @pytest.mark.parametrize("write", UNDER_A_LEASE)
+    async def test_nothing_of_a_write_that_came_late_is_seen_by_the_next_worker(
+        self, store: TaskStore, write: str
+    ) -> None:
+        lease = await working(store, journal=[b"0"], state=b"state")
+        second = (await claim(store, now_ms=UNTIL, until_ms=UNTIL + 1)).lease
+        with pytest.raises(LeaseLost):
+            await UNDER_A_LEASE[write](store, lease)
+        await store.checkpoint(second, Added([b"1"]), UNTIL)
+        third = await claim(store, now_ms=UNTIL + 1, until_ms=END)
+        assert (list(third.journal), third.state) == ([b"0", b"1"], b"state")
+        assert third.record.status_message is None
+
+    @pytest.mark.parametrize("write", UNDER_A_LEASE)
+    async def test_a_lease_whose_time_is_over_holds_until_somebody_claims_the_task(
+        self, store: TaskStore, write: str
+    ) -> None:
+        lease = await working(store)
+        await store.checkpoint(lease, NOTHING, NOW, until_ms=NOW - 1)
+        before = (await store.find())[0]
+        await UNDER_A_LEASE[write](store, lease)
+        assert (await store.find())[0] != before
+
+    @pytest.mark.parametrize("write", UNDER_A_LEASE)
+    async def test_a_worker_that_stalled_and_its_successor_do_not_both_write(
+        self, stores: list[TaskStore], write: str
+    ) -> None:
+        """Whichever is first: either the claim is refused, or the write is."""
+        stalled, other = stores[:2]
+        for n in range(8):
+            ref = TaskRef("owner", f"{n}")
+            lease = await working(stalled, ref)
+            late, claimed = await asyncio.gather(
+                UNDER_A_LEASE[write](stalled, lease), other.claim(ref, UNTIL, END), return_exceptions=True
+            )
+            if late is None:
+                assert not isinstance(claimed, Claimed) or b"late" in claimed.journal
+            else:
+                assert isinstance(late, LeaseLost)
+                assert isinstance(claimed, Claimed)
+                assert b"late" not in claimed.journal
+
+    async def test_a_renewal_extends_the_lease_and_moves_the_due_time(self, store: TaskStore) -> None:
+        lease = await working(store)
+        await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 5)
+        found = await record(store)
+        assert (found.lease_until_ms, found.due_ms, found.attempts) == (UNTIL + 5, UNTIL + 5, 1)
+        assert await store.claim(REF, UNTIL + 4, END) is NotClaimed.LEASED
+
+    async def test_a_checkpoint_without_renewal_leaves_the_lease(self, store: TaskStore) -> None:
+        lease = await working(store)
+        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        found = await record(store)
+        assert (found.lease_until_ms, found.due_ms) == (UNTIL, UNTIL)
+
+    @pytest.mark.parametrize("end", ["suspend", "release", "finish", "cancel"])
+    async def test_afterwards_nobody_has_the_task(self, store: TaskStore, end: str) -> None:
+        lease = await working(store)
+        if end == "cancel":
+            await store.cancel(REF, "cancelled", NOW)
+        else:
+            await UNDER_A_LEASE[end](store, lease)
+        assert (await record(store)).lease_until_ms == 0
+
+    # attempts
+
+    async def test_attempts_count_claims_without_progress(self, store: TaskStore) -> None:
+        await store.create(new())
+        for n in range(1, 4):
+            claimed = await claim(store, now_ms=NOW + n, until_ms=NOW + n + 1)
+            assert claimed.record.attempts == n
+
+    async def test_entries_are_progress_and_a_renewal_is_none(self, store: TaskStore) -> None:
+        lease = await working(store)
+        await store.checkpoint(lease, Added((), b"state", "message"), NOW, until_ms=END)
+        assert (await record(store)).attempts == 1
+        await store.checkpoint(lease, Added([b""]), NOW)
+        assert (await record(store)).attempts == 0
+
+    async def test_a_question_is_progress(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"})
+        assert (await record(store)).attempts == 0
+
+    async def test_letting_go_is_progress_unless_it_is_told_to_keep_the_attempts(self, store: TaskStore) -> None:
+        lease = await working(store)
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, keeps_attempts=True)
+        assert (await record(store)).attempts == 1
+        lease = (await claim(store)).lease
+        assert (await record(store)).attempts == 2
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+        assert (await record(store)).attempts == 0
+
+    # suspend
+
+    async def test_a_task_that_asks_shows_its_questions_in_their_order(self, store: TaskStore) -> None:
+        keys = ["z", "a", "Z", "m", "10", "9", "a.b", "#a", ":a", "ä", "a b", "status", "a[0]"]
+        requests = {key: key.encode() for key in keys}
+        await store.suspend(await working(store), NOTHING, requests, SOON)
+        found = await record(store)
+        assert list(found.requests.items()) == list(requests.items())
+        assert (found.status, found.updated_ms, found.due_ms) == (Status.INPUT_REQUIRED, SOON, END)
+        assert found.outcome is None
+
+    async def test_150_questions_keep_their_order_and_are_answered_at_once(self, store: TaskStore) -> None:
+        requests = {f"question {n * 7 % 150}": b"%d" % n for n in range(150)}
+        await asking(store, requests)
+        assert list((await record(store)).requests.items()) == list(requests.items())
+        assert await store.answer(REF, requests, NOW, SOON) is Answered.FULLY
+        assert (await claim(store)).answers == requests
+
+    # answer
+
+    async def test_with_all_answers_the_task_works_and_is_due(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?", "b": b"?"})
+        assert await store.answer(REF, {"b": b"2", "a": b"1"}, SOON, SOON + 1) is Answered.FULLY
+        found = await record(store)
+        assert (found.status, found.requests, found.due_ms, found.updated_ms) == (Status.WORKING, {}, SOON + 1, SOON)
+        assert (await claim(store)).answers == {"a": b"1", "b": b"2"}
+
+    @pytest.mark.parametrize("size", [1, 9000])
+    async def test_with_some_answers_the_others_still_wait(self, store: TaskStore, size: int) -> None:
+        await asking(store, {"c": b"3?", "b": b"2?", "a": b"1?"})
+        assert await store.answer(REF, {"b": blob(size)}, SOON, SOON) is Answered.PARTLY
+        found = await record(store)
+        assert list(found.requests.items()) == [("c", b"3?"), ("a", b"1?")]
+        assert (found.status, found.due_ms, found.updated_ms) == (Status.INPUT_REQUIRED, END, SOON)
+        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.WAITING
+        assert await store.answer(REF, {"a": b"1", "c": b"3"}, SOON, SOON) is Answered.FULLY
+        assert (await claim(store)).answers == {"a": b"1", "b": blob(size), "c": b"3"}
+
+    @pytest.mark.parametrize("size", [1, 9000])
+    async def test_answers_to_nothing_are_dropped(self, store: TaskStore, size: int) -> None:
+        await asking(store, {"a": b"?"})
+        before = await record(store)
+        for answers in ({"unknown": blob(size)}, {}, {"": blob(size), "A": b"", "a ": b"", "k" * 70_000: b""}):
+            assert await store.answer(REF, answers, NOW, SOON) is Answered.NOT_NEEDED
+        assert await record(store) == before
+        assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.FULLY
+        assert (await claim(store)).answers == {"a": b"!"}
+
+    @pytest.mark.parametrize("size", [1, 9000])
+    async def test_an_unknown_answer_beside_the_last_one_does_no_harm(self, store: TaskStore, size: int) -> None:
+        await asking(store, {"a": b"?"})
+        assert await store.answer(REF, {"a": b"!", "b": blob(size), "": b""}, NOW, SOON) is Answered.FULLY
+        assert (await claim(store)).answers == {"a": b"!"}
+
+    async def test_an_unknown_answer_beside_some_does_no_harm(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?", "c": b"?"})
+        assert await store.answer(REF, {"a": b"!", "b": b"!"}, NOW, SOON) is Answered.PARTLY
+        assert await store.answer(REF, {"c": b"!"}, NOW, SOON) is Answered.FULLY
+        assert (await claim(store)).answers == {"a": b"!", "c": b"!"}
+
+    async def test_the_first_answer_to_a_question_counts(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?", "b": b"?"})
+        assert await store.answer(REF, {"a": b"first"}, NOW, SOON) is Answered.PARTLY
+        before = await record(store)
+        assert await store.answer(REF, {"a": b"second"}, SOON, SOON) is Answered.NOT_NEEDED
+        assert await record(store) == before
+        assert await store.answer(REF, {"a": b"third", "b": b"first"}, NOW, SOON) is Answered.FULLY
+        assert await store.answer(REF, {"a": b"late", "b": b"late"}, NOW, SOON) is Answered.NOT_NEEDED
+        assert (await claim(store)).answers == {"a": b"first", "b": b"first"}
+
+    async def test_a_task_that_does_not_ask_needs_no_answer(self, store: TaskStore) -> None:
+        await store.create(new())
+        before = await record(store)
+        assert await store.answer(REF, {"a": b"!"}, NOW, END) is Answered.NOT_NEEDED
+        assert await record(store) == before
+
+    @pytest.mark.parametrize("status", TERMINAL)
+    async def test_a_task_that_is_over_needs_no_answer(self, store: TaskStore, status: Status) -> None:
+        await over(store, status)
+        before = await record(store)
+        assert await store.answer(REF, {"a": b"!"}, SOON, END) is Answered.NOT_NEEDED
+        assert await record(store) == before
+
+    async def test_an_answer_after_the_end_is_too_late_for_the_question_it_is_for(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"})
+        await store.cancel(REF, "cancelled", NOW)
+        assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.NOT_NEEDED
+        assert (await record(store)).status is Status.CANCELLED
+
+    async def test_an_answer_to_an_unknown_task_is_for_an_unknown_task(self, store: TaskStore) -> None:
+        assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.UNKNOWN_TASK
+        assert await store.answer(REF, {}, NOW, SOON) is Answered.UNKNOWN_TASK
+        assert await store.answer(REF, {"a": blob(9000)}, NOW, SOON) is Answered.UNKNOWN_TASK
+
+    async def test_answers_of_all_rounds_are_kept(self, store: TaskStore) -> None:
+        lease = await working(store)
+        expected = {}
+        for n in range(30):
+            await store.suspend(lease, NOTHING, {f"{n}/{m}": b"?" for m in range(4)}, NOW)
+            answers = {f"{n}/{m}": b"%d %d %b" % (n, m, blob(3900)) for m in range(4)}
+            assert await store.answer(REF, answers, NOW, SOON) is Answered.FULLY
+            expected |= answers
+            lease = (await claim(store)).lease
+        assert (await claim(store, now_ms=UNTIL, until_ms=END)).answers == expected
+
+    async def test_a_question_may_be_asked_again_and_its_new_answer_counts(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?", "b": b"?"})
+        await store.answer(REF, {"a": b"old", "b": b"b"}, NOW, SOON)
+        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"again?"}, NOW)
+        assert (await record(store)).requests == {"a": b"again?"}
+        assert await store.answer(REF, {"a": b"new"}, NOW, SOON) is Answered.FULLY
+        assert (await claim(store)).answers == {"a": b"new", "b": b"b"}
+
+    @pytest.mark.parametrize("size", [1, 9000])
+    async def test_of_answers_at_once_each_is_kept_and_one_is_the_last(
+        self, stores: list[TaskStore], size: int
+    ) -> None:
+        answers = {f"{n}": b"%d %b" % (n, blob(size)) for n in range(12)}
+        await asking(stores[0], dict.fromkeys(answers, b"?"))
+        each = [stores[n % 4].answer(REF, {key: value}, NOW, SOON) for n, (key, value) in enumerate(answers.items())]
+        assert sorted(await asyncio.gather(*each)) == [Answered.FULLY] + [Answered.PARTLY] * 11
+        assert (await claim(stores[0])).answers == answers
+
+    async def test_of_two_answers_to_a_question_one_is_taken(self, stores: list[TaskStore]) -> None:
+        await asking(stores[0], {"a": b"?"})
+        each = [store.answer(REF, {"a": b"%d" % n}, NOW, SOON) for n, store in enumerate(stores * 3)]
+        got = await asyncio.gather(*each)
+        assert sorted(got) == [Answered.FULLY] + [Answered.NOT_NEEDED] * 11
+        assert (await claim(stores[0])).answers == {"a": b"%d" % got.index(Answered.FULLY)}
+
+    async def test_an_answer_and_a_cancellation_at_once_leave_it_cancelled(self, stores: list[TaskStore]) -> None:
+        for n in range(8):
+            ref = TaskRef("owner", f"{n}")
+            await asking(stores[0], {"a": b"?", "b": b"?"}, ref)
+            await asyncio.gather(
+                stores[1].answer(ref, {"a": b"!"}, NOW, SOON),
+                stores[2].cancel(ref, "cancelled", NOW),
+                stores[3].answer(ref, {"b": b"!"}, NOW, SOON),
+            )
+            found = await record(stores[0], ref)
+            assert (found.status, found.requests, found.due_ms) == (Status.CANCELLED, {}, None)
+
+    # cancel
+
+    @pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
+    async def test_an_open_task_is_cancelled(self, store: TaskStore, state: str) -> None:
+        if state == "new":
+            await store.create(new())
+        elif state == "working":
+            await working(store)
+        elif state == "asking":
+            await asking(store, {"a": b"?", "b": blob(9000)})
+        else:
+            await asleep(store)
+        assert await store.cancel(REF, "The client cancelled it", SOON) is True
+        found = await record(store)
+        assert (found.status, found.status_message, found.updated_ms) == (
+            Status.CANCELLED,
+            "The client cancelled it",
+            SOON,
+        )
+        assert (found.requests, found.outcome, found.due_ms) == ({}, None, None)
+        assert (found.lease_until_ms, found.wake_ms) == (0, 0)
+
+    @pytest.mark.parametrize("status", TERMINAL)
+    async def test_a_task_that_is_over_is_not_cancelled(self, store: TaskStore, status: Status) -> None:
+        await over(store, status)
+        before = await record(store)
+        assert await store.cancel(REF, "too late", SOON) is True
+        assert await record(store) == before
+
+    async def test_an_unknown_task_is_not_cancelled(self, store: TaskStore) -> None:
+        assert await store.cancel(REF, "cancelled", NOW) is False
+        assert await store.read(REF, NOW) is None
+        assert await store.find() == []
+
+    async def test_of_cancellation_and_completion_one_happens(self, stores: list[TaskStore]) -> None:
+        seen = set()
+        for n in range(12):
+            ref = TaskRef("owner", f"{n}")
+            lease = await working(stores[0], ref)
+            both = [
+                stores[0].finish(lease, Status.COMPLETED, b"outcome", "done", NOW),
+                stores[1].cancel(ref, "cancelled", NOW),
+            ]
+            order = both if n % 2 else both[::-1]
+            got = await asyncio.gather(*order, return_exceptions=True)
+            assert True in got, "there is such a task"
+            found = await record(stores[2], ref)
+            was_lost = any(isinstance(one, LeaseLost) for one in got)
+            assert found.status is (Status.CANCELLED if was_lost else Status.COMPLETED)
+            assert found.outcome == (None if was_lost else b"outcome")
+            seen.add(found.status)
+        assert seen <= {Status.CANCELLED, Status.COMPLETED}
+
+    async def test_of_cancellation_and_checkpoint_the_cancellation_stays(self, stores: list[TaskStore]) -> None:
+        for n in range(8):
+            ref = TaskRef("owner", f"{n}")
+            lease = await working(stores[0], ref)
+            await asyncio.gather(
+                stores[0].checkpoint(lease, Added([b"entry"], status_message="on it"), NOW, END),
+                stores[1].cancel(ref, "cancelled", NOW),
+                return_exceptions=True,
+            )
+            found = await record(stores[2], ref)
+            assert (found.status, found.status_message, found.due_ms) == (Status.CANCELLED, "cancelled", None)
+
+    # finish
+
+    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+    async def test_a_finished_task_has_its_outcome_and_nothing_else(self, store: TaskStore, status: Status) -> None:
+        lease = await working(store, status_message="on it")
+        await store.finish(lease, status, b"outcome", "over", SOON)
+        found = await record(store)
+        assert (found.status, found.outcome, found.status_message) == (status, b"outcome", "over")
+        assert (found.updated_ms, found.due_ms, found.lease_until_ms, found.wake_ms) == (SOON, None, 0, 0)
+        assert found.requests == {}
+
+    async def test_the_last_message_replaces_the_one_before_even_by_nothing(self, store: TaskStore) -> None:
+        lease = await working(store, status_message="on it")
+        await store.finish(lease, Status.COMPLETED, b"outcome", None, SOON)
+        assert (await record(store)).status_message is None
+
+    async def test_a_task_may_end_without_an_outcome(self, store: TaskStore) -> None:
+        await store.finish(await working(store), Status.FAILED, None, None, SOON)
+        found = await record(store)
+        assert (found.status, found.outcome) == (Status.FAILED, None)
+
+    async def test_an_empty_outcome_is_an_outcome(self, store: TaskStore) -> None:
+        await store.finish(await working(store), Status.COMPLETED, b"", None, SOON)
+        assert (await record(store)).outcome == b""
+
+    # what the client can see
+
+    async def test_a_revision_counts_what_the_client_can_see(self, store: TaskStore) -> None:
+        """Each step is told by whether it can be seen."""
+        await store.create(new())
+        before = await record(store)
+        at_ms = NOW
+
+        async def after(can_be_seen: bool) -> None:
+            nonlocal before
+            found = await record(store)
+            assert (found.revision > before.revision) is can_be_seen
+            assert found.updated_ms == (at_ms if can_be_seen else before.updated_ms)
+            before = found
+
+        def tick() -> int:
+            nonlocal at_ms
+            at_ms += 1
+            return at_ms
+
+        lease = (await claim(store, now_ms=tick())).lease
+        await after(False)
+        await store.checkpoint(lease, Added([b"entry"], b"state"), tick(), until_ms=END)
+        await after(False)
+        await store.checkpoint(lease, Added(status_message="on it"), tick())
+        await after(True)
+        await store.checkpoint(lease, Added(status_message="on it"), tick())
+        await after(False)
+        await store.checkpoint(lease, Added(status_message=""), tick())
+        await after(True)
+        await store.release(lease, NOTHING, tick(), wake_ms=0, due_ms=SOON)
+        await after(False)
+        lease = (await claim(store, now_ms=tick())).lease
+        await store.release(lease, Added(status_message="later"), at_ms, wake_ms=0, due_ms=SOON)
+        await after(True)
+        lease = (await claim(store, now_ms=tick())).lease
+        await after(False)
+        await store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, tick())
+        await after(True)
+        await store.answer(REF, {"c": b"!"}, tick(), SOON)
+        await after(False)
+        await store.answer(REF, {"a": b"!"}, tick(), SOON)
+        await after(True)
+        await store.answer(REF, {"b": b"!"}, tick(), SOON)
+        await after(True)
+        assert await store.requeue(REF, tick(), SOON)
+        await after(False)
+        (task,) = await store.open_tasks(10)
+        assert await store.postpone(task, SOON + 1)
+        await after(False)
+        lease = (await claim(store, now_ms=tick())).lease
+        await store.finish(lease, Status.COMPLETED, b"", None, tick())
+        await after(True)
+        await store.cancel(REF, "too late", tick())
+        await after(False)
+
+    async def test_a_cancellation_and_an_end_can_be_seen(self, store: TaskStore) -> None:
+        await store.create(new())
+        await store.cancel(REF, "cancelled", SOON)
+        assert (await record(store)).revision == 2
+        await store.create(new(TaskRef("owner", "other")))
+        await store.expire(TaskRef("owner", "other"), END)
+        assert (await record(store, TaskRef("owner", "other"))).revision == 2
+
+    # the sweep
+
+    async def test_open_tasks_are_due_from_their_time_on_the_longest_overdue_first(self, store: TaskStore) -> None:
+        for n in (3, 1, 5, 2, 4):
+            await store.create(new(TaskRef("owner", f"{n}"), due_ms=NOW + n))
+        assert ids(await store.due(NOW + 4, 10)) == ["1", "2", "3", "4"]
+        assert ids(await store.due(NOW + 4, 2)) == ["1", "2"]
+        assert await store.due(NOW, 10) == []
+        assert ids(await store.due(END + 1, 10)) == ["1", "2", "3", "4", "5"]
+
+    async def test_a_due_task_is_told_as_the_index_has_it(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"}, tool="export", expires_ms=SOON, created_ms=NOW - 1)
+        expected = OpenTask(REF, "export", Status.INPUT_REQUIRED, NOW - 1, SOON, SOON)
+        assert await store.due(SOON, 10) == [expected]
+        assert await store.open_tasks(10) == [expected]
+
+    async def test_the_due_time_moves_with_the_task(self, store: TaskStore) -> None:
+        await store.create(new())
+
+        async def due_ms() -> int | None:
+            found = await record(store)
+            listed = await store.due(END, 10)
+            assert [task.due_ms for task in listed] == ([] if found.due_ms is None else [found.due_ms])
+            return found.due_ms
+
+        assert await due_ms() == SOON
+        lease = (await claim(store)).lease
+        assert await due_ms() == UNTIL
+        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        assert await due_ms() == UNTIL
+        await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 1)
+        assert await due_ms() == UNTIL + 1
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 2)
+        assert await due_ms() == SOON + 2
+        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)
+        assert await due_ms() == END
+        await store.answer(REF, {"a": b"!"}, NOW, SOON + 3)
+        assert await due_ms() == END
+        await store.answer(REF, {"b": b"!"}, NOW, SOON + 3)
+        assert await due_ms() == SOON + 3
+        await store.requeue(REF, NOW, SOON + 4)
+        assert await due_ms() == SOON + 4
+        await store.finish((await claim(store)).lease, Status.COMPLETED, b"", None, NOW)
+        assert await due_ms() is None
+
+    @pytest.mark.parametrize("status", TERMINAL)
+    async def test_what_is_over_is_not_due(self, store: TaskStore, status: Status) -> None:
+        await over(store, status)
+        assert await store.due(END * 2, 10) == []
+        assert await store.open_tasks(10) == []
+
+    async def test_a_task_that_is_due_is_postponed_by_one_caller(self, stores: list[TaskStore]) -> None:
+        await stores[0].create(new())
+        (task,) = await stores[0].due(SOON, 10)
+        moved = await asyncio.gather(*(store.postpone(task, SOON + n) for n, store in enumerate(stores * 3, 1)))
+        assert sum(moved) == 1
+        assert (await record(stores[0])).due_ms == SOON + 1 + moved.index(True)
+
+    async def test_a_task_that_moved_or_ended_meanwhile_is_not_postponed(self, store: TaskStore) -> None:
+        await store.create(new())
+        (task,) = await store.due(SOON, 10)
+        await claim(store)
+        assert await store.postpone(task, END) is False
+        assert (await record(store)).due_ms == UNTIL
+        await store.cancel(REF, "cancelled", NOW)
+        assert await store.postpone(replace(task, due_ms=UNTIL), END) is False
+        assert await store.open_tasks(10) == []
+        assert await store.postpone(replace(task, ref=TaskRef("owner", "unknown")), END) is False
+        assert ids(await store.find()) == ["id"]
+
+    async def test_postponing_leaves_everything_else(self, store: TaskStore) -> None:
+        lease = await working(store)
+        before = await record(store)
+        (task,) = await store.due(UNTIL, 10)
+        assert await store.postpone(task, END) is True
+        assert await record(store) == replace(before, due_ms=END)
+        await store.checkpoint(lease, Added([b"entry"]), NOW)
+
+    @pytest.mark.parametrize("state", ["working", "asking"])
+    async def test_an_open_task_past_its_time_is_ended(self, store: TaskStore, state: str) -> None:
+        await (working(store) if state == "working" else asking(store, {"a": b"?"}))
+        await store.expire(REF, END)
+        found = await record(store)  # as nobody sees it any more
+        assert (found.status, found.due_ms, found.requests, found.outcome) == (Status.FAILED, None, {}, None)
+        assert found.updated_ms == END
+        assert await store.open_tasks(10) == []
+
+    async def test_a_task_whose_time_is_not_over_is_not_ended(self, store: TaskStore) -> None:
+        await store.create(new())
+        before = await record(store)
+        await store.expire(REF, END - 1)
+        await store.expire(TaskRef("owner", "unknown"), END)
+        assert await record(store) == before
+        assert ids(await store.find()) == ["id"]
+
+    @pytest.mark.parametrize("status", TERMINAL)
+    async def test_what_is_over_does_not_expire(self, store: TaskStore, status: Status) -> None:
+        await over(store, status)
+        before = await record(store)
+        await store.expire(REF, END)
+        assert await record(store) == before
+
+    async def test_nothing_is_forgotten_that_can_be_found(self, store: TaskStore) -> None:
+        await store.create(new())
+        await store.create(new(TaskRef("owner", "later"), expires_ms=END + 1))
+        assert await store.forget(END) == 0
+        assert await store.read(TaskRef("owner", "later"), END) is not None
+        assert sorted(ids(await store.find())) == ["id", "later"]
+
+    # the operator
+
+    async def test_open_tasks_are_listed_the_soonest_due_first(self, store: TaskStore) -> None:
+        dues = [NOW + n * 37 % 101 for n in range(1, 31)]
+        for n, due_ms in enumerate(dues):
+            await store.create(new(TaskRef(f"owner{n % 3}", f"{n}"), due_ms=due_ms))
+        assert [task.due_ms for task in await store.open_tasks(100)] == sorted(dues)
+        assert [task.due_ms for task in await store.open_tasks(7)] == sorted(dues)[:7]
+
+    async def test_tasks_are_found_by_owner_status_and_age(self, store: TaskStore) -> None:
+        await working(store, TaskRef("a", "1"))
+        await asking(store, {"x": b"?"}, TaskRef("a", "2"), created_ms=NOW + 1)
+        await store.create(new(TaskRef("aa", "3"), created_ms=NOW + 2, status=Status.COMPLETED, outcome=b"{}"))
+        await store.create(new(TaskRef("b", "4"), created_ms=NOW - END, expires_ms=1))
+
+        async def found(**filters: Any) -> list[str]:
+            return sorted(ids(await store.find(**filters)))
+
+        assert await found() == ["1", "2", "3", "4"]
+        assert await found(owner="a") == ["1", "2"]
+        assert await found(owner="nobody") == []
+        assert await found(status=Status.WORKING) == ["1", "4"]
+        assert await found(status=Status.COMPLETED) == ["3"]
+        assert await found(created_before_ms=NOW + 1) == ["1", "4"]
+        assert await found(owner="a", status=Status.INPUT_REQUIRED, created_before_ms=NOW + 2) == ["2"]
+        assert await found(owner="a", status=Status.INPUT_REQUIRED, created_before_ms=NOW + 1) == []
+
+    async def test_as_many_tasks_are_found_as_are_wanted(self, store: TaskStore) -> None:
+        for n in range(5):
+            await store.create(new(TaskRef("owner", f"{n}"), call=blob(5000)))
+        assert len(await store.find(limit=3)) == 3
+        assert len(await store.find(owner="owner", status=Status.WORKING, limit=2)) == 2
+        assert len(await store.find(limit=50)) == 5
+
+    async def test_what_is_found_is_as_it_is_read(self, store: TaskStore) -> None:
+        await store.release(await working(store, status_message="said"), NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+        assert await store.find() == [await record(store)]
+
+    async def test_large_payloads_do_not_hide_a_task_from_its_operator(self, store: TaskStore) -> None:
+        await asking(store, {"a": blob(500_000)}, call=blob(2_000_000))
+        await store.finish(await working(store, TaskRef("owner", "2")), Status.COMPLETED, blob(500_000), None, NOW)
+        assert sorted(ids(await store.find())) == ["2", "id"]
+
+    @pytest.mark.parametrize("state", ["leased", "asleep"])
+    async def test_a_working_task_is_taken_from_whoever_has_it(self, store: TaskStore, state: str) -> None:
+        await (working(store) if state == "leased" else asleep(store))
+        before = await record(store)
+        assert await store.requeue(REF, NOW, SOON + 1) is True
+        found = await record(store)
+        assert found.fence > before.fence
+        expected = replace(before, fence=found.fence, lease_until_ms=0, wake_ms=0, attempts=0, due_ms=SOON + 1)
+        assert found == expected
+        assert (await claim(store)).lease.fence > found.fence
+
+    async def test_only_a_working_task_is_requeued(self, store: TaskStore) -> None:
+        assert await store.requeue(REF, NOW, SOON) is False
+        await asking(store, {"a": b"?"})
+        before = await record(store)
+        assert await store.requeue(REF, NOW, SOON) is False
+        assert await record(store) == before
+        await store.cancel(REF, "cancelled", NOW)
+        assert await store.requeue(REF, NOW, SOON) is False
+        assert await store.open_tasks(10) == []

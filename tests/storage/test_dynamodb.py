@@ -1,0 +1,534 @@
+"""The DynamoDB stores do what every store must, at DynamoDB Local."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from app.clock import Clock
+from app.errors import LeaseLost, Unavailable
+from app.protocol.tasks import Status
+from app.storage.base import OnceRecord, OnceStore
+from app.storage.dynamodb import TABLE, DynamoDbOnce, Table
+from app.storage.dynamodb_tasks import DynamoDbTasks
+from app.storage.tasks import NOTHING, Added, Answered, Claimed, TaskRef, TaskStore
+from tests.storage import contract, task_contract
+from tests.storage.contract import LATER
+from tests.storage.task_contract import END, NOW, REF, SOON, UNTIL, asking, blob, claim, new, record, working
+from tests.support.clocks import FixedClock
+from tests.support.dynamodb import ROOT, Emulator
+
+TWO_DAYS_S = 2 * 86_400
+
+_CLAIM = """
+import asyncio, sys
+from app.clock import Clock
+from app.storage.dynamodb import DynamoDbOnce
+from tests.support.dynamodb import Emulator
+
+url, table, token_id, claims, me = sys.argv[1:]
+
+async def main():
+    store = DynamoDbOnce(Emulator(url).open(table))
+    await store.read(token_id)  # connected
+    print("ready", flush=True)
+    sys.stdin.readline()  # all begin at once
+    got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
+    print(*("won" if record is None else record.answers for record in got), sep="\\n")
+    await store.aclose()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def table(dynamodb: Emulator) -> Iterator[str]:
+    with dynamodb.table() as name:
+        yield name
+
+
+@pytest.fixture
+def clock() -> FixedClock:
+    return FixedClock()
+
+
+class TestDynamoDbTasks(task_contract.TaskStoreContract):
+    """The contract of tasks."""
+
+    @pytest.fixture
+    async def reopen(self, dynamodb: Emulator, table: str) -> AsyncIterator[task_contract.Reopen]:
+        made: list[TaskStore] = []
+
+        def open_one() -> TaskStore:
+            made.append(DynamoDbTasks(dynamodb.open(table)))
+            return made[-1]
+
+        yield open_one
+        for store in made:
+            await store.aclose()
+
+
+class TestDynamoDbOnce(contract.OnceStoreContract):
+    """The contract of `once`."""
+
+    @pytest.fixture
+    async def reopen(self, dynamodb: Emulator, table: str) -> AsyncIterator[contract.Reopen]:
+        made: list[OnceStore] = []
+
+        def open_one() -> OnceStore:
+            made.append(DynamoDbOnce(dynamodb.open(table)))
+            return made[-1]
+
+        yield open_one
+        for store in made:
+            await store.aclose()
+
+    @pytest.fixture
+    def swept(self, dynamodb: Emulator, table: str, clock: FixedClock) -> contract.Swept:
+        """DynamoDB deletes what is past its `ttl`, within days."""
+
+        async def is_due(token_id: str) -> bool:
+            (row,) = [item for item in dynamodb.items(table) if item["pk"]["S"] == f"O#{token_id}"]
+            return int(row["ttl"]["N"]) * 1000 <= clock.now_ms()
+
+        return is_due
+
+    @pytest.fixture
+    def spawn_claims(self, dynamodb: Emulator, table: str) -> contract.SpawnClaims:
+        def spawn(token_id: str, processes: int, claims: int) -> list[str]:
+            facts = [dynamodb.url, table, token_id, str(claims)]
+            commands = [[sys.executable, "-c", _CLAIM, *facts, str(n)] for n in range(processes)]
+            pipe = subprocess.PIPE
+            running = [subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for command in commands]
+            for one in running:
+                assert one.stdout is not None
+                assert one.stdout.readline() == "ready\n"
+            for one in running:
+                assert one.stdin is not None
+                one.stdin.write("go\n")
+                one.stdin.flush()
+            got = [line for one in running for line in one.communicate(timeout=30)[0].splitlines()]
+            assert [one.returncode for one in running] == [0] * processes
+            return got
+
+        return spawn
+
+    async def test_an_outcome_larger_than_a_row_is_read_back(self, store: OnceStore) -> None:
+        await store.claim("id", "yes", 10, LATER)
+        await store.finish("id", blob(3_000_000))
+        assert await store.read("id") == OnceRecord("yes", blob(3_000_000), 10)
+        assert await store.claim("id", "no", 20, LATER) == OnceRecord("yes", blob(3_000_000), 10)
+        await store.finish("id", blob(4_000_000))
+        assert await store.read("id") == OnceRecord("yes", blob(3_000_000), 10)
+
+    async def test_rows_of_a_large_outcome_go_with_their_record(
+        self, store: OnceStore, dynamodb: Emulator, table: str
+    ) -> None:
+        await store.claim("id", "yes", 10, 5001)
+        await store.finish("id", blob(1_000_000))
+        assert [item["ttl"]["N"] for item in dynamodb.items(table)] == ["6"] * 4
+
+    async def test_what_was_never_claimed_leaves_no_rows(
+        self, store: OnceStore, dynamodb: Emulator, table: str
+    ) -> None:
+        await store.finish("unknown", blob(1_000_000))
+        assert dynamodb.items(table) == []
+
+
+# the table
+
+
+def test_the_table_that_is_deployed_is_the_one_in_the_code() -> None:
+    assert json.loads((ROOT / "infra/table.json").read_text()) == dict(TABLE)
+
+
+def test_the_table_is_made_as_it_is_defined(dynamodb: Emulator, table: str) -> None:
+    client = dynamodb.client()
+    made = client.describe_table(TableName=table)["Table"]
+    (index,) = made["GlobalSecondaryIndexes"]
+    (defined,) = TABLE["GlobalSecondaryIndexes"]
+    assert made["KeySchema"] == TABLE["KeySchema"]
+    assert made["BillingModeSummary"]["BillingMode"] == TABLE["BillingMode"] == "PAY_PER_REQUEST"
+    assert {name: index[name] for name in ("IndexName", "KeySchema")} == {
+        name: defined[name] for name in ("IndexName", "KeySchema")
+    }
+    assert sorted(index["Projection"]["NonKeyAttributes"]) == sorted(defined["Projection"]["NonKeyAttributes"])
+    ttl = client.describe_time_to_live(TableName=table)["TimeToLiveDescription"]
+    assert ttl == {"TimeToLiveStatus": "ENABLED", "AttributeName": "ttl"}
+    client.close()
+
+
+def test_what_only_a_deployed_table_has_is_asked_for() -> None:
+    assert TABLE["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
+    assert TABLE["SSESpecification"] == {"SSEEnabled": True}
+
+
+async def test_every_row_goes_two_days_after_the_end(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+    store = tasks.store
+    await store.create(new(call=blob(9000), state=blob(9000), journal=[blob(9000)]))
+    lease = (await claim(store)).lease
+    await store.checkpoint(lease, Added([blob(9000)], blob(9000)), NOW)
+    await store.suspend(lease, NOTHING, {"a": blob(9000)}, NOW)
+    await store.answer(REF, {"a": blob(9000)}, NOW, SOON)
+    await store.finish((await claim(store)).lease, Status.COMPLETED, blob(9000), None, NOW)
+    rows = dynamodb.items(table)
+    assert len(rows) == 9
+    assert {int(row["ttl"]["N"]) for row in rows} == {END // 1000 + TWO_DAYS_S}
+
+
+async def test_what_is_over_is_in_no_index_and_keeps_nothing_of_the_work(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    await tasks.store.finish(await working(tasks.store), Status.COMPLETED, b"{}", None, NOW)
+    (head,) = dynamodb.items(table)
+    assert not head.keys() & {"shard", "due_ms", "call", "state", "answers", "chunks", "tail"}
+
+
+async def test_open_tasks_are_spread_over_the_shards(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+    for _ in range(40):
+        await tasks.store.create(new(TaskRef("owner", Clock().new_id())))
+    assert len({row["shard"]["S"] for row in dynamodb.items(table)}) > 3
+
+
+async def test_what_checkpoints_write_does_not_touch_the_index(dynamodb: Emulator, table: str) -> None:
+    (defined,) = TABLE["GlobalSecondaryIndexes"]
+    store = DynamoDbTasks(dynamodb.open(table))
+    lease = await working(store)
+    (before,) = dynamodb.items(table)
+    await store.checkpoint(lease, Added([b"entry"], b"state", "message"), SOON)
+    (after,) = dynamodb.items(table)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert changed == {"tail", "state", "status_message", "attempts", "revision", "updated_ms", "version"}
+    assert not changed & {"shard", "due_ms", *defined["Projection"]["NonKeyAttributes"]}
+    await store.aclose()
+
+
+# how many calls
+
+
+class Client:
+    """boto3's client, with every call counted, and what a test does to it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.calls: Counter[str] = Counter()
+        self.before: Callable[[str], None] = lambda operation: None
+        self.after: Callable[[str], None] = lambda operation: None
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name not in {"put_item", "update_item", "get_item", "query", "scan", "batch_write_item"}:
+            return found
+
+        def call(**arguments: Any) -> Any:
+            self.calls[name] += 1
+            self.before(name)
+            try:
+                return found(**arguments)
+            finally:
+                self.after(name)
+
+        return call
+
+
+class Counted:
+    """A store, and the client under it."""
+
+    def __init__(self, dynamodb: Emulator, table: str) -> None:
+        self.client = Client(dynamodb.client())
+        self._table = Table(table, lambda: self.client, Clock())
+        self.store = DynamoDbTasks(self._table)
+        self.once = DynamoDbOnce(self._table)
+
+    async def calls(self, work: Any) -> dict[str, int]:
+        self.client.calls.clear()
+        await work
+        return dict(self.client.calls)
+
+
+@pytest.fixture
+async def tasks(dynamodb: Emulator, table: str) -> AsyncIterator[Counted]:
+    counted = Counted(dynamodb, table)
+    yield counted
+    await counted.store.aclose()
+
+
+async def test_everything_usual_is_one_call(tasks: Counted) -> None:
+    store, calls = tasks.store, tasks.calls
+    assert await calls(store.create(new(call=blob(4000), journal=[blob(4000)], state=blob(4000)))) == {"put_item": 1}
+    assert await calls(store.read(REF, NOW)) == {"query": 1}
+    assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1}
+    assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1}, "refused"
+    lease = (await claim(store, now_ms=UNTIL, until_ms=END)).lease
+    assert await calls(store.checkpoint(lease, Added([b"1", b"2"], b"state", "on it"), NOW)) == {"update_item": 1}
+    assert await calls(store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL)) == {"update_item": 1}
+    assert await calls(store.suspend(lease, Added([b"3"]), {"a": b"?", "b": b"?"}, NOW)) == {"update_item": 1}
+    assert await calls(store.answer(REF, {"a": b"!", "b": b"!"}, NOW, SOON)) == {"update_item": 1}
+    lease = (await claim(store)).lease
+    assert await calls(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)) == {"update_item": 1}
+    (task,) = await store.due(END, 10)
+    assert await calls(store.postpone(task, UNTIL)) == {"update_item": 1}
+    assert await calls(store.requeue(REF, NOW, SOON)) == {"update_item": 1}
+    lease = (await claim(store)).lease
+    assert await calls(store.finish(lease, Status.COMPLETED, blob(4000), None, NOW)) == {"update_item": 1}
+    assert await calls(store.read(REF, NOW)) == {"query": 1}
+    assert await calls(store.expire(REF, END)) == {"update_item": 1}
+
+
+async def test_a_cancellation_is_one_call_whatever_it_finds(tasks: Counted) -> None:
+    await tasks.store.create(new())
+    for ref in (REF, REF, TaskRef("owner", "unknown")):
+        assert await tasks.calls(tasks.store.cancel(ref, "cancelled", NOW)) == {"update_item": 1}
+
+
+async def test_answers_that_nothing_waits_for_cost_one_call(tasks: Counted) -> None:
+    await asking(tasks.store, {"a": b"?"})
+    for ref in (REF, TaskRef("owner", "unknown")):
+        assert await tasks.calls(tasks.store.answer(ref, {"b": b"!"}, NOW, SOON)) == {"update_item": 1}
+
+
+async def test_an_answer_without_a_key_is_never_named_in_an_expression(tasks: Counted) -> None:
+    """DynamoDB has no attribute without a name."""
+    await asking(tasks.store, {"a": b"?"})
+    assert await tasks.calls(tasks.store.answer(REF, {"": b"!"}, NOW, SOON)) == {"get_item": 1}
+
+
+async def test_some_answers_cost_a_second_call(tasks: Counted) -> None:
+    await asking(tasks.store, {"a": b"?", "b": b"?"})
+    assert await tasks.calls(tasks.store.answer(REF, {"a": b"!"}, NOW, SOON)) == {"update_item": 2}
+
+
+async def test_large_answers_leave_no_rows_where_nobody_asked(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+    unknown = TaskRef("owner", "unknown")
+    assert await tasks.calls(tasks.store.answer(unknown, {"a": blob(500_000)}, NOW, SOON)) == {"get_item": 1}
+    assert dynamodb.items(table) == []
+
+
+async def test_large_values_cost_a_batch_more(tasks: Counted) -> None:
+    store, calls = tasks.store, tasks.calls
+    assert await calls(store.create(new(call=blob(2_000_000)))) == {"batch_write_item": 1, "put_item": 1}
+    assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1, "query": 2}, "pages of 1 MB"
+    lease = (await claim(store, now_ms=UNTIL, until_ms=END)).lease
+    work = store.finish(lease, Status.COMPLETED, blob(300_000), None, NOW)
+    assert await calls(work) == {"batch_write_item": 1, "update_item": 1}
+    assert await calls(store.read(REF, NOW)) == {"query": 1}, "without the call"
+
+
+async def test_the_journal_costs_a_row_every_8_kib(tasks: Counted) -> None:
+    lease = await working(tasks.store)
+
+    async def many() -> None:
+        for _ in range(64):
+            await tasks.store.checkpoint(lease, Added([blob(1000)]), NOW)
+
+    assert await tasks.calls(many()) == {"update_item": 64, "batch_write_item": 7}
+
+
+# what goes wrong
+
+
+def failure(code: str, status: int = 400) -> Exception:
+    from botocore.exceptions import ClientError
+
+    made: Exception = ClientError(
+        {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Any"
+    )
+    return made
+
+
+def timeout() -> Exception:
+    from botocore.exceptions import ReadTimeoutError
+
+    made: Exception = ReadTimeoutError(endpoint_url="http://127.0.0.1")
+    return made
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        failure("ThrottlingException"),
+        failure("ProvisionedThroughputExceededException"),
+        failure("RequestLimitExceeded"),
+        failure("InternalServerError", 500),
+        failure("", 503),
+        timeout(),
+    ],
+    ids=["throttled", "too much for a partition", "too much for the account", "their fault", "503", "timeout"],
+)
+async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> None:
+    lease = await working(tasks.store)
+
+    def fail(operation: str) -> None:
+        raise error
+
+    tasks.client.before = fail
+    store = tasks.store
+    for work in (
+        store.create(new()),
+        store.create(new(call=blob(9000))),
+        store.read(REF, NOW),
+        store.answer(REF, {"a": b"!"}, NOW, SOON),
+        store.answer(REF, {"a": blob(9000)}, NOW, SOON),
+        store.cancel(REF, "cancelled", NOW),
+        store.claim(REF, NOW, UNTIL),
+        store.checkpoint(lease, Added([b"entry"]), NOW),
+        store.suspend(lease, NOTHING, {"a": b"?"}, NOW),
+        store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON),
+        store.finish(lease, Status.COMPLETED, b"", None, NOW),
+        store.due(NOW, 10),
+        store.open_tasks(10),
+        store.find(),
+        store.requeue(REF, NOW, SOON),
+        store.expire(REF, END),
+        tasks.once.claim("id", "yes", 10, LATER),
+        tasks.once.finish("id", b""),
+        tasks.once.read("id"),
+    ):
+        with pytest.raises(Unavailable) as caught:
+            await work
+        assert caught.value.__cause__ is error
+
+
+async def test_a_store_that_cannot_be_reached_is_unavailable() -> None:
+    nowhere = Emulator("http://127.0.0.1:9")
+    pytest.importorskip("boto3")
+    store = DynamoDbTasks(nowhere.open("table", lambda: nowhere.client(retries={"total_max_attempts": 1})))
+    with pytest.raises(Unavailable):
+        await store.read(REF, NOW)
+    await store.aclose()
+
+
+async def test_a_mistake_of_ours_is_not_unavailable(dynamodb: Emulator) -> None:
+    store = DynamoDbTasks(dynamodb.open("no-such-table"))
+    with pytest.raises(Exception, match="ResourceNotFoundException"):
+        await store.read(REF, NOW)
+    await store.aclose()
+
+
+def test_making_a_store_makes_no_client() -> None:
+    def make() -> Any:
+        raise AssertionError("not yet")
+
+    DynamoDbTasks(Table("name", make, Clock()))
+
+
+async def test_a_batch_that_is_taken_in_part_is_finished(tasks: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tasks.client._client.batch_write_item
+
+    def half(RequestItems: dict[str, list[Any]]) -> Any:
+        ((name, rows),) = RequestItems.items()
+        whole(RequestItems={name: rows[:1]})
+        return {"UnprocessedItems": {name: rows[1:]} if rows[1:] else {}}
+
+    monkeypatch.setattr(tasks.client._client, "batch_write_item", half)
+    await tasks.store.create(new(call=blob(1_000_000)))
+    assert (await claim(tasks.store)).call == blob(1_000_000)
+
+
+async def test_a_batch_that_is_never_taken_is_unavailable(tasks: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(RequestItems: dict[str, list[Any]]) -> Any:
+        return {"UnprocessedItems": RequestItems}
+
+    monkeypatch.setattr("app.storage.dynamodb.BATCH_PAUSE_S", 0)
+    monkeypatch.setattr(tasks.client._client, "batch_write_item", none)
+    with pytest.raises(Unavailable):
+        await tasks.store.create(new(call=blob(1_000_000)))
+    assert await tasks.store.read(REF, NOW) is None
+
+
+class SentTwice:
+    """What botocore does when an answer gets lost: it sends the call again."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name not in {"put_item", "update_item"}:
+            return found
+
+        def twice(**arguments: Any) -> Any:
+            with suppress(self._client.exceptions.ConditionalCheckFailedException):
+                found(**arguments)
+            return found(**arguments)
+
+        return twice
+
+
+async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, table: str) -> None:
+    store = DynamoDbTasks(dynamodb.open(table, lambda: SentTwice(dynamodb.client())))
+    await store.create(new())
+    lease = (await claim(store)).lease
+    await store.checkpoint(lease, Added([b"1"], status_message="on it"), NOW)
+    await store.checkpoint(lease, Added([b"2", blob(9000)]), NOW, until_ms=UNTIL)
+    await store.checkpoint(lease, Added([blob(9001)]), NOW)
+    await store.suspend(lease, Added([b"3"]), {"a": b"?", "b": b"?"}, NOW)
+    assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.PARTLY
+    assert await store.answer(REF, {"b": b"!"}, NOW, SOON) is Answered.FULLY
+    (task,) = await store.due(END, 10)
+    assert await store.postpone(task, UNTIL) is True
+    assert await store.requeue(REF, NOW, SOON) is True
+    claimed = await claim(store)
+    assert (list(claimed.journal), claimed.record.attempts) == ([b"1", b"2", blob(9000), blob(9001), b"3"], 1)
+    assert claimed.lease.fence == 3, "two claims and one that took it away"
+    await store.release(claimed.lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    claimed = await claim(store)
+    await store.finish(claimed.lease, Status.COMPLETED, b"{}", None, NOW)
+    assert (await record(store)).revision == 6
+    await store.aclose()
+
+
+async def test_a_claim_of_an_id_that_was_sent_twice_is_ours(dynamodb: Emulator, table: str) -> None:
+    once = DynamoDbOnce(dynamodb.open(table, lambda: SentTwice(dynamodb.client())))
+    assert await once.claim("id", "yes", 10, LATER) is None
+    assert await once.claim("id", "yes", 10, LATER) is not None
+    await once.finish("id", b"done")
+    assert (await once.read("id")) == OnceRecord("yes", b"done", 10)
+    await once.aclose()
+
+
+async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not_added_twice(tasks: Counted) -> None:
+    """The answer got lost for good. The worker may try again: its lease is over, the next one finds the entry once."""
+    lease = await working(tasks.store)
+
+    def lose(operation: str) -> None:
+        raise timeout()
+
+    tasks.client.after = lose
+    with pytest.raises(Unavailable):
+        await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    tasks.client.after = lambda operation: None
+    with pytest.raises(LeaseLost):
+        await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    with pytest.raises(LeaseLost):
+        await tasks.store.checkpoint(lease, Added([blob(9000)]), NOW)
+    assert list((await claim(tasks.store, now_ms=UNTIL, until_ms=END)).journal) == [b"entry"]
+
+
+async def test_what_was_given_up_as_unavailable_and_did_not_happen_may_be_tried_again(tasks: Counted) -> None:
+    lease = await working(tasks.store)
+
+    def fail(operation: str) -> None:
+        raise timeout()
+
+    tasks.client.before = fail
+    with pytest.raises(Unavailable):
+        await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    tasks.client.before = lambda operation: None
+    await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    assert list((await claim(tasks.store, now_ms=UNTIL, until_ms=END)).journal) == [b"entry"]
+
+
+async def test_more_calls_at_once_than_threads_all_come_through(tasks: Counted) -> None:
+    refs = [TaskRef("owner", f"{n}") for n in range(100)]
+    await asyncio.gather(*(tasks.store.create(new(ref)) for ref in refs))
+    got = await asyncio.gather(*(tasks.store.claim(ref, NOW, UNTIL) for ref in refs))
+    assert all(isinstance(one, Claimed) for one in got)

@@ -1,0 +1,76 @@
+"""Tasks and their queue in SQLite do what every task store and every queue must, on one file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.storage.queue import TaskQueue
+from app.storage.sqlite import Database
+from app.storage.sqlite_queue import HIDDEN_MS, SqliteQueue
+from app.storage.sqlite_tasks import FORGET_AFTER_MS, SqliteTasks
+from app.storage.tasks import TaskRef, TaskStore
+from tests.storage import queue_contract, task_contract
+from tests.storage.queue_contract import LetPass
+from tests.storage.task_contract import END, NOW, REF, ids, new
+from tests.support.clocks import SkippingClock
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.sqlite3"
+
+
+class TestSqliteTasks(task_contract.TaskStoreContract):
+    """The contract of tasks."""
+
+    @pytest.fixture
+    async def reopen(self, path: Path) -> AsyncIterator[task_contract.Reopen]:
+        made: list[TaskStore] = []
+
+        def open_one() -> TaskStore:
+            made.append(SqliteTasks(Database(path, durable=False)))
+            return made[-1]
+
+        yield open_one
+        for store in made:
+            await store.aclose()
+
+    async def test_what_expired_long_ago_is_forgotten(self, store: TaskStore) -> None:
+        await store.create(new(call=b"x" * 9000))
+        await store.create(new(TaskRef("owner", "later"), expires_ms=END + 1))
+        assert await store.forget(END + FORGET_AFTER_MS - 1) == 0
+        assert await store.forget(END + FORGET_AFTER_MS) == 1
+        assert ids(await store.find()) == ["later"]
+        assert await store.read(REF, NOW) is None
+
+
+class TestSqliteQueue(queue_contract.TaskQueueContract):
+    """The contract of the queue."""
+
+    hidden_s = HIDDEN_MS / 1000
+
+    @pytest.fixture
+    def clock(self) -> SkippingClock:
+        return SkippingClock()
+
+    @pytest.fixture
+    async def reopen(self, path: Path, clock: SkippingClock) -> AsyncIterator[queue_contract.Reopen]:
+        made: list[TaskQueue] = []
+
+        def open_one() -> TaskQueue:
+            made.append(SqliteQueue(Database(path, durable=False), clock))
+            return made[-1]
+
+        yield open_one
+        for queue in made:
+            await queue.aclose()
+
+    @pytest.fixture
+    def let_pass(self, clock: SkippingClock) -> LetPass:
+        async def skip(seconds: float) -> None:
+            clock.skip(seconds)
+
+        return skip
