@@ -1,0 +1,1 @@
+"""What the deployed stack is made of, and the tools that make it."""

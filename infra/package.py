@@ -1,0 +1,171 @@
+"""`scripts/package`: the zips of the two Lambda functions.
+
+    gateway.zip   app/ without its command line     FastAPI, Mangum, and what they and app/ need
+    worker.zip    the same without app/http, main   neither FastAPI nor Mangum, PyJWT nor cryptography
+
+Both get the directory of the configuration, with gateway.yaml turned into gateway.json, so that a cold start parses no
+YAML and the zip needs no PyYAML. boto3 is the runtime's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "infra/lambda.lock"
+BUILD = ROOT / ".build"
+WHEELS = ROOT / ".cache/wheels"
+
+RUNTIME = "3.13"
+PLATFORMS = {"arm64": "aarch64", "x86_64": "x86_64"}
+MANYLINUX = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
+"""What Amazon Linux 2023, below python3.13, can load: glibc 2.34."""
+
+COMMON = {
+    "annotated-types",
+    "anyio",
+    "attrs",
+    "certifi",
+    "docstring-parser",
+    "h11",
+    "httpcore",
+    "httpx",
+    "idna",
+    "jiter",
+    "jsonschema-rs",
+    "orjson",
+    "pydantic",
+    "pydantic-core",
+    "sniffio",
+    "typing-extensions",
+    "typing-inspection",
+}
+ONLY_GATEWAY = {"annotated-doc", "cffi", "cryptography", "fastapi", "mangum", "pycparser", "pyjwt", "starlette"}
+UNNEEDED = ("*.dist-info/RECORD", "**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin")
+
+WORKER_HAS_NOT = ("http", "main.py", "lambda_http.py", "cli")
+GATEWAY_HAS_NOT = ("lambda_worker.py", "cli")
+
+
+@dataclass(frozen=True)
+class Function:
+    """One of the two."""
+
+    name: str
+    requirements: frozenset[str]
+    leaves_out: tuple[str, ...]
+
+
+FUNCTIONS = (
+    Function("gateway", frozenset(COMMON | ONLY_GATEWAY), GATEWAY_HAS_NOT),
+    Function("worker", frozenset(COMMON), WORKER_HAS_NOT),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/package", description=__doc__.partition("\n")[0])
+    parser.add_argument("config", nargs="?", type=Path, default=ROOT / "examples/quickstart/gateway.yaml")
+    parser.add_argument("--arch", choices=PLATFORMS, default="arm64", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=BUILD, help="default: .build")
+    parser.add_argument("--lock", action="store_true", help="write infra/lambda.lock anew")
+    arguments = parser.parse_args()
+    if arguments.lock:
+        return write_lock()
+    for function in FUNCTIONS:
+        build(function, arguments.config.resolve(), arguments.arch, arguments.out)
+    return 0
+
+
+def write_lock() -> int:
+    """Resolve for the runtime and write down exact versions with their hashes."""
+    report = BUILD / "resolution.json"
+    report.parent.mkdir(exist_ok=True)
+    command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report), *for_runtime("x86_64")]
+    pip([*command, "--target", str(BUILD / "nowhere"), ".[lambda]"])
+    found = {}
+    for item in json.loads(report.read_text())["install"]:
+        name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+        found[name] = item["metadata"]["version"]
+    wanted = COMMON | ONLY_GATEWAY
+    lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name in wanted]
+    LOCK.write_text("# Written by scripts/package --lock.\n" + "\n".join(lines) + "\n")
+    print(LOCK.relative_to(ROOT), f"{len(lines)} packages")
+    return 0
+
+
+def build(function: Function, config: Path, arch: str, out: Path) -> None:
+    """One zip."""
+    staging = out / function.name
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    install(function, arch, staging)
+    copy_app(function, staging)
+    copy_config(config, staging)
+    for pattern in UNNEEDED:
+        for path in staging.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+    zipped = pack(staging, out / f"{function.name}.zip")
+    print(f"{function.name}.zip  {arch}  {zipped / 1e6:6.1f} MB, {size / 1e6:6.1f} MB unpacked")
+
+
+def install(function: Function, arch: str, staging: Path) -> None:
+    locked = [line for line in LOCK.read_text().splitlines() if line.partition("==")[0] in function.requirements]
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    pip(["download", "--quiet", "--no-deps", "--dest", str(WHEELS), *for_runtime(arch), *locked])
+    offline = ["--no-index", "--find-links", str(WHEELS)]
+    pip(["install", "--quiet", "--no-deps", "--no-compile", *offline, "--target", str(staging), *for_runtime(arch), *locked])
+
+
+def for_runtime(arch: str) -> list[str]:
+    """pip's options for another machine than this one."""
+    platforms = [option for name in MANYLINUX for option in ("--platform", f"{name}_{PLATFORMS[arch]}")]
+    return [*platforms, "--python-version", RUNTIME, "--implementation", "cp", "--only-binary", ":all:"]
+
+
+def copy_app(function: Function, staging: Path) -> None:
+    def left_out(directory: str, names: list[str]) -> list[str]:
+        top = Path(directory) == ROOT / "app"
+        return [name for name in names if name == "__pycache__" or (top and name in function.leaves_out)]
+
+    shutil.copytree(ROOT / "app", staging / "app", ignore=left_out)
+
+
+def copy_config(config: Path, staging: Path) -> None:
+    """The directory of the configuration: tools beside it come along."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "*.sqlite3*", "*.key", config.name)
+    shutil.copytree(config.parent, staging, ignore=ignored, dirs_exist_ok=True)
+    (staging / "gateway.json").write_text(json.dumps(yaml.safe_load(config.read_text("utf-8")), ensure_ascii=False))
+
+
+def pack(staging: Path, target: Path) -> int:
+    """Zip a directory, in a fixed order and with a fixed date: the same input makes the same zip."""
+    target.unlink(missing_ok=True)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for path in sorted(staging.rglob("*")):
+            if path.is_file():
+                entry = zipfile.ZipInfo(str(path.relative_to(staging)), (2026, 1, 1, 0, 0, 0))
+                entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+                archive.writestr(entry, path.read_bytes())
+    return target.stat().st_size
+
+
+def pip(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

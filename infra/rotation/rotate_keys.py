@@ -1,0 +1,81 @@
+"""Rotates the keys of requestState in AWS Secrets Manager; invoked by it, step by step.
+
+The secret is a ring of up to three keys, base64, comma-separated: the first seals, all open. A rotation promotes the key
+that every replica has known since the rotation before, keeps the one that sealed until now, and adds the next:
+
+    [A]  ──▶  [A, B]  ──▶  [B, A, C]  ──▶  [C, B, D]  ──▶ …
+
+so no replica is ever shown a token that it cannot open, as long as a rotation period is longer than the time in which
+replicas read their keys again (5 minutes on AWS Lambda) and the lifetime of a round (15 minutes). Standard library and
+boto3 alone, which the runtime has.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Any
+
+import boto3
+
+KEY_BYTES = 32
+
+
+def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
+    """One step of a rotation: {"SecretId", "ClientRequestToken", "Step"}.
+
+    Raises:
+        ValueError: the event names no step, or a version that is not to be rotated to.
+    """
+    client = client or boto3.client("secretsmanager")
+    secret, version, step = event["SecretId"], event["ClientRequestToken"], event["Step"]
+    stages = client.describe_secret(SecretId=secret)["VersionIdsToStages"]
+    if version not in stages:
+        raise ValueError(f"version {version} is not one of the secret's")
+    if "AWSCURRENT" in stages[version]:
+        return  # an earlier attempt has come to the end
+    match step:
+        case "createSecret":
+            _create(client, secret, version)
+        case "setSecret":
+            pass  # there is no service to tell: replicas read the secret
+        case "testSecret":
+            pending = _ring(client, secret, version, "AWSPENDING")
+            if not all(len(_decoded(key)) == KEY_BYTES for key in pending):
+                raise ValueError("a key of the new ring has the wrong length")
+        case "finishSecret":
+            current = next(one for one, marks in stages.items() if "AWSCURRENT" in marks)
+            client.update_secret_version_stage(
+                SecretId=secret, VersionStage="AWSCURRENT", MoveToVersionId=version, RemoveFromVersionId=current
+            )
+        case _:
+            raise ValueError(f"{step!r} is no step of a rotation")
+
+
+def rotated(ring: list[str], fresh: str) -> list[str]:
+    """The ring of the next period."""
+    if len(ring) == 1:
+        return [ring[0], fresh]
+    sealing, upcoming = ring[0], ring[-1]
+    return [upcoming, sealing, fresh]
+
+
+def _create(client: Any, secret: str, version: str) -> None:
+    try:
+        client.get_secret_value(SecretId=secret, VersionId=version, VersionStage="AWSPENDING")
+    except client.exceptions.ResourceNotFoundException:
+        fresh = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+        ring = rotated(_ring(client, secret, None, "AWSCURRENT"), fresh)
+        client.put_secret_value(
+            SecretId=secret, ClientRequestToken=version, SecretString=",".join(ring), VersionStages=["AWSPENDING"]
+        )
+
+
+def _ring(client: Any, secret: str, version: str | None, stage: str) -> list[str]:
+    which = {} if version is None else {"VersionId": version}
+    text: str = client.get_secret_value(SecretId=secret, VersionStage=stage, **which)["SecretString"]
+    return [key.strip() for key in text.split(",")]
+
+
+def _decoded(key: str) -> bytes:
+    return base64.b64decode(key + "=" * (-len(key) % 4), validate=True)
