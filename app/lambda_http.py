@@ -43,7 +43,7 @@ def make_handler(environ: Mapping[str, str]) -> Handler:
         ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
     """
     using = settings.from_environment(environ)
-    logs.configure(using.log_level)
+    logs.configure(using.log_level, alone=using.on_lambda)
     file = config.load(using.config)
     app = _Hosted(main.build_app(file, using), file.config.http.path)
     adapters: list[Mangum] = []

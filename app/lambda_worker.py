@@ -46,7 +46,7 @@ def make_handler(environ: Mapping[str, str]) -> Handler:
         ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
     """
     using = settings.from_environment(environ)
-    logs.configure(using.log_level)
+    logs.configure(using.log_level, alone=using.on_lambda)
     file, clock = config.load(using.config), Clock()
     parts = core.build_core(file, using, clock)
     function = _Function(

@@ -33,13 +33,18 @@ class JsonFormatter(logging.Formatter):
         return encode(line).decode()
 
 
-def configure(level: str) -> None:
-    """Send everything at or above a level ("debug", "info", "warning", "error") to standard error, once."""
+def configure(level: str, *, alone: bool = False) -> None:
+    """Send everything at or above a level ("debug", "info", "warning", "error") to standard error, once.
+
+    `alone` takes away what the runtime of AWS Lambda has set up, which would write each line a second time.
+    """
     root = logging.getLogger()
     root.setLevel(level.upper())
+    if alone:
+        root.handlers.clear()
     if not any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers):
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(JsonFormatter())
         root.addHandler(handler)
-    for noisy in ("httpx", "httpcore"):  # a line a request each, with URLs in it
+    for noisy in ("httpx", "httpcore", "mangum"):  # a line a request each, with URLs in it
         logging.getLogger(noisy).setLevel("WARNING")

@@ -31,26 +31,24 @@ PLATFORMS = {"arm64": "aarch64", "x86_64": "x86_64"}
 MANYLINUX = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 """What Amazon Linux 2023, below python3.13, can load: glibc 2.34."""
 
-COMMON = {
-    "annotated-types",
-    "anyio",
-    "attrs",
-    "certifi",
-    "docstring-parser",
-    "h11",
-    "httpcore",
-    "httpx",
-    "idna",
-    "jiter",
-    "jsonschema-rs",
-    "orjson",
-    "pydantic",
-    "pydantic-core",
-    "sniffio",
-    "typing-extensions",
-    "typing-inspection",
+RUNTIME_HAS = {"boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "six", "urllib3"}
+SERVERS_NEED = {"click", "httptools", "uvicorn", "uvloop"}
+BUILDS_NEED = {"pyyaml"}
+GATEWAYS_NEED = {
+    *(
+        "annotated-doc",
+        "cffi",
+        "cryptography",
+        "fastapi",
+        "mangum",
+        "opentelemetry-api",
+        "pycparser",
+        "pyjwt",
+        "starlette",
+    ),
+    *("importlib-metadata", "zipp"),
 }
-ONLY_GATEWAY = {"annotated-doc", "cffi", "cryptography", "fastapi", "mangum", "pycparser", "pyjwt", "starlette"}
+"""What of the lock the worker does without."""
 UNNEEDED = ("*.dist-info/RECORD", "**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin")
 
 WORKER_HAS_NOT = ("http", "main.py", "lambda_http.py", "cli")
@@ -62,13 +60,13 @@ class Function:
     """One of the two."""
 
     name: str
-    requirements: frozenset[str]
+    does_without: frozenset[str]
     leaves_out: tuple[str, ...]
 
 
 FUNCTIONS = (
-    Function("gateway", frozenset(COMMON | ONLY_GATEWAY), GATEWAY_HAS_NOT),
-    Function("worker", frozenset(COMMON), WORKER_HAS_NOT),
+    Function("gateway", frozenset(), GATEWAY_HAS_NOT),
+    Function("worker", frozenset(GATEWAYS_NEED), WORKER_HAS_NOT),
 )
 
 
@@ -96,8 +94,8 @@ def write_lock() -> int:
     for item in json.loads(report.read_text())["install"]:
         name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
         found[name] = item["metadata"]["version"]
-    wanted = COMMON | ONLY_GATEWAY
-    lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name in wanted]
+    unwanted = RUNTIME_HAS | SERVERS_NEED | BUILDS_NEED | {"mcp-gateway"}
+    lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name not in unwanted]
     LOCK.write_text("# Written by scripts/package --lock.\n" + "\n".join(lines) + "\n")
     print(LOCK.relative_to(ROOT), f"{len(lines)} packages")
     return 0
@@ -120,11 +118,24 @@ def build(function: Function, config: Path, arch: str, out: Path) -> None:
 
 
 def install(function: Function, arch: str, staging: Path) -> None:
-    locked = [line for line in LOCK.read_text().splitlines() if line.partition("==")[0] in function.requirements]
+    locked = [line for line in LOCK.read_text().splitlines() if line[:1] != "#"]
+    locked = [line for line in locked if line.partition("==")[0] not in function.does_without]
     WHEELS.mkdir(parents=True, exist_ok=True)
     pip(["download", "--quiet", "--no-deps", "--dest", str(WHEELS), *for_runtime(arch), *locked])
     offline = ["--no-index", "--find-links", str(WHEELS)]
-    pip(["install", "--quiet", "--no-deps", "--no-compile", *offline, "--target", str(staging), *for_runtime(arch), *locked])
+    pip(
+        [
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-compile",
+            *offline,
+            "--target",
+            str(staging),
+            *for_runtime(arch),
+            *locked,
+        ]
+    )
 
 
 def for_runtime(arch: str) -> list[str]:

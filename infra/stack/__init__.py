@@ -1,0 +1,6 @@
+"""The deployed stack on this machine: what `template.yaml` describes, from the built zips, with real parts where there are any.
+
+curl ──▶ front (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
+                                      │ DynamoDB Local, SQS and Secrets Manager of moto
+         poller (event source mapping) ◀── queue          schedule ──▶ worker functions
+"""

@@ -1,0 +1,185 @@
+"""Lambda functions: execution environments under the Runtime Interface Emulator, as many as are wanted of each.
+
+An environment runs one invocation at a time. One that has died is replaced when it is needed again, as AWS does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import zipfile
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from infra.stack.template import Function
+
+START_S = 20
+INVOCATION = "/2015-03-31/functions/function/invocations"
+
+
+class InvocationFailed(Exception):
+    """The function raised, timed out, or its environment died; AWS says no more either."""
+
+
+@dataclass
+class Environment:
+    """One execution environment, in all its lives."""
+
+    function: Function
+    number: int
+    code: Path
+    tools: Tools
+    variables: Mapping[str, str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+    invocations: int = 0
+    starts: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.name}-{self.number}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        """A fresh environment; its init phase begins with the first invocation, as the emulator has it."""
+        self.port, api = free_port(), free_port()
+        emulator = [
+            str(self.tools.emulator),
+            *("--runtime-interface-emulator-address", f"127.0.0.1:{self.port}"),
+            *("--runtime-api-address", f"127.0.0.1:{api}"),
+            *("--log-level", "error"),
+        ]
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [*emulator, str(self.tools.python), "-m", "awslambdaric", self.function.handler],
+                cwd=self.code,
+                env=self._environment(),
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+        until = time.monotonic() + START_S
+        while not answers(self.port):
+            if time.monotonic() > until or not self.is_alive:
+                raise RuntimeError(f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}")
+            time.sleep(0.01)
+        self.starts += 1
+
+    def _environment(self) -> dict[str, str]:
+        function = self.function
+        return {
+            "PATH": os.environ["PATH"],
+            "AWS_LAMBDA_FUNCTION_NAME": function.name,
+            "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
+            "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
+            "AWS_LAMBDA_FUNCTION_TIMEOUT": str(function.timeout_s),
+            "LAMBDA_TASK_ROOT": str(self.code),
+            "PYTHONPATH": str(self.code),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **function.environment,
+            **self.variables,
+        }
+
+    def kill(self) -> None:
+        """End it, with everything in it, as a host that fails would."""
+        if self.process is not None and self.is_alive:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What environments are made with."""
+
+    emulator: Path
+    python: Path
+
+
+@dataclass
+class Pool:
+    """The environments of one function; an invocation waits for one that is free."""
+
+    environments: list[Environment]
+    http: httpx.AsyncClient
+    _free: asyncio.Queue[Environment] = field(default_factory=asyncio.Queue)
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
+
+    def __post_init__(self) -> None:
+        for environment in self.environments:
+            self._free.put_nowait(environment)
+
+    async def invoke(self, event: Any) -> Any:
+        """What the function returns.
+
+        Raises:
+            InvocationFailed
+        """
+        environment = await self._free.get()
+        try:
+            if not environment.is_alive:
+                await asyncio.to_thread(environment.start)
+            environment.invocations += 1
+            self.recent.append(environment.name)
+            return await self._invoke(environment, event)
+        finally:
+            self._free.put_nowait(environment)
+
+    async def _invoke(self, environment: Environment, event: Any) -> Any:
+        url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
+        try:
+            response = await self.http.post(
+                url, content=json.dumps(event).encode(), timeout=environment.function.timeout_s + 5
+            )
+        except httpx.HTTPError as error:
+            raise InvocationFailed(f"{environment.name}: {type(error).__name__}") from None
+        if response.status_code != 200:
+            environment.kill()  # after a time-out or a crash of the runtime AWS begins with a fresh one
+            raise InvocationFailed(f"{environment.name}: {response.text[:500]}")
+        try:
+            result = response.json()
+        except ValueError:
+            raise InvocationFailed(f"{environment.name}: {response.text[:500]}") from None
+        if isinstance(result, dict) and "errorMessage" in result and "errorType" in result:
+            raise InvocationFailed(f"{environment.name}: {result['errorType']}: {result['errorMessage']}")
+        return result
+
+    def close(self) -> None:
+        """End all of them."""
+        for environment in self.environments:
+            environment.kill()
+
+
+def unpack(source: Path, directory: Path) -> Path:
+    """The code of a function, as AWS unpacks it: once, read by all its environments."""
+    directory.mkdir(parents=True)
+    with zipfile.ZipFile(source) as archive:
+        archive.extractall(directory)
+    return directory
+
+
+def free_port() -> int:
+    """A port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    """Whether something listens."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
