@@ -54,9 +54,10 @@ class Settings:
 
     @property
     def sqlite_path(self) -> Path:
-        """The file behind `store`; with another store, the one of what is local nevertheless."""
-        store = self.store if self.store.startswith(SQLITE) else DEFAULT_STORE
-        return Path(store.removeprefix(SQLITE))
+        """The file behind `store`; beside a table, the one of what is local nevertheless, under the table's name."""
+        if self.dynamodb_table is not None:
+            return Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(f"{self.dynamodb_table}.sqlite3")
+        return Path(self.store.removeprefix(SQLITE))
 
     @property
     def dynamodb_table(self) -> str | None:

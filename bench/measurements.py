@@ -9,6 +9,8 @@ import functools
 import json
 import os
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -38,6 +40,7 @@ class Settings:
     starts: int = 7
     memory_rounds: int = 3
     memory_requests: int = 2000
+    table_sizes: tuple[int, ...] = (10, 1_000, 100_000)
 
     @classmethod
     def quick(cls, cores: Cores) -> "Settings":
@@ -50,12 +53,16 @@ class Settings:
             starts=3,
             memory_rounds=1,
             memory_requests=500,
+            table_sizes=(10, 1_000, 10_000),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One observation of one subject; `case` names the table it belongs to, `notes` what a reader must know."""
+    """One observation of one subject; `case` names the table it belongs to, `notes` what a reader must know.
+
+    Where nothing is compared, `subject` is any other name for a row. A sample without values is there for its notes.
+    """
 
     case: str
     subject: str
@@ -74,7 +81,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of the table below. The gateway is compared by the first column."""
+    """One line of the table below. A case has those of the columns for which it has values; the first compares."""
 
     name: str
     title: str
@@ -93,10 +100,11 @@ def load(
         for number in range(settings.rounds):
             for count in connections:
                 for server in rotated(servers, number):
-                    yield _load_sample(server, workload, count, settings)
+                    yield load_sample(server, workload, count, settings)
 
 
-def _load_sample(server: Server, workload: str, connections: int, settings: Settings) -> Sample:
+def load_sample(server: Server, workload: str, connections: int, settings: Settings) -> Sample:
+    """Load one server."""
     order = Order(
         server.port,
         workload,
@@ -165,6 +173,25 @@ def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
                 yield Sample(case, subject.name, {"us": us})
 
 
+def tasks(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Have the gateway's own Python fill tables with tasks and measure what more of them cost.
+
+    Raises:
+        LoadFailedError: with the last line of what it said.
+    """
+    for subject in subjects:
+        command = [str(subject.environment.python), "-m", "bench.tasks", json.dumps(asdict(settings))]
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+            with process:
+                yield from (Sample(**json.loads(line)) for line in process.stdout or ())
+            if process.returncode:
+                errors.seek(0)
+                said = errors.read().strip()
+                print(said, file=sys.stderr)
+                raise LoadFailedError(f"tasks: {said.splitlines()[-1] if said else process.returncode}")
+
+
 def drive(server: Server, order: Order, cores: Cores) -> Outcome:
     """Run the load generator on its own core.
 
@@ -198,6 +225,20 @@ _LOAD_COLUMNS = (
     Column("response_bytes", "body bytes"),
     Column("waited_percent", "waited %"),
 )
+_TASK_COLUMNS = (
+    Column("tasks_per_s", "tasks/s"),
+    Column("task_cpu_us", "CPU µs/task"),
+    Column("looks", "tasks/get per task", 2),
+    Column("sweep_ms", "sweep ms", 2),
+    Column("census_ms", "census ms", 2),
+    *_LOAD_COLUMNS,
+    Column("store_calls", "store calls"),
+    Column("queue_calls", "queue calls"),
+    Column("dynamodb_calls", "DynamoDB calls"),
+    Column("read_units", "read units", 1),
+    Column("write_units", "write units", 1),
+    Column("index_units", "of these for the index", 1),
+)
 _MEMORY_COLUMNS = (Column("rss_mib", "RSS MiB", 1), Column("pss_mib", "PSS MiB", 1))
 
 MEASUREMENTS = (
@@ -229,6 +270,14 @@ MEASUREMENTS = (
         (Column("us", "µs", 1),),
         is_more_better=False,
         sample=inside,
+        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+    ),
+    Measurement(
+        "tasks",
+        "tasks",
+        _TASK_COLUMNS,
+        is_more_better=True,
+        sample=tasks,
         leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
     ),
     Measurement("memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory),

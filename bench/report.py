@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measurements import Measurement, Sample
+from bench.measurements import Column, Measurement, Sample
 from bench.subjects import SUBJECTS
 
 REFERENCE = "gateway"
@@ -42,25 +42,37 @@ class Case:
 def cases(measurement: Measurement, samples: Iterable[Sample]) -> list[Case]:
     """Group samples into cases, in the order of their appearance, and take the medians of each subject."""
     grouped: dict[str, dict[str, list[dict[str, float]]]] = {}
-    for sample in samples:
+    for sample in filter(lambda sample: sample.values, samples):
         grouped.setdefault(sample.case, {}).setdefault(sample.subject, []).append(sample.values)
     return [Case(case, _rows(measurement, by_subject)) for case, by_subject in grouped.items()]
 
 
 def _rows(measurement: Measurement, by_subject: Mapping[str, Sequence[dict[str, float]]]) -> tuple[Row, ...]:
-    key = measurement.columns[0].key
+    key = _columns(measurement, next(iter(by_subject.values()))[0])[0].key
     medians = {subject: _medians(values) for subject, values in by_subject.items()}
     reference = medians.get(REFERENCE)
     rows = []
-    for subject in (each.name for each in SUBJECTS if each.name in by_subject):
+    for subject in _in_order(by_subject):
         values = by_subject[subject]
         own = medians[subject][key]
         better = None
         if reference is not None:
             better = reference[key] / own if measurement.is_more_better else own / reference[key]
         observed = [each[key] for each in values]
-        rows.append(Row(subject, medians[subject], len(values), (max(observed) - min(observed)) / own, better))
+        spread = (max(observed) - min(observed)) / own if own else 0.0
+        rows.append(Row(subject, medians[subject], len(values), spread, better))
     return tuple(rows)
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Subjects as they are listed, other rows after them as they came."""
+    listed = [each.name for each in SUBJECTS]
+    return sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed))
+
+
+def _columns(measurement: Measurement, values: Mapping[str, float]) -> list[Column]:
+    """Those of the columns for which there are values."""
+    return [column for column in measurement.columns if column.key in values]
 
 
 def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -69,8 +81,12 @@ def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def table(measurement: Measurement, case: Case) -> str:
     """Return a case as aligned text."""
-    headings = ["", *(column.heading for column in measurement.columns), "spread", f"{REFERENCE} is"]
-    lines = [headings, *(list(_cells(measurement, row)) for row in case.rows)]
+    columns = _columns(measurement, case.rows[0].medians)
+    headings = ["", *(column.heading for column in columns), "spread", f"{REFERENCE} is"]
+    lines = [headings, *(list(_cells(columns, row)) for row in case.rows)]
+    if all(row.reference_is is None for row in case.rows):
+        lines = [line[:-1] for line in lines]
+        headings.pop()
     widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
     text = [f"{measurement.title}: {case.name} (median of {max(row.samples for row in case.rows)})"]
     for first, *rest in lines:
@@ -79,9 +95,9 @@ def table(measurement: Measurement, case: Case) -> str:
     return "\n".join(text)
 
 
-def _cells(measurement: Measurement, row: Row) -> Iterator[str]:
+def _cells(columns: Sequence[Column], row: Row) -> Iterator[str]:
     yield row.subject
-    for column in measurement.columns:
+    for column in columns:
         yield f"{row.medians[column.key]:,.{column.decimals}f}"
     yield f"{row.spread:.0%}"
     is_compared = row.reference_is is not None and row.subject != REFERENCE

@@ -8,10 +8,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from bench.http1 import MalformedResponseError, ResponseReader
@@ -20,6 +21,7 @@ from bench.wire import WORKLOADS, Exchange
 
 PATIENCE_S = 60.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class ServerFailedError(Exception):
@@ -80,8 +82,17 @@ class Server:
 
 
 @contextmanager
-def running(subject: Subject, serves: str, workload: str, cores: Cores) -> Iterator[Server]:
+def running(
+    subject: Subject,
+    serves: str,
+    workload: str,
+    cores: Cores,
+    environment: Mapping[str, str] = _NOTHING,
+    folder: Path = ROOT,
+) -> Iterator[Server]:
     """Start a server, wait for the right answer to the first request of a workload, and stop it at the end.
+
+    It has what `environment` says besides what every server has, and keeps what it keeps in `folder`.
 
     Raises:
         ServerFailedError: it exits, stays silent, or answers wrongly.
@@ -90,7 +101,7 @@ def running(subject: Subject, serves: str, workload: str, cores: Cores) -> Itera
     first = WORKLOADS[workload](1)[0]
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
-        process = _spawn(subject, serves, port, cores, log)
+        process = _spawn(subject.command(serves, port), cores, log, environment, folder)
         try:
             try:
                 _ask_until_answered(process, port, first)
@@ -103,13 +114,15 @@ def running(subject: Subject, serves: str, workload: str, cores: Cores) -> Itera
             _stop(process)
 
 
-def _spawn(subject: Subject, serves: str, port: int, cores: Cores, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: Sequence[str], cores: Cores, log: IO[bytes], more: Mapping[str, str], folder: Path
+) -> subprocess.Popen[bytes]:
     # Only what a server needs: nothing in the caller's environment may slow one subject down, and byte code is kept.
     environment = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
     return subprocess.Popen(
-        subject.command(serves, port),
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        command,
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT), **more},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -1,7 +1,8 @@
 """The subjects: what is measured, in which virtual environment it lives, and how it is started.
 
 Every subject can serve two things, named as the factories in `bench.apps`: `one_tool` (just `add`) and
-`hundred_tools` (the catalogue). All run under uvicorn, one process, uvloop and httptools, no access log.
+`hundred_tools` (the catalogue); the gateway has `tasks`, too. All run under uvicorn, one process, uvloop and httptools,
+no access log.
 """
 
 from collections.abc import Sequence
@@ -52,11 +53,12 @@ class Subject:
     versions_of: tuple[str, ...]
 
     def command(self, serves: str, port: int) -> Sequence[str]:
-        """Return the command that serves `one_tool` or `hundred_tools` on a port, to be run in `ROOT`."""
+        """Return the command that serves `one_tool` or `hundred_tools` on a port; `ROOT` is on the Python path."""
         address = ["--host", "127.0.0.1", "--port", str(port)]
         if self.kind is Kind.GATEWAY:
             mcp_gateway = str(self.environment.folder / "bin" / "mcp-gateway")
-            return [mcp_gateway, "serve", _GATEWAY_CONFIGS[serves], *address, "--log-level", "warning"]
+            config = str(ROOT / "bench" / _GATEWAY_CONFIGS[serves])
+            return [mcp_gateway, "serve", config, *address, "--log-level", "warning"]
         app = ["--factory", f"bench.apps.{self.name}:{serves}"]
         return [str(self.environment.python), "-m", "uvicorn", *app, *address, *_UVICORN_SETTINGS]
 
@@ -66,7 +68,7 @@ _UVICORN_SETTINGS = (
     *("--workers", "1", "--no-access-log", "--log-level", "warning"),
 )
 _GATEWAY_CONFIGS = MappingProxyType(
-    {"one_tool": "bench/gateway.yaml", "hundred_tools": "bench/gateway-hundred-tools.yaml"}
+    {"one_tool": "gateway.yaml", "hundred_tools": "gateway-hundred-tools.yaml", "tasks": "gateway-tasks.yaml"}
 )
 
 _SERVER_VERSIONS = ("uvicorn", "uvloop", "httptools")

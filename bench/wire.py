@@ -6,7 +6,7 @@ Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the `_
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,12 +15,20 @@ from bench.catalogue import hundred_tools
 from bench.http1 import Response
 
 PROTOCOL_VERSION = "2026-07-28"
+KNOWS_TASKS: Mapping[str, Any] = MappingProxyType({"extensions": {"io.modelcontextprotocol/tasks": {}}})
+"""The capabilities of a client that takes a task for an answer."""
+
+FILLED = 10
+"""So many tasks with the ids `filled-0`, … every table has in which `bench.tasks` looks; the last of them is open."""
+LARGE = 4
+"""So many tasks with a large result it has, with the ids `large-0`, …"""
+LARGE_RESULT = "x" * 300_000
 
 _META = {
     "io.modelcontextprotocol/protocolVersion": PROTOCOL_VERSION,
     "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1.0.0"},
-    "io.modelcontextprotocol/clientCapabilities": {},
 }
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class WrongAnswerError(Exception):
@@ -100,12 +108,49 @@ def list_hundred(count: int) -> Sequence[Exchange]:
     return [Exchange(http_request("tools/list", {}, n), n, check) for n in range(1, count + 1)]
 
 
-WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType({"call_add": call_add, "list_hundred": list_hundred})
+def get_task(count: int) -> Sequence[Exchange]:
+    """`tasks/get` of small tasks in the table: nine that are over and one that asks."""
+    return [_get_task(n, f"filled-{n % FILLED}", is_open=n % FILLED == FILLED - 1) for n in range(1, count + 1)]
 
 
-def http_request(method: str, params: dict[str, Any], request_id: int, *, name: str | None = None) -> bytes:
+def get_large_task(count: int) -> Sequence[Exchange]:
+    """`tasks/get` of completed tasks with a large result."""
+    return [_get_task(n, f"large-{n % LARGE}", text=LARGE_RESULT) for n in range(1, count + 1)]
+
+
+def _get_task(request_id: int, task_id: str, *, is_open: bool = False, text: str = "done") -> Exchange:
+    def check(result: dict[str, Any]) -> None:
+        _require(result["taskId"] == task_id, "another task")
+        if is_open:
+            _require(result["status"] == "input_required" and len(result["inputRequests"]) == 1, "it does not ask")
+        else:
+            _require(result["status"] == "completed", "not completed")
+            _require(result["result"]["content"][0]["text"] == text, "not its result")
+
+    return Exchange(task_request(task_id, request_id), request_id, check)
+
+
+def task_request(task_id: str, request_id: int) -> bytes:
+    """Return a whole `tasks/get`."""
+    return http_request("tasks/get", {"taskId": task_id}, request_id, name=task_id, capabilities=KNOWS_TASKS)
+
+
+WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
+    {"call_add": call_add, "list_hundred": list_hundred, "get_task": get_task, "get_large_task": get_large_task}
+)
+
+
+def http_request(
+    method: str,
+    params: dict[str, Any],
+    request_id: int,
+    *,
+    name: str | None = None,
+    capabilities: Mapping[str, Any] = _NOTHING,
+) -> bytes:
     """Return a whole HTTP/1.1 request; `name` becomes the `Mcp-Name` header."""
-    message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**params, "_meta": _META}}
+    meta = {**_META, "io.modelcontextprotocol/clientCapabilities": dict(capabilities)}
+    message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**params, "_meta": meta}}
     body = json.dumps(message, separators=(",", ":")).encode()
     head = [
         "POST /mcp HTTP/1.1",

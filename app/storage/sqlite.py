@@ -79,6 +79,10 @@ create index messages_by_time on messages (visible_ms);
 """What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
 
 
+_writing: Final[dict[Path, threading.Lock]] = {}
+"""Who writes to a file in this process just now."""
+
+
 class Database:
     """One file. Connections are made when they are first needed, so nothing is opened before a fork.
 
@@ -90,9 +94,22 @@ class Database:
         self._synchronous: Literal["full", "normal"] = "full" if durable else "normal"
         self._idle: list[sqlite3.Connection] = []
         self._limiter = CapacityLimiter(MAX_CONNECTIONS)
+        self._writing = _writing.setdefault(path.absolute(), threading.Lock())
         weakref.finalize(self, _close, self._idle)  # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
 
-    async def do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """`read`, for work that writes: one at a time in this process.
+
+        SQLite lets writers sleep and look again; a lock wakes the next one at once. Those of other processes it cannot.
+        """
+
+        def alone(db: sqlite3.Connection) -> T:
+            with self._writing:
+                return work(db)
+
+        return await self.read(alone)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What the work returns, done in a thread with a connection of its own.
 
         Raises:
@@ -161,16 +178,16 @@ class SqliteOnce:
             won = db.execute(f"{insert} on conflict do nothing", (token_id, answers, give_up_ms, forget_ms))
             return None if won.rowcount else _read(db, token_id)
 
-        return await self._database.do(write)
+        return await self._database.write(write)
 
     async def finish(self, token_id: str, outcome: bytes) -> None:
         """See `OnceStore`."""
         statement = "update once set outcome = ? where token_id = ? and outcome is null"
-        await self._database.do(lambda db: db.execute(statement, (outcome, token_id)))
+        await self._database.write(lambda db: db.execute(statement, (outcome, token_id)))
 
     async def read(self, token_id: str) -> OnceRecord | None:
         """See `OnceStore`."""
-        return await self._database.do(lambda db: _read(db, token_id))
+        return await self._database.read(lambda db: _read(db, token_id))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -34,7 +34,7 @@ class SqliteQueue:
         """See `TaskQueue`."""
         facts = (str(ref), self._clock.now_ms() + delay_ms)
         statement = "insert into messages (task, visible_ms) values (?, ?)"
-        await self._database.do(lambda db: db.execute(statement, facts))
+        await self._database.write(lambda db: db.execute(statement, facts))
         self._sent.set()
 
     async def receive(self, limit: int, wait_ms: int) -> Sequence[Message]:
@@ -42,7 +42,7 @@ class SqliteQueue:
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
             self._sent.clear()
-            messages = await self._database.do(lambda db: self._take(db, limit))
+            messages = await self._take(limit)
             left_s = (until_ms - self._clock.monotonic_ms()) / 1000
             if messages or left_s <= 0 or self._closed:
                 return messages
@@ -59,7 +59,7 @@ class SqliteQueue:
                 db.executemany("delete from messages where n = ? and receipt = ?", rows)
 
         if rows:
-            await self._database.do(write)
+            await self._database.write(write)
 
     async def aclose(self) -> None:
         """See `TaskQueue`."""
@@ -67,14 +67,16 @@ class SqliteQueue:
         self._sent.set()
         await self._database.aclose()
 
-    def _take(self, db: sqlite3.Connection, limit: int) -> list[Message]:
+    async def _take(self, limit: int) -> list[Message]:
         now_ms = self._clock.now_ms()
-        if db.execute("select 1 from messages where visible_ms <= ? limit 1", (now_ms,)).fetchone() is None:
+        select = "select 1 from messages where visible_ms <= ? limit 1"
+        if await self._database.read(lambda db: db.execute(select, (now_ms,)).fetchone()) is None:
             return []  # most of the time: without a lock that others would have to wait for
-        rows = db.execute(
+        hide = (
             "update messages set visible_ms = ?, receipt = receipt + 1"
             " where n in (select n from messages where visible_ms <= ? order by visible_ms limit ?)"
-            " returning task, n, receipt",
-            (now_ms + HIDDEN_MS, now_ms, limit),
-        ).fetchall()
+            " returning task, n, receipt"
+        )
+        facts = (now_ms + HIDDEN_MS, now_ms, limit)
+        rows = await self._database.write(lambda db: db.execute(hide, facts).fetchall())
         return [Message(TaskRef.parse(task), f"{n}/{receipt}") for task, n, receipt in rows]

@@ -68,7 +68,7 @@ class SqliteTasks:
                 if task.outcome is not None:
                     _put(db, n, "outcome", [("", task.outcome)])
 
-        await self._database.do(write)
+        await self._database.write(write)
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """See `TaskStore`."""
@@ -81,7 +81,7 @@ class SqliteTasks:
             finally:
                 db.execute("rollback")
 
-        return await self._database.do(look)
+        return await self._database.read(look)
 
     async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
         """See `TaskStore`."""
@@ -110,7 +110,7 @@ class SqliteTasks:
                 )
                 return Answered.FULLY if fully else Answered.PARTLY
 
-        return await self._database.do(write)
+        return await self._database.write(write)
 
     async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
         """See `TaskStore`."""
@@ -124,7 +124,7 @@ class SqliteTasks:
                     _end(db, row["n"], target(Event.CANCEL), status_message, now_ms)
                 return True
 
-        return await self._database.do(write)
+        return await self._database.write(write)
 
     async def claim(self, ref: TaskRef, now_ms: int, until_ms: int) -> Claimed | NotClaimed:
         """See `TaskStore`."""
@@ -141,7 +141,7 @@ class SqliteTasks:
                 )
                 return _claimed(db, ref)
 
-        return await self._database.do(write)
+        return await self._database.write(write)
 
     async def checkpoint(self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None) -> None:
         """See `TaskStore`."""
@@ -186,13 +186,13 @@ class SqliteTasks:
     async def due(self, now_ms: int, limit: int) -> Sequence[OpenTask]:
         """See `TaskStore`."""
         select = f"select {_OPEN_TASK} from tasks where due_ms <= ? order by due_ms limit ?"
-        return await self._database.do(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
+        return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
         """See `TaskStore`."""
         statement = "update tasks set due_ms = ? where owner = ? and id = ? and due_ms = ?"
         facts = (due_ms, task.ref.owner, task.ref.id, task.due_ms)
-        return await self._database.do(lambda db: db.execute(statement, facts).rowcount == 1)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def expire(self, ref: TaskRef, now_ms: int) -> None:
         """See `TaskStore`."""
@@ -203,7 +203,7 @@ class SqliteTasks:
                 if row is not None and row["expires_ms"] <= now_ms and row["status"] in sources(Event.EXPIRE):
                     _end(db, row["n"], target(Event.EXPIRE), "expired", now_ms)
 
-        await self._database.do(write)
+        await self._database.write(write)
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
@@ -216,12 +216,12 @@ class SqliteTasks:
                 db.executemany("delete from tasks where n = ?", rows)
             return len(rows)
 
-        return await self._database.do(write)
+        return await self._database.write(write)
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
         """See `TaskStore`."""
         select = f"select {_OPEN_TASK} from tasks where due_ms is not null order by due_ms limit ?"
-        return await self._database.do(lambda db: [_open_task(row) for row in db.execute(select, (limit,))])
+        return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (limit,))])
 
     async def find(
         self,
@@ -239,7 +239,7 @@ class SqliteTasks:
         def look(db: sqlite3.Connection) -> list[TaskRecord]:
             return [_to_record(_named(row), {}, None) for row in db.execute(select, (*asked.values(), limit))]
 
-        return await self._database.do(look)
+        return await self._database.read(look)
 
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""
@@ -249,7 +249,7 @@ class SqliteTasks:
             " where owner = ? and id = ? and status = ? and expires_ms > ?"
         )
         facts = (due_ms, ref.owner, ref.id, working.value, now_ms)
-        return await self._database.do(lambda db: db.execute(statement, facts).rowcount == 1)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -284,7 +284,7 @@ class SqliteTasks:
                 if also is not None:
                     also(db, row["n"])
 
-        await self._database.do(write)
+        await self._database.write(write)
 
 
 def _holds(lease: Lease, row: dict[str, Any]) -> bool:

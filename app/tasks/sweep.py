@@ -18,7 +18,8 @@ from app.storage.queue import TaskQueue
 from app.storage.tasks import OpenTask, TaskStore
 
 AT_ONCE: Final = 200
-COUNTED: Final = 10_000
+COUNTED: Final = 1_000
+"""Where the census stops: with more open tasks than this, those that are due first are looked at."""
 
 log = logging.getLogger("app.tasks")
 
@@ -45,7 +46,8 @@ class Sweep:
             found += len(late)
             if len(late) < AT_ONCE:
                 break
-        await self._store.forget(self._clock.now_ms())
+        while await self._store.forget(self._clock.now_ms()):
+            pass  # in bites, so that others can write in between
         if found:
             log.info("late tasks", extra={"fields": {"count": found}})
         return found

@@ -42,7 +42,7 @@ users, address, port = sys.argv[1:]
 java = subprocess.Popen(["scripts/dynamodb-local", port])
 with open(users) as file:
     fcntl.flock(file, fcntl.LOCK_EX)
-    Path(address).unlink()
+    Path(address).unlink(missing_ok=True)
     java.kill()
     java.wait()
 """

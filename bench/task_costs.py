@@ -1,0 +1,168 @@
+"""What each operation on a task costs at DynamoDB: calls and capacity units, for `bench.tasks`.
+
+One task is carried through the real service and a real worker: it is created, runs a step, asks, is answered, and
+completes with what the step returned. The units are those that DynamoDB Local reports (`ReturnConsumedCapacity`), asked
+for by an event hook of the client: the application knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.auth.principal import LOCAL
+from app.clock import Clock
+from app.replay.context import Context
+from app.storage.dynamodb_tasks import DynamoDbTasks
+from app.storage.sqlite import Database
+from app.storage.sqlite_queue import SqliteQueue
+from app.storage.tasks import Claimed
+from bench.measurements import Sample
+from tests.support.dynamodb import Emulator
+from tests.support.rounds import accept
+from tests.support.tasks import Workshop, catalog_of
+
+SIZES: Mapping[str, int] = {"2 KB": 2_000, "300 KB": 300_000}
+NOTHING_YET = ("store_calls", "queue_calls", "dynamodb_calls", "read_units", "write_units", "index_units")
+ROWS = {"checkpoint": "a step's checkpoint", "suspend": "asking", "finish": "completion"}
+"""Store calls inside a turn that are operations of their own."""
+READS = frozenset({"GetItem", "Query"})
+
+
+class Consent(BaseModel):
+    go: bool
+
+
+async def work(ctx: Context, size: int) -> dict[str, str]:
+    """The tool."""
+    made = await ctx.step("make", lambda: "x" * size)
+    await ctx.elicit("confirm", "Go on?", Consent)
+    return {"made": made}
+
+
+def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:
+    """An operation is a row, a size a case."""
+    for name, size in SIZES.items():
+        with emulator.table() as table:
+            meter = asyncio.run(_measured(emulator, table, folder / f"costs-{size}.sqlite3", size))
+        for operation, values in meter.costs.items():
+            yield Sample(f"what it costs with a step and a result of {name}, DynamoDB Local", operation, values)
+
+
+async def _measured(emulator: Emulator, table: str, path: Path, size: int) -> Meter:
+    meter, clock = Meter(), Clock()
+    store = DynamoDbTasks(emulator.open(table, lambda: meter.watched(emulator.client())))
+    queue = SqliteQueue(Database(path, durable=False), clock)
+    shop = Workshop(
+        catalog_of(work=work), meter.wrapped(store, "store_calls"), meter.wrapped(queue, "queue_calls"), clock
+    )
+    await _story(meter, shop, size)
+    await store.aclose()
+    await queue.aclose()
+    return meter
+
+
+async def _story(meter: Meter, shop: Workshop, size: int) -> None:
+    with meter.operation("create"):
+        ref = await shop.begin("work", size=size)
+    with meter.operation("claim"):
+        claimed = await _claimed(shop)
+    with meter.operation("rest of a turn"):
+        await shop.worker.run(claimed)
+    with meter.operation("tasks/get, it asks"):
+        await shop.tasks.get(LOCAL, ref.id)
+    with meter.operation("tasks/update, answers all"):
+        await shop.answer(ref, confirm=accept(go=True))
+    with meter.operation("claim, after the step"):
+        claimed = await _claimed(shop)
+    with meter.operation("rest of a turn"):
+        await shop.worker.run(claimed)
+    with meter.operation("tasks/get, completed"):
+        assert len(await shop.tasks.get(LOCAL, ref.id)) > size
+    other = await shop.begin("work", size=size)
+    with meter.operation("tasks/cancel"):
+        await shop.cancel(other)
+
+
+async def _claimed(shop: Workshop) -> Claimed:
+    """What a pool does with a message before the run."""
+    (message,) = await shop.messages()
+    claimed = await shop.worker.claim(message.ref)
+    await shop.queue.delete([message])
+    assert isinstance(claimed, Claimed)
+    return claimed
+
+
+class Meter:
+    """What was called and consumed, by operation, in the order in which they first came; one at a time."""
+
+    def __init__(self) -> None:
+        self.costs: dict[str, dict[str, float]] = {}
+        self._operation: str | None = None
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Everything inside is this operation's, unless it has a row of its own. Outside nothing counts."""
+        before, self._operation = self._operation, name
+        try:
+            yield
+        finally:
+            self._operation = before
+
+    def wrapped(self, port: Any, what: str) -> Any:
+        """A store or a queue whose calls count."""
+        return _Wrapped(self, port, what)
+
+    def watched(self, client: Any) -> Any:
+        """The client, which tells what it consumes."""
+        client.meta.events.register("provide-client-params.dynamodb", _ask)
+        client.meta.events.register("after-call.dynamodb", self._note)
+        return client
+
+    def add(self, **amounts: float) -> None:
+        if self._operation is not None:
+            costs = self.costs.setdefault(self._operation, dict.fromkeys(NOTHING_YET, 0.0))
+            for what, amount in amounts.items():
+                costs[what] += amount
+
+    @contextmanager
+    def store_call(self, name: str) -> Iterator[None]:
+        """A call that may have a row of its own."""
+        if self._operation is None or name not in ROWS:
+            yield
+        else:
+            with self.operation(ROWS[name]):
+                yield
+
+    def _note(self, parsed: Mapping[str, Any], model: Any, **_: Any) -> None:
+        consumed = parsed.get("ConsumedCapacity", [])
+        units = "read_units" if model.name in READS else "write_units"
+        self.add(dynamodb_calls=1)
+        for one in consumed if isinstance(consumed, list) else [consumed]:
+            indexes = one.get("GlobalSecondaryIndexes", {}).values()
+            in_index = sum(index["CapacityUnits"] for index in indexes)
+            self.add(**{units: one["CapacityUnits"], "index_units": in_index})
+
+
+def _ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+    return {**params, "ReturnConsumedCapacity": "INDEXES"}
+
+
+class _Wrapped:
+    def __init__(self, meter: Meter, port: Any, what: str) -> None:
+        self._meter = meter
+        self._port = port
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            with self._meter.store_call(name):
+                self._meter.add(**{self._what: 1})
+                return await getattr(self._port, name)(*args, **kwargs)
+
+        return call

@@ -1,0 +1,260 @@
+"""Tasks: how many a second, and does it matter how many there are already? `python -m bench.tasks SETTINGS`.
+
+Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones, `mcp-gateway serve`
+with workers inside, on a core of their own: in one process with its clients a gateway would share its event loop and
+its interpreter lock with them, and their work would be in the figure. DynamoDB Local shares the clients' core.
+
+A client calls the tool, waits as long as tasks took lately (by the times in the tasks themselves), looks, and looks
+again after a fraction of it, so that few of the requests are looks in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from app.clock import Clock
+from app.config import TasksConfig
+from app.storage.sqlite import Database
+from app.storage.sqlite_queue import SqliteQueue
+from app.tasks.sweep import Sweep
+from bench import task_costs, task_tables
+from bench.http1 import ResponseReader
+from bench.load import PATIENCE_S, percentile
+from bench.measurements import Sample, Settings, load_sample, rotated
+from bench.servers import Cores, Server, running
+from bench.subjects import ROOT, SUBJECTS
+from bench.task_tables import Filled
+from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
+from tests.support import dynamodb
+from tests.support.dynamodb import Emulator
+
+CLIENTS = 16
+SWEEPS = 5
+
+
+def main() -> None:
+    """Measure and print."""
+    facts = json.loads(sys.argv[1])
+    sizes = tuple(facts.pop("table_sizes"))
+    settings = Settings(**{**facts, "cores": Cores(**facts["cores"]), "table_sizes": sizes})
+    for sample in samples(settings):
+        print(json.dumps(asdict(sample)), flush=True)
+
+
+def samples(settings: Settings) -> Iterator[Sample]:
+    """All of it. Tables are on the disk on which the repository is: in /tmp a durable write may cost nothing."""
+    (ROOT / ".cache/bench").mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
+        tables = [task_tables.sqlite(folder / f"sqlite-{size}", size) for size in settings.table_sizes]
+        emulator: Emulator | None = None
+        if reason := dynamodb.why_not():
+            yield Sample("tasks", "DynamoDB Local", {}, (f"tasks: no rows of DynamoDB Local: {reason}",))
+        else:
+            emulator = stack.enter_context(_emulator(folder))
+            tables += stack.enter_context(_dynamodb_tables(folder, emulator, settings.table_sizes))
+        swept = list(_sweeps(tables))  # first: later they have what the load has left
+        yield from _loads(tables, settings)
+        yield from swept
+        if emulator is not None:
+            yield from task_costs.samples(emulator, folder)
+
+
+@contextmanager
+def _emulator(folder: Path) -> Iterator[Emulator]:
+    """The emulator; at the end it has been stopped, and the folder can go."""
+    with dynamodb.emulator(folder) as emulator:
+        yield emulator
+    until = time.monotonic() + PATIENCE_S
+    while any(folder.glob("dynamodb.address")) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@contextmanager
+def _dynamodb_tables(folder: Path, emulator: Emulator, sizes: Sequence[int]) -> Iterator[list[Filled]]:
+    with ExitStack() as stack:
+        names = [stack.enter_context(emulator.table()) for _ in sizes]
+        yield [
+            task_tables.dynamodb(folder / f"dynamodb-{size}", size, emulator, name)
+            for size, name in zip(sizes, names, strict=True)
+        ]
+
+
+def _loads(tables: Sequence[Filled], settings: Settings) -> Iterator[Sample]:
+    """Rounds over all tables, a gateway on each, all up and the others idle."""
+    with ExitStack() as stack:
+        served = [(table, stack.enter_context(_serving(table, settings))) for table in tables]
+        for number in range(settings.rounds):
+            for table, server in rotated(served, number):
+                yield _tasks_sample(table, server, settings)
+                yield _gets_sample(table, server, "get_task", settings)
+                if table.count == min(settings.table_sizes):
+                    yield _gets_sample(table, server, "get_large_task", settings)
+
+
+def _serving(table: Filled, settings: Settings) -> AbstractContextManager[Server]:
+    gateway, *_ = SUBJECTS
+    return running(gateway, "tasks", "call_add", settings.cores, table.environment, table.folder)
+
+
+def _gets_sample(table: Filled, server: Server, workload: str, settings: Settings) -> Sample:
+    sample = load_sample(server, workload, CLIENTS, settings)
+    case = {"get_task": "tasks/get", "get_large_task": "tasks/get of a result of 300 KB"}[workload]
+    # threads of one process wait for each other on their one core: `waited %` says nothing of others here
+    values = {key: value for key, value in sample.values.items() if key != "waited_percent"}
+    notes = tuple(note.replace("gateway", table.name) for note in sample.notes if "waited" not in note)
+    return Sample(f"{case}, {CLIENTS} clients", table.name, values, notes)
+
+
+# from a call to its completed task
+
+
+def _tasks_sample(table: Filled, server: Server, settings: Settings) -> Sample:
+    cpu_before_s = server.cpu_s()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        crowd = runner.run(_drive(server.port, settings))
+    ordered_s = sorted(crowd.latencies_s)
+    values = {
+        "tasks_per_s": len(ordered_s) / (crowd.closes_at - crowd.opens_at),
+        "task_cpu_us": 1e6 * (server.cpu_s() - cpu_before_s) / crowd.completed,
+        "looks": crowd.looks / crowd.completed,
+        "p50_ms": 1000 * percentile(ordered_s, 0.50),
+        "p99_ms": 1000 * percentile(ordered_s, 0.99),
+    }
+    return Sample(f"tools/call to completed task, {CLIENTS} clients", table.name, values)
+
+
+async def _drive(port: int, settings: Settings) -> Crowd:
+    crowd = Crowd(settings)
+    async with asyncio.timeout(settings.seconds + settings.warm_up_s + PATIENCE_S), asyncio.TaskGroup() as group:
+        for _ in range(CLIENTS):
+            group.create_task(crowd.be_a_client(port))
+    return crowd
+
+
+class Crowd:
+    """Clients that each have one task after another done until the window closes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.opens_at = time.perf_counter() + settings.warm_up_s
+        self.closes_at = self.opens_at + settings.seconds
+        self.latencies_s: list[float] = []
+        self.completed = 0
+        self.looks = 0
+        self._least = CLIENTS * settings.least_answers
+        self._is_over = False
+        self._usual_s = 0.005
+        self._numbers = itertools.count(1)
+
+    async def be_a_client(self, port: int) -> None:
+        """One connection, and tasks on it."""
+        async with _connected(port) as connection:
+            while not self._is_over:
+                sent_at = time.perf_counter()
+                await self._have_one_done(connection)
+                self._record(sent_at, time.perf_counter())
+
+    async def _have_one_done(self, connection: Connection) -> None:
+        number = next(self._numbers)
+        params = {"name": "add", "arguments": {"a": number, "b": 7}}
+        call = http_request("tools/call", params, number, name="add", capabilities=KNOWS_TASKS)
+        task = await connection.result(call, number)
+        _require(task["resultType"] == "task" and task["status"] == "working", task)
+        pause_s = self._usual_s
+        while task["status"] == "working":
+            await asyncio.sleep(pause_s)
+            look = next(self._numbers)
+            task = await connection.result(task_request(task["taskId"], look), look)
+            self.looks += 1
+            pause_s = max(0.001, self._usual_s / 4)
+        _require(task["status"] == "completed" and task["result"]["structuredContent"] == number + 7, task)
+        took = datetime.fromisoformat(task["lastUpdatedAt"]) - datetime.fromisoformat(task["createdAt"])
+        self._usual_s += (took.total_seconds() - self._usual_s) / 10
+
+    def _record(self, sent_at: float, now: float) -> None:
+        self.completed += 1
+        if now < self.opens_at or self._is_over:
+            return
+        self.latencies_s.append(now - sent_at)
+        if now >= self.closes_at and len(self.latencies_s) >= self._least:
+            self._is_over, self.closes_at = True, now
+
+
+class Connection:
+    """A socket that is kept."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._responses = ResponseReader()
+
+    async def result(self, request: bytes, request_id: int) -> dict[str, Any]:
+        """The result of a request.
+
+        Raises:
+            WrongAnswerError: there is none.
+        """
+        self._writer.write(request)
+        while data := await self._reader.read(1 << 18):
+            response = self._responses.feed(data)
+            if response is not None:
+                message = message_in(response)
+                _require(response.status == 200 and message["id"] == request_id and "result" in message, message)
+                result: dict[str, Any] = message["result"]
+                return result
+        raise WrongAnswerError("the server closed the connection")
+
+
+@asynccontextmanager
+async def _connected(port: int) -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    yield Connection(reader, writer)
+    writer.close()
+
+
+def _require(is_right: bool, message: Any) -> None:
+    if not is_right:
+        raise WrongAnswerError(f"not what was asked for: {str(message)[:300]}")
+
+
+# what every process does now and then, whether there is something to do or not
+
+
+def _sweeps(tables: Sequence[Filled]) -> Iterator[Sample]:
+    for table in tables:
+        for values in asyncio.run(_swept(table)):
+            yield Sample("sweep every 5 s and census every minute, nothing late", table.name, values)
+
+
+async def _swept(table: Filled) -> list[dict[str, float]]:
+    store, queue = table.open(), SqliteQueue(Database(table.folder / "queue.sqlite3"), Clock())
+    sweep = Sweep(store, queue, Clock(), TasksConfig())
+    await sweep.sweep()  # connected
+    await sweep.census()
+    measured = []
+    for _ in range(SWEEPS):
+        began = time.perf_counter()
+        assert await sweep.sweep() == 0
+        swept = time.perf_counter()
+        await sweep.census()
+        measured.append({"sweep_ms": 1000 * (swept - began), "census_ms": 1000 * (time.perf_counter() - swept)})
+    await store.aclose()
+    await queue.aclose()
+    return measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""What docs/tasks.md says that tasks cost, in calls: of the store, of what is under it, and messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from pydantic import BaseModel
+
+from app.auth.principal import LOCAL
+from app.config import TasksConfig
+from app.replay.context import Context
+from app.storage.dynamodb_tasks import DynamoDbTasks
+from app.storage.sqlite_queue import SqliteQueue
+from app.storage.sqlite_tasks import SqliteTasks
+from app.storage.tasks import TaskRef, TaskStore
+from app.tasks.worker import Turn
+from tests.support.clocks import FixedClock
+from tests.support.crashes import Plan
+from tests.support.dynamodb import ROOT, Emulator
+from tests.support.rounds import accept
+from tests.support.tasks import Fast, Handler, Workshop, catalog_of
+
+T = TypeVar("T")
+
+TABLE = """
+| operation | store calls | messages |
+|---|---|---|
+| `tools/call` that becomes a task | 1 write | 1 |
+| `tasks/get` | 1 consistent read | 0 |
+| `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 1, 0 |
+| `tasks/update` that answers some, or sends more than was asked | 2 | 0 or 1 |
+| a turn of a worker: claim, and its end | 1 + 1 | 0, or 1 if it goes on |
+| a step in it | 1 | 0 |
+| half a lease (15 s) of a long step | 1 | 0 |
+"""
+LEASE_S = 1
+
+
+def test_these_are_the_costs_that_are_documented() -> None:
+    assert TABLE in (ROOT / "docs/tasks.md").read_text()
+
+
+# counting
+
+
+@dataclass
+class Counts:
+    """What has been called since it was last asked."""
+
+    store: list[str]
+    queue: list[str]
+    under: list[str] = field(default_factory=list)
+    """Transactions of SQLite, or calls of DynamoDB."""
+
+    async def of(self, work: Awaitable[Any]) -> tuple[list[str], int, int]:
+        """The store's methods, the calls under it, the messages sent."""
+        for calls in (self.store, self.queue, self.under):
+            calls.clear()
+        await work
+        return list(self.store), len(self.under), self.queue.count("send")
+
+
+class CountedFast(Fast):
+    """A file whose every use counts."""
+
+    def __init__(self, path: Path, calls: list[str]) -> None:
+        super().__init__(path)
+        self._calls = calls
+
+    async def do(self, work: Callable[..., T]) -> T:
+        self._calls.append(work.__qualname__)
+        value: T = await super().do(work)
+        return value
+
+
+class Go(BaseModel):
+    go: bool
+
+
+@dataclass
+class Costs:
+    """A process, and what it has called."""
+
+    shop: Workshop
+    counts: Counts
+
+    async def asking(self) -> TaskRef:
+        """A task with two questions."""
+        ref = await self.shop.begin("ask")
+        assert await self.shop.all_turns() == [Turn.ASKED]
+        return ref
+
+
+async def at_once(ctx: Context) -> str:
+    return "done"
+
+
+async def two_steps(ctx: Context) -> str:
+    return f"{await ctx.step('one', lambda: 1)} {await ctx.step('two', lambda: 2)}"
+
+
+async def ask(ctx: Context) -> str:
+    await asyncio.gather(ctx.elicit("first", "?", Go), ctx.elicit("second", "?", Go))
+    return "done"
+
+
+async def nap(ctx: Context) -> str:
+    await ctx.sleep(3)
+    return "done"
+
+
+async def step_and_nap(ctx: Context) -> str:
+    made = await ctx.step("one", lambda: 1)
+    await ctx.sleep(3)
+    return f"{made}"
+
+
+TOOLS: Mapping[str, Handler] = {tool.__name__: tool for tool in (at_once, two_steps, ask, nap, step_and_nap)}
+
+
+@pytest.fixture(params=["sqlite", "dynamodb"])
+async def costs(request: pytest.FixtureRequest, path: Path, clock: FixedClock) -> AsyncIterator[Costs]:
+    stores, queues, under = Plan(), Plan(), list[str]()
+    store = _sqlite(path, under) if request.param == "sqlite" else _dynamodb(request, under)
+    queue = SqliteQueue(Fast(path), clock)
+    catalog = catalog_of(**TOOLS, long_step=_long_step(clock))
+    config = TasksConfig(lease_s=LEASE_S)
+    shop = Workshop(catalog, stores.life().wraps(store), queues.life().wraps(queue), clock, config)
+    yield Costs(shop, Counts(stores.calls, queues.calls, under))
+    await store.aclose()
+    await queue.aclose()
+
+
+def _sqlite(path: Path, under: list[str]) -> TaskStore:
+    return SqliteTasks(CountedFast(path, under))
+
+
+def _dynamodb(request: pytest.FixtureRequest, under: list[str]) -> TaskStore:
+    emulator: Emulator = request.getfixturevalue("dynamodb")
+    table = emulator.table()
+    name = table.__enter__()
+    request.addfinalizer(lambda: table.__exit__(None, None, None))
+
+    def make_client() -> Any:
+        client = emulator.client()
+        client.meta.events.register("before-call.dynamodb", lambda model, **_: under.append(model.name))
+        return client
+
+    return DynamoDbTasks(emulator.open(name, make_client))
+
+
+def _long_step(clock: FixedClock) -> Callable[[Context], Awaitable[str]]:
+    """A tool with a step that lasts a little more than half a lease, by a clock that then stands still."""
+
+    async def long() -> str:
+        clock.skip(0.6 * LEASE_S)
+        await asyncio.sleep(0.6 * LEASE_S)  # some beats of the heart
+        return "long"
+
+    async def tool(ctx: Context) -> str:
+        return f"{await ctx.step('long', long)}"
+
+    return tool
+
+
+# the rows of the table
+
+
+async def test_a_task_is_created_by_one_write_and_one_message(costs: Costs) -> None:
+    assert await costs.counts.of(costs.shop.begin("at_once")) == (["create"], 1, 1)
+
+
+async def test_a_look_is_one_read(costs: Costs) -> None:
+    waiting = await costs.asking()
+    over = await costs.shop.begin("at_once")
+    await costs.shop.all_turns()
+    for ref in (waiting, over):
+        assert await costs.counts.of(costs.shop.tasks.get(LOCAL, ref.id)) == (["read"], 1, 0)
+
+
+async def test_the_answers_to_everything_are_one_write_and_one_message(costs: Costs) -> None:
+    ref = await costs.asking()
+    answered = costs.shop.answer(ref, first=accept(go=True), second=accept(go=True))
+    assert await costs.counts.of(answered) == (["answer"], 1, 1)
+
+
+@pytest.mark.parametrize("state", ["waiting for a worker", "asking", "over"])
+async def test_a_cancellation_is_one_write_and_no_message(costs: Costs, state: str) -> None:
+    ref = await (costs.asking() if state == "asking" else costs.shop.begin("at_once"))
+    if state == "over":
+        await costs.shop.all_turns()
+    assert await costs.counts.of(costs.shop.cancel(ref)) == (["cancel"], 1, 0)
+
+
+async def test_some_answers_are_two_calls_at_most_and_no_message(costs: Costs) -> None:
+    ref = await costs.asking()
+    store, under, messages = await costs.counts.of(costs.shop.answer(ref, first=accept(go=True)))
+    assert (store, messages) == (["answer"], 0)
+    assert under <= 2
+
+
+async def test_more_answers_than_were_asked_for_are_two_calls_at_most(costs: Costs) -> None:
+    ref = await costs.asking()
+    answered = costs.shop.answer(ref, **{key: accept(go=True) for key in ("first", "second", "third")})
+    store, under, messages = await costs.counts.of(answered)
+    assert (store, messages) == (["answer"], 1)
+    assert under <= 2
+
+
+async def test_a_turn_is_two_writes(costs: Costs) -> None:
+    ref = await costs.shop.begin("at_once")
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "finish"], 2, 0)
+
+
+async def test_a_turn_that_asks_is_two_writes(costs: Costs) -> None:
+    ref = await costs.shop.begin("ask")
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "suspend"], 2, 0)
+
+
+async def test_a_turn_after_which_it_goes_on_is_two_writes_and_a_message(costs: Costs) -> None:
+    ref = await costs.shop.begin("nap")
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "release"], 2, 1)
+
+
+async def test_a_step_is_one_write(costs: Costs) -> None:
+    ref = await costs.shop.begin("two_steps")
+    calls = ["claim", "checkpoint", "checkpoint", "finish"]
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (calls, 4, 0)
+
+
+async def test_a_step_that_is_known_costs_nothing(costs: Costs, clock: FixedClock) -> None:
+    ref = await costs.shop.begin("step_and_nap")
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "checkpoint", "release"], 3, 1)
+    clock.skip(3)
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "finish"], 2, 0)
+
+
+async def test_half_a_lease_is_one_write(costs: Costs) -> None:
+    ref = await costs.shop.begin("long_step")
+    calls = ["claim", "checkpoint", "checkpoint", "finish"]
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (calls, 4, 0)
+
+
+# what is not in the table
+
+
+async def test_a_pool_receives_and_deletes_a_message_once_each(costs: Costs) -> None:
+    await costs.shop.begin("at_once")
+    await costs.counts.of(costs.shop.turns())
+    assert Counter(costs.counts.queue) == {"receive": 1, "delete": 1}
