@@ -79,21 +79,14 @@ class Home:
         wire = {key: encode(request) for key, request in requests.items()}
         await self._patiently(lambda: self._store.suspend(self._lease, self._rest(), wire, self._clock.now_ms()))
 
-    async def release(self, *, wake_ms: int, due_ms: int, keeps_attempts: bool) -> None:
+    async def release(self, *, wake_ms: int, due_ms: int) -> None:
         """Let go of the task until its next turn.
 
         Raises:
             LeaseLost, Unavailable
         """
         await self._patiently(
-            lambda: self._store.release(
-                self._lease,
-                self._rest(),
-                self._clock.now_ms(),
-                wake_ms=wake_ms,
-                due_ms=due_ms,
-                keeps_attempts=keeps_attempts,
-            )
+            lambda: self._store.release(self._lease, self._rest(), self._clock.now_ms(), wake_ms=wake_ms, due_ms=due_ms)
         )
 
     async def finish(self, ended: Ended) -> None:

@@ -189,11 +189,11 @@ class Worker:
                 await home.finish(ended(outcome, call.tool, self._clock, self._config.max_result_bytes))
                 return Turn.FINISHED
 
-    async def _release(self, home: Home, wake_ms: int, *, keeps_attempts: bool = False) -> None:
+    async def _release(self, home: Home, wake_ms: int) -> None:
         """Let go, and have the task taken up again at its time."""
         due_ms, delay_ms = self._next(wake_ms)
         # whose clock is a little behind ours may take it up when our message comes, and waits for the rest
-        await home.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms, keeps_attempts=keeps_attempts)
+        await home.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms)
         await self._wake(home.ref, delay_ms)
 
     def _next(self, wake_ms: int) -> tuple[int, int | None]:
