@@ -12,12 +12,12 @@ import asyncio
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from app.backends.base import Offering, Tool
-from app.backends.http_dialogue import Answer, Outgoing, dialogue
+from app.backends.http_dialogue import Answer, Outgoing, dialogue, with_key
 from app.backends.http_job import check_job, follow
 from app.backends.json_pointer import point
 from app.backends.policy import with_approval, with_questions
@@ -93,15 +93,15 @@ class HttpBackend:
             if config.asks:
                 return await dialogue(send, outgoing, context)
             if config.job is not None:
-                return await follow(config.job, send, outgoing, context)
-            answer = await send(outgoing)
+                return await follow(config.job, send, with_key(outgoing, context), context)
+            answer = await send(with_key(outgoing, context))
             await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
             return answer
 
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             outgoing = tool.request(arguments)
             await context.continue_as_task()
-            return tool.result(await exchange(_with_key(outgoing, context), context))
+            return tool.result(await exchange(outgoing, context))
 
         made = Tool(tool.definition(), call, scopes=frozenset(config.scopes), once=config.once, task=config.task)
         # the form first: what the user approves is the call with everything that was filled in
@@ -335,13 +335,6 @@ class HttpTool:
             raise BackendError(f"The service's answer is not as declared: {'; '.join(problems)}")
         text = value if isinstance(value, str) else jsonrpc.encode(value).decode()
         return ToolResult(content=(TextContent(text),), structured_content=value)
-
-
-def _with_key(outgoing: Outgoing, context: Context) -> Outgoing:
-    """A worker may die after it has sent a request and before it has noted so; the next one sends the same key."""
-    if context.task_id is None or outgoing.method not in ("POST", "PATCH"):
-        return outgoing
-    return replace(outgoing, headers={"idempotency-key": context.task_id, **outgoing.headers})
 
 
 def _check_places(placed: Sequence[Placed]) -> None:

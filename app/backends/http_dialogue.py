@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Final
 
 from app.errors import BackendError, ParseError
@@ -22,6 +23,7 @@ from app.replay.context import Context
 from app.replay.engine import NAME
 from app.replay.questions import Raw, Url, form_schema
 
+KEY: Final = "idempotency-key"
 INPUT_REQUIRED: Final = "application/vnd.mcp-gateway.input-required+json"
 INPUT_RESPONSES: Final = "application/vnd.mcp-gateway.input-responses+json"
 
@@ -55,17 +57,33 @@ class Answer:
 Send = Callable[[Outgoing], Awaitable[Answer]]
 
 
+def with_key(outgoing: Outgoing, context: Context, exchange: int = 1) -> Outgoing:
+    """The request with an Idempotency-Key, unless the tool sets one itself.
+
+    A worker may die after it has sent a request and before it has noted so; the next one sends the same key. Each
+    exchange of a dialogue is another request and has another.
+    """
+    task_id = context.task_id
+    if task_id is None or outgoing.method not in ("POST", "PATCH") or KEY in map(str.lower, outgoing.headers):
+        return outgoing
+    key = task_id if exchange == 1 else f"{task_id}-{exchange}"
+    return replace(outgoing, headers={KEY: key, **outgoing.headers})
+
+
 async def dialogue(send: Send, outgoing: Outgoing, context: Context) -> Answer:
     """Exchange requests and answers with a service until it has no more questions.
 
     Raises:
         BackendError: it asks for something that is not an input request.
     """
-    said = await context.step("exchange", _exchange, send, outgoing)
-    while "inputRequests" in said:
+    said = await context.step("exchange", _exchange, send, with_key(outgoing, context))
+    for number in count(2):
+        if "inputRequests" not in said:
+            break
         answers = await context.ask({key: Raw(request) for key, request in said["inputRequests"].items()})
         responses = {key: answer.value for key, answer in answers.items()}
-        said = await context.step("exchange", _exchange, send, _answering(outgoing, responses, said["state"]))
+        answering = with_key(_answering(outgoing, responses, said["state"]), context, number)
+        said = await context.step("exchange", _exchange, send, answering)
     return Answer(said["status"], said["reason"], said["content_type"], base64.b64decode(said["body"]))
 
 

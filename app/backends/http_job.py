@@ -15,13 +15,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from app.backends.http_dialogue import Answer, Outgoing, Send
+from app.backends.http_dialogue import KEY, Answer, Outgoing, Send
 from app.backends.json_pointer import point
 from app.config import HttpJobConfig
 from app.errors import BackendError, ParseError
 from app.protocol import jsonrpc
 from app.replay.context import Context
 
+_NOT_NOW: Final = (429, 502, 503, 504)
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 
 log = logging.getLogger("app.backends")
@@ -48,7 +49,7 @@ async def follow(job: HttpJobConfig, send: Send, outgoing: Outgoing, context: Co
     over = await context.poll("poll", _poll, job, send, _get(job.poll, values, outgoing), every_s=job.every_s)
     if job.fetch is None:
         return _revived(over)
-    return _revived(await context.step("fetch", _fetch, send, _get(job.fetch, values, outgoing)))
+    return _revived(await context.poll("fetch", _fetch, send, _get(job.fetch, values, outgoing), every_s=job.every_s))
 
 
 async def _start(job: HttpJobConfig, send: Send, outgoing: Outgoing) -> dict[str, str]:
@@ -93,8 +94,17 @@ def _status_alone(told: Any, job: HttpJobConfig) -> Any:
         raise BackendError(f"The service's answer about the job has nothing at {job.status}") from None
 
 
-async def _fetch(send: Send, outgoing: Outgoing) -> dict[str, Any]:
-    return _kept(await send(outgoing))
+async def _fetch(send: Send, outgoing: Outgoing) -> dict[str, Any] | None:
+    """The result; `None` while it cannot be had, because what took hours is not given up for a gateway's 503."""
+    try:
+        answer = await send(outgoing)
+    except BackendError as error:
+        _note(str(error))
+        return None
+    if answer.status in _NOT_NOW:
+        _note(answer.status_line)
+        return None
+    return _kept(answer)
 
 
 def _note(reason: str) -> None:
@@ -114,9 +124,7 @@ def _get(template: str, values: Mapping[str, str], started: Outgoing) -> Outgoin
         if value in ("", ".", ".."):  # would be another endpoint
             raise BackendError(f"The service started a job with {name} = {value!r}, which cannot be part of a path")
         path = path.replace(f"{{{name}}}", quote(value, safe=""))
-    headers = {
-        name: value for name, value in started.headers.items() if name not in ("content-type", "idempotency-key")
-    }
+    headers = {name: value for name, value in started.headers.items() if name.lower() not in ("content-type", KEY)}
     return Outgoing("GET", path, [], headers, None)
 
 

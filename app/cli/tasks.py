@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     stores = make_stores(settings.from_environment(os.environ), clock)
     try:
         return asyncio.run(_do(_ACTIONS[arguments.action], arguments, stores, clock))
-    except Unavailable as error:
+    except (Unavailable, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 

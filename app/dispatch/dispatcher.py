@@ -18,7 +18,16 @@ from app.clock import Clock
 from app.config import CacheHint, GatewayConfig, ServerConfig
 from app.dispatch.rounds import BecomesTask, InputRequired, Reply, Round, Rounds, Target
 from app.dispatch.subscriptions import SUBSCRIPTION_ID, Hub, Subscription
-from app.errors import CallTimeout, InsufficientScope, InternalError, InvalidParams, NotJson, ProtocolError, ToolError
+from app.errors import (
+    CallTimeout,
+    InsufficientScope,
+    InternalError,
+    InvalidParams,
+    MissingCapability,
+    NotJson,
+    ProtocolError,
+    ToolError,
+)
 from app.protocol import params, tasks
 from app.protocol.capabilities import ClientCapabilities, merged
 from app.protocol.content import ToolResult, without_none
@@ -216,6 +225,8 @@ class Dispatcher:
                 return Reply(self._stamp(wire), "input_required")
             case BecomesTask(journal, message):
                 return await self._create_task(served, round_, call, journal, message)
+            case Failed(MissingCapability() as error):  # the call can be sent again with it, a task could not
+                raise error
             case Completed() | Failed():
                 if served.tool.task == "required":
                     return await self._create_task(served, round_, call, Journal(), None, outcome)

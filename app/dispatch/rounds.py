@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -39,6 +40,10 @@ T = TypeVar("T")
 
 _POLL_S: Final = 0.05
 _LATE_MS: Final = 5_000
+_UNKNOWN_OUTCOME: Final = (
+    "An earlier attempt at this step ended without a known outcome; "
+    "find out whether it took effect before calling again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,8 @@ class Rounds:
 
         Raises:
             StateRefused: the token was used with other answers.
-            Unavailable: the same retry is being served elsewhere and takes longer than this one can wait.
+            Unavailable: the same retry is being served elsewhere and takes longer than this one can wait; or a store
+                cannot be reached.
             ToolError: it was being served where it will never be finished.
         """
         if round_.opened is None:
@@ -188,6 +194,10 @@ class Rounds:
         try:
             reply = await serve()
             outcome = b"%b %b" % (reply.outcome.encode(), reply.result)
+        except Unavailable:  # what the handler did until then it may have done; its journal is gone
+            with suppress(Unavailable):
+                await self._once.finish(token_id, _packed(ToolError(_UNKNOWN_OUTCOME)))
+            raise
         except GatewayError as error:
             outcome = _packed(error)
         await self._once.finish(token_id, outcome)
@@ -198,10 +208,7 @@ class Rounds:
             raise refused("used before with other answers", call.principal)
         while record.outcome is None:
             if self._clock.now_ms() > record.give_up_ms:
-                raise ToolError(
-                    "An earlier attempt at this step ended without a known outcome; find out whether it took effect "
-                    "before calling again"
-                )
+                raise ToolError(_UNKNOWN_OUTCOME)
             if call.deadline.is_past:
                 raise Unavailable("The same request is still being served; send it again")
             await asyncio.sleep(_POLL_S)
@@ -218,6 +225,8 @@ def _packed(error: GatewayError) -> bytes:
             facts = ["ResourceNotFound", error.uri]
         case InternalError():
             facts = ["InternalError", error.reference]
+        case ToolError():
+            facts = ["ToolError", str(error)]
         case _:
             facts = ["InvalidParams", str(error)]
     return b"error " + jsonrpc.encode(facts)
@@ -233,5 +242,7 @@ def _unpacked(outcome: bytes) -> Reply:
     if word != b"error":
         return Reply(body, word.decode())
     name, *facts = jsonrpc.decode(body)
-    kinds = {kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, InvalidParams)}
+    kinds = {
+        kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
+    }
     raise kinds[name](*facts)

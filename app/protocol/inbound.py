@@ -8,7 +8,7 @@ The order is fixed by what clients and the conformance suite expect of each mist
     4  the version is supported                                                               -32022
        and the rest of `_meta` is as this version has it                                      -32602
     5  the method is served                                                                   -32601
-    6  `Mcp-Name` equals the body's name or uri                                               -32020
+    6  `Mcp-Name` equals the body's name, uri or taskId                                       -32020
 
 Rungs 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool and are climbed in `dispatch`.
 """
@@ -73,7 +73,7 @@ def climb(request: Request, received: McpHeaders, features: Container[str]) -> I
     if method is None or (method.feature is not None and method.feature not in features):
         raise methods.not_found(request.method)
     if method.mcp_name is not None:
-        _check_name(request.params.get(method.mcp_name), method.mcp_name, received)
+        _check_name(request.params.get(method.mcp_name), method, received)
     return Inbound(request.id, method, request.params, meta, received)
 
 
@@ -121,10 +121,11 @@ def _meta(envelope: dict[str, Any]) -> Meta:
     return Meta(declared, client_info, log_level, token if usable else None, envelope)
 
 
-def _check_name(name: Any, member: str, received: McpHeaders) -> None:
+def _check_name(name: Any, method: Method, received: McpHeaders) -> None:
     if not isinstance(name, str):
-        raise InvalidParams(f"params.{member} must be a string")
+        raise InvalidParams(f"params.{method.mcp_name} must be a string")
     if received.name is None:
-        raise HeaderMismatch(f"Header mismatch: {headers.NAME} is missing; it must mirror params.{member}")
-    if headers.decode_value(headers.NAME, received.name) != name:
-        raise HeaderMismatch(f"Header mismatch: {headers.NAME} does not match params.{member}")
+        if method.needs_mcp_name:
+            raise HeaderMismatch(f"Header mismatch: {headers.NAME} is missing; it must mirror params.{method.mcp_name}")
+    elif headers.decode_value(headers.NAME, received.name) != name:
+        raise HeaderMismatch(f"Header mismatch: {headers.NAME} does not match params.{method.mcp_name}")

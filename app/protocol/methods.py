@@ -24,6 +24,8 @@ class Method:
     name: str
     feature: str | None
     mcp_name: str | None = None
+    needs_mcp_name: bool = True
+    """Whether a request without the header is refused; one that contradicts the body always is."""
 
 
 def _rows(*methods: Method) -> Mapping[str, Method]:
@@ -41,9 +43,10 @@ METHODS: Final = _rows(
     Method("prompts/get", feature="prompts", mcp_name="name"),
     Method("completion/complete", feature="completions"),
     Method("subscriptions/listen", feature="subscriptions"),
-    Method("tasks/get", feature="tasks", mcp_name="taskId"),
-    Method("tasks/update", feature="tasks", mcp_name="taskId"),
-    Method("tasks/cancel", feature="tasks", mcp_name="taskId"),
+    # the extension demands the header of clients, for routing that we have no use for; FastMCP 4.1 does not send it
+    Method("tasks/get", feature="tasks", mcp_name="taskId", needs_mcp_name=False),
+    Method("tasks/update", feature="tasks", mcp_name="taskId", needs_mcp_name=False),
+    Method("tasks/cancel", feature="tasks", mcp_name="taskId", needs_mcp_name=False),
 )
 
 SUCCESSORS: Final = MappingProxyType(

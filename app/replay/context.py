@@ -239,7 +239,7 @@ class Context:
         Inside a task there are no notifications: it becomes the task's `statusMessage`.
         """
         if self._run.task_id is not None:
-            done = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
+            done = f"{progress:.12g}" if total is None else f"{progress:.12g} of {total:.12g}"
             await self.status(done if message is None else f"{done}: {message}")
             return
         token = self._call.meta.progress_token

@@ -233,6 +233,8 @@ class Run:
 
     async def _before_step(self) -> None:
         """At the boundary of a step: stop if time is nearly up and there has been any progress."""
+        if self.suspended:  # between two times of a poll
+            raise Suspend
         remaining_ms = self.deadline.remaining_ms()
         short = remaining_ms is not None and remaining_ms < self._longest_ms + SHED_MARGIN_MS
         if self.yields or (short and self._steps_run > 0):
@@ -274,8 +276,9 @@ class Run:
                     answer = question.read(name, entry.response)
                 except BadAnswer as error:
                     return Asked(key, digest, entry.attempt + 1, problem=str(error)[:500])
-                if before is None:  # it came unasked: from here on it belongs to the question that took it
-                    self.journal.add(replace(entry, digest=digest))
+                if before is None or entry.changed:
+                    # one that came unasked belongs from here on to the question that took it
+                    self.journal.add(replace(entry, digest=digest, changed=0))
                 return answer
         if entry.changed + 1 >= MAX_CHANGES:
             raise RuntimeError(

@@ -113,11 +113,13 @@ class Database:
         """What the work returns, done in a thread with a connection of its own.
 
         Raises:
-            Unavailable: the file is locked for long, full, or not there.
+            Unavailable: the file is locked for long, full, not there, or no database.
         """
         try:
             return await to_thread.run_sync(self._borrow, work, limiter=self._limiter)
-        except sqlite3.OperationalError as error:
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.Error, OSError) as error:
             raise Unavailable(f"The store cannot be used just now: {error}") from error
 
     async def aclose(self) -> None:

@@ -22,6 +22,7 @@ from app.errors import LeaseLost, ToolError, Unavailable
 from app.protocol import jsonrpc
 from app.protocol.capabilities import ClientCapabilities
 from app.protocol.jsonrpc import encode
+from app.protocol.tasks import Status
 from app.replay.engine import Run, Suspend
 from app.replay.journal import Answered, Asked, Entry, Journal, from_row, plain, row
 from app.storage.tasks import Added, Claimed, TaskStore
@@ -30,7 +31,9 @@ from app.tasks.outcome import Ended
 
 RETRIES_S: Final = (0.1, 0.5, 2.0, 5.0)
 """Pauses between attempts at a write while the store cannot be reached."""
-STOP_GRACE_S: Final = 5.0
+LOOK_S: Final = 5.0
+"""How often a step that writes nothing is held against the row: by then a cancel is noticed."""
+STOP_GRACE_S: Final = 2.0
 """How long a handler whose task was cancelled may go on before what it awaits is cancelled too."""
 
 log = logging.getLogger("app.tasks")
@@ -52,10 +55,11 @@ class Home:
         self._message = claimed.record.status_message
         self._state = claimed.state
         self._bytes = sum(map(len, claimed.journal))
-        self._saved = {_place(entry): entry for entry in map(_entry, claimed.journal)}
         self.lost = False
         self.fault: Exception | None = None
         self.run = self._begin(claimed, ClientCapabilities(call.capabilities))
+        # what is there at the beginning is there the next time too, answers by way of their questions
+        self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
 
     def _begin(self, claimed: Claimed, capabilities: ClientCapabilities) -> Run:
         journal = Journal(state=jsonrpc.decode(claimed.state))
@@ -75,21 +79,14 @@ class Home:
         wire = {key: encode(request) for key, request in requests.items()}
         await self._patiently(lambda: self._store.suspend(self._lease, self._rest(), wire, self._clock.now_ms()))
 
-    async def release(self, *, wake_ms: int, due_ms: int, keeps_attempts: bool) -> None:
+    async def release(self, *, wake_ms: int, due_ms: int) -> None:
         """Let go of the task until its next turn.
 
         Raises:
             LeaseLost, Unavailable
         """
         await self._patiently(
-            lambda: self._store.release(
-                self._lease,
-                self._rest(),
-                self._clock.now_ms(),
-                wake_ms=wake_ms,
-                due_ms=due_ms,
-                keeps_attempts=keeps_attempts,
-            )
+            lambda: self._store.release(self._lease, self._rest(), self._clock.now_ms(), wake_ms=wake_ms, due_ms=due_ms)
         )
 
     async def finish(self, ended: Ended) -> None:
@@ -115,19 +112,37 @@ class Home:
                 await heart
 
     async def _beat(self, running: asyncio.Task[Any]) -> None:
+        every_s = min(1.0, self._lease_ms / 6000)
+        beats = 0
         while not self.lost:
-            await asyncio.sleep(min(1.0, self._lease_ms / 6000))
-            if self._clock.now_ms() >= self._expires_ms:
+            await asyncio.sleep(every_s)
+            beats += 1
+            try:
+                await self._attend(is_time_to_look=beats * every_s >= LOOK_S)
+            except LeaseLost:
                 self._lose()
-            elif self._renewal() is not None or self.run.message != self._message:
-                try:
-                    await self._write([])
-                except LeaseLost:
-                    self._lose()
-                except Unavailable as error:  # the next beat tries again; a lease holds until somebody takes it
-                    log.warning("a lease could not be renewed", extra={"fields": self._fields(error)})
+            except Unavailable as error:  # the next beat tries again; a lease holds until somebody takes it
+                log.warning("a lease could not be seen to", extra={"fields": self._fields(error)})
+            if beats * every_s >= LOOK_S:
+                beats = 0
         await asyncio.sleep(STOP_GRACE_S)
         running.cancel()
+
+    async def _attend(self, *, is_time_to_look: bool) -> None:
+        """One beat: renew the lease and write the message if that is due, else perhaps see if the task is still ours.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._expires_ms:
+            raise LeaseLost(self.ref.id)
+        if self._renewal() is not None or self._news() is not None:
+            await self._renew()
+        elif is_time_to_look:
+            record = await self._store.read(self.ref, now_ms)
+            if record is None or record.status is not Status.WORKING or record.fence != self._lease.fence:
+                raise LeaseLost(self.ref.id)
 
     async def _checkpoint(self, entry: Entry) -> None:
         """The engine's checkpoint: the step is remembered before the handler goes on, or the run ends here."""
@@ -166,28 +181,34 @@ class Home:
             self._until_ms = until_ms or self._until_ms
             self._note(entries, added)
 
+    async def _renew(self) -> None:
+        """A heartbeat: the lease and the message alone; the handler may be in the middle of changing its state."""
+        async with self._written:
+            until_ms, added = self._renewal(), Added(status_message=self._news())
+            await self._store.checkpoint(self._lease, added, self._clock.now_ms(), until_ms)
+            self._until_ms = until_ms or self._until_ms
+            self._message = self._message if added.status_message is None else added.status_message
+
     def _renewal(self) -> int | None:
         """The new end of the lease once half of it is over: a quick step does not pay for it."""
         now_ms = self._clock.now_ms()
         return now_ms + self._lease_ms if self._until_ms - now_ms < self._lease_ms / 2 else None
 
     def _rest(self) -> Added:
-        """What the run leaves that is not written yet: questions, sleeps, state, the last message."""
-        unsaved = [
-            entry
-            for entry in self.run.journal.entries()
-            # an answer is kept as it came; it finds its question again
-            if not isinstance(entry, Answered) and self._saved.get(_place(entry)) != entry
-        ]
-        return self._added(unsaved)
+        """What the run leaves that is not written yet: questions, sleeps, what it made of answers, state, a message."""
+        return self._added([one for one in self.run.journal.entries() if self._saved.get(_place(one)) != one])
 
     def _added(self, entries: Sequence[Entry]) -> Added:
         state = encode(plain(self.run.journal.state, "ctx.state"))
         return Added(
             entries=[encode(row(entry)) for entry in entries],
             state=state if state != self._state else None,
-            status_message=self.run.message if self.run.message != self._message else None,
+            status_message=self._news(),
         )
+
+    def _news(self) -> str | None:
+        """The handler's message, if the client has not got it yet."""
+        return self.run.message if self.run.message != self._message else None
 
     def _note(self, entries: Sequence[Entry], added: Added) -> None:
         self._saved |= {_place(entry): entry for entry in entries}

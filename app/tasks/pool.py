@@ -68,8 +68,8 @@ class Pool:
             room = self._concurrency - len(self._turns)
             try:
                 messages = await self._queue.receive(max(1, min(10, room)), WAIT_MS)
-            except Unavailable as error:
-                log.warning("the queue cannot be reached", extra={"fields": {"error": str(error)}})
+            except Exception as error:
+                _trouble("the queue", error)
                 await asyncio.sleep(PAUSE_AFTER_FAULT_S)
                 continue
             for message in messages:
@@ -85,7 +85,8 @@ class Pool:
         try:
             claimed = await self._worker.claim(message.ref)
             # from here on the row says what is to be done, and by when: the message has served
-            await self._queue.delete([message])
+            with suppress(Unavailable):  # it comes again, and to nothing
+                await self._queue.delete([message])
             if isinstance(claimed, Claimed):
                 await self._worker.run(claimed)
         except Unavailable as error:  # the message comes again, or the sweep finds the task
@@ -97,14 +98,26 @@ class Pool:
 
     async def _keep_sweeping(self) -> None:
         while True:
-            with suppress(Unavailable):
+            try:
                 await self._sweep.sweep()
+            except Exception as error:
+                _trouble("the sweep", error)
             await asyncio.sleep(self._sweep_every_s)
 
     async def _keep_counting(self) -> None:
         while True:
             await asyncio.sleep(CENSUS_EVERY_S)
-            with suppress(Unavailable):
+            try:
                 census = await self._sweep.census()
                 self._metrics.census(census)
                 log.info("tasks", extra={"fields": census.fields()})
+            except Exception as error:
+                _trouble("the census", error)
+
+
+def _trouble(what: str, error: Exception) -> None:
+    """Say so, and go on: a loop that ends leaves a process that works on nothing and looks well."""
+    if isinstance(error, Unavailable):
+        log.warning("%s has to wait", what, extra={"fields": {"error": str(error)}})
+    else:
+        log.error("%s failed", what, exc_info=error)

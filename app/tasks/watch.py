@@ -77,6 +77,9 @@ class Watch:
         except Unavailable as error:  # told later
             log.warning("a watched task could not be read", extra={"fields": {"task": ref.id, "error": str(error)}})
             return
+        except Exception as error:  # the others are looked at all the same
+            log.error("a watched task could not be read", exc_info=error, extra={"fields": {"task": ref.id}})
+            return
         watched = self._watched.get(ref)
         if watched is None:
             return
@@ -85,4 +88,4 @@ class Watch:
             for tell in list(watched.tell):
                 tell(record)
         if record is None or record.status.is_terminal:
-            del self._watched[ref]
+            self._watched.pop(ref, None)  # whoever was told may have ended it

@@ -24,7 +24,7 @@ from app.metrics import Metrics, NoMetrics
 from app.protocol.content import ToolResult
 from app.replay import engine
 from app.replay.context import Call, Context, Publish
-from app.replay.engine import Completed, Failed, Suspended
+from app.replay.engine import HOLD_MS, Completed, Failed, Suspended
 from app.storage.queue import TaskQueue
 from app.storage.tasks import NOTHING, Claimed, NotClaimed, TaskRef, TaskStore
 from app.tasks.call import TaskCall
@@ -78,6 +78,7 @@ class Worker:
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or NoMetrics()
         self._homes: set[Home] = set()
+        self._is_stopping = False
 
     async def claim(self, ref: TaskRef) -> Claimed | NotClaimed:
         """Make a task ours, if it is to be had.
@@ -120,7 +121,8 @@ class Worker:
         log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
 
     def stop_soon(self) -> None:
-        """Have every run let go of its task at its next step."""
+        """Have every run let go of its task at its next step, also one that has yet to begin."""
+        self._is_stopping = True
         for home in self._homes:
             home.run.yields = True
 
@@ -160,6 +162,7 @@ class Worker:
     ) -> Completed[ToolResult] | Suspended | Failed:
         context = Context(Call(call.principal, call.meta(), home.run.deadline, None, self._publish), home.run)
         self._homes.add(home)
+        home.run.yields = self._is_stopping
         try:
             async with home.beating():
                 return await engine.run(lambda: served.tool.call(context, dict(call.arguments)), home.run)
@@ -186,10 +189,11 @@ class Worker:
                 await home.finish(ended(outcome, call.tool, self._clock, self._config.max_result_bytes))
                 return Turn.FINISHED
 
-    async def _release(self, home: Home, wake_ms: int, *, keeps_attempts: bool = False) -> None:
+    async def _release(self, home: Home, wake_ms: int) -> None:
         """Let go, and have the task taken up again at its time."""
         due_ms, delay_ms = self._next(wake_ms)
-        await home.release(wake_ms=wake_ms, due_ms=due_ms, keeps_attempts=keeps_attempts)
+        # whose clock is a little behind ours may take it up when our message comes, and waits for the rest
+        await home.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms)
         await self._wake(home.ref, delay_ms)
 
     def _next(self, wake_ms: int) -> tuple[int, int | None]:
@@ -212,7 +216,7 @@ class Worker:
     async def _let_go(self, home: Home) -> None:
         """The process is stopping: another one shall not have to wait for our lease to run out."""
         try:
-            await self._release(home, 0, keeps_attempts=True)
+            await self._release(home, 0)
         except (LeaseLost, Unavailable) as error:
             log.warning("a task could not be let go of", extra={"fields": {"task": home.ref.id, "error": str(error)}})
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from app import Completion, prompt, resource, tool
+from app import Completion, Context, prompt, resource, tool
 from app.protocol.methods import METHODS
+from app.protocol.tasks import EXTENSION
 from app.settings import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway
@@ -36,8 +37,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
+TASK_METHODS = {"tasks/get", "tasks/update", "tasks/cancel"}
+
+
 def test_there_is_an_example_of_every_method() -> None:
-    assert EXAMPLES.keys() | {"subscriptions/listen"} == METHODS.keys()
+    elsewhere = {"subscriptions/listen", *TASK_METHODS}  # test_listen.py, test_tasks.py
+    assert EXAMPLES.keys() | elsewhere == METHODS.keys()
 
 
 @pytest.mark.parametrize("method", EXAMPLES)
@@ -122,10 +127,17 @@ async def test_a_resource_that_does_not_exist_is_named_in_the_data(mcp: Client) 
     assert error["data"] == {"uri": "note://nobody"}
 
 
+@tool(task="optional")
+async def dig(ctx: Context) -> str:
+    """May take its time."""
+    return "dug"
+
+
 FEATURES = {
     "tools": add,
     "prompts": review,
     "resources": note,
+    "tasks": dig,
 }
 
 
@@ -141,18 +153,21 @@ async def test_the_capabilities_are_exactly_what_is_served(features: tuple[str, 
         served = {method for method in METHODS if await is_served(mcp, method)}
     changes = {"listChanged": True} if listen == "on" else {}
     subscribe = {"subscribe": True} if listen == "on" else {}
-    expected: dict[str, Any] = {name: changes | (subscribe if name == "resources" else {}) for name in features}
+    named = [name for name in ("tools", "prompts", "resources") if name in features]
+    named += ["tools"] if "tasks" in features and "tools" not in features else []
+    expected: dict[str, Any] = {name: changes | (subscribe if name == "resources" else {}) for name in named}
     expected |= {"completions": {}} if "prompts" in features else {}
     expected |= {"logging": {}} if features else {}
+    expected |= {"extensions": {EXTENSION: {}}} if "tasks" in features else {}
     assert capabilities == expected
     assert served == {"server/discover"} | ({"subscriptions/listen"} if listen == "on" else set()) | {
-        method for method in METHODS if method.partition("/")[0] in features
+        method for method in METHODS if method.partition("/")[0] in {*features, *named}
     } | ({"completion/complete"} if "prompts" in features else set())
 
 
 async def is_served(mcp: Client, method: str) -> bool:
     """Whether a method is there; a request without params of its own is enough to see it."""
-    response = await mcp.post(method, {"name": "-", "uri": "-"})
+    response = await mcp.post(method, {"name": "-", "uri": "-", "taskId": "-"})
     return response.status_code != 404
 
 

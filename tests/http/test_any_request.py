@@ -17,17 +17,32 @@ import time
 from collections import Counter
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from app.auth.principal import LOCAL
+from app.clock import Clock
+from app.core import Stores, make_stores
 from app.logs import JsonFormatter
+from app.protocol.jsonrpc import encode
+from app.storage.tasks import NOTHING, Claimed, NewTask, TaskRef
+from app.tasks.call import owner_of
 from tests.support import wire
-from tests.support.asgi import gateway
 from tests.support.functions import EVERYTHING
-from tests.support.mutations import Case, case
+from tests.support.jobs import dig
+from tests.support.mutations import A_TASK, ANOTHER_TASK, Case, case
+from tests.support.task_client import (
+    EXTENSION,
+    serving,
+    task_settings,
+    valid_acknowledgement,
+    valid_created,
+    valid_got,
+)
 
 USUAL_CASES, USUAL_SEED = 2000, "2026-07-28"
 TIME_LIMIT_S = 2.0
@@ -152,12 +167,28 @@ def judge(request: Case, answer: Answer) -> str:
     if answer.status == 200 and "result" in response.json():
         asked = read(request.body)
         assert response.json()["id"] == asked["id"]
-        wire.valid_result(asked["method"], response.json())
-        return "result"
+        return judge_result(asked, response)
     code = wire.valid_error(response)["code"]
     assert code != -32603, "nothing in these requests makes a handler fail, so it must have been the gateway"
     judge_error(request, answer.status, code, response.json())
     return f"{answer.status} {code}"
+
+
+def judge_result(asked: dict[str, Any], response: httpx.Response) -> str:
+    method, result = asked["method"], response.json()["result"]
+    if result["resultType"] == "task":
+        assert method == "tools/call"
+        assert EXTENSION in asked["params"]["_meta"][wire.PREFIX + "clientCapabilities"]["extensions"]
+        valid_created(response.json())
+        return "created"
+    if method == "tasks/get":
+        valid_got(response.json())
+        return "task"
+    if method.startswith("tasks/"):
+        valid_acknowledgement(response)
+        return "acknowledged"
+    wire.valid_result(method, response.json())
+    return "result"
 
 
 def judge_error(request: Case, status: int, code: int, response: dict[str, Any]) -> None:
@@ -232,11 +263,29 @@ def lines() -> Iterator[Lines]:
     logger.setLevel(before[0])
 
 
-async def test_any_request_gets_one_well_formed_answer_in_time(lines: Lines) -> None:
+async def make_tasks(stores: Stores) -> None:
+    """Two tasks that ask: `A_TASK` something that no request answers, too."""
+    for task_id in (A_TASK, ANOTHER_TASK):
+        now_ms = Clock().now_ms()
+        ref = TaskRef(owner_of(LOCAL), task_id)
+        await stores.tasks.create(NewTask(ref, "dig", b"{}", now_ms, now_ms + 3_600_000, now_ms))
+        claimed = await stores.tasks.claim(ref, now_ms, now_ms + 1_000)
+        assert isinstance(claimed, Claimed)
+        roots = encode({"method": "roots/list"})
+        await stores.tasks.suspend(claimed.lease, NOTHING, {"who": roots, "unanswered": roots}, now_ms)
+
+
+async def test_any_request_gets_one_well_formed_answer_in_time(lines: Lines, tmp_path: Path) -> None:
     cases, seed = chosen()
     print(f"\nFUZZ_CASES={cases} FUZZ_SEED={seed}")
     functions = [one for one in EVERYTHING if one.__name__ not in ("crash", "broken_prompt", "broken_note")]
-    app = gateway(*functions, http={"max_body_bytes": MAX_BODY})
+    stores = make_stores(task_settings(tmp_path), Clock())
+    async with serving(tmp_path, *functions, dig, http={"max_body_bytes": MAX_BODY}, stores=stores, works=False) as app:
+        await make_tasks(stores)
+        await try_all(app, cases, seed, lines)
+
+
+async def try_all(app: FastAPI, cases: int, seed: str, lines: Lines) -> None:
     kinds: Counter[str] = Counter()
     slowest, began = 0.0, time.perf_counter()
     for number in range(cases):
@@ -256,7 +305,8 @@ async def test_any_request_gets_one_well_formed_answer_in_time(lines: Lines) -> 
 
 
 EVERY_KIND = {
-    "result", "stream", "listening", "202", "404 -32601", "403 -32600", "405 -32600", "406 -32600", "413 -32600",
+    "result", "created", "task", "acknowledged", "stream", "listening", "202",
+    "404 -32601", "403 -32600", "405 -32600", "406 -32600", "413 -32600",
     "415 -32600", "400 -32700", "400 -32600", "400 -32602", "400 -32020", "400 -32021", "400 -32022", "preflight",
 }  # fmt: skip
 """A generator that does not get every one of these answers does not test what it says."""

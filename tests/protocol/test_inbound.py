@@ -22,7 +22,7 @@ from app.protocol.jsonrpc import Notification
 from app.protocol.methods import METHODS, SUPPORTED_VERSIONS
 from tests.support import json_values, wire
 
-FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions"})
+FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions", "tasks"})
 OTHER_VERSION = "v999.0.0"
 
 
@@ -60,9 +60,18 @@ def draft(method: str = "tools/call", **params: Any) -> Draft:
 # --- requests that pass ---
 
 
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+def test_about_a_task_the_name_may_be_missing_but_not_another(method: str) -> None:
+    asked = draft(method, taskId="one")
+    del asked.headers["mcp-name"]
+    assert asked.climb().params["taskId"] == "one"
+    asked.headers["mcp-name"] = "other"
+    assert isinstance(asked.error(), HeaderMismatch)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_correct_request_of_every_method_passes(method: str) -> None:
-    request = draft(method, name="add", uri="file:///a")
+    request = draft(method, name="add", uri="file:///a", taskId="t")
     passed = request.climb()
     assert (passed.id, passed.method) == (1, METHODS[method])
     assert passed.params == request.message["params"]
@@ -252,7 +261,7 @@ def test_other_revisions_do_not_pass(version: str) -> None:
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.feature is not None])
 def test_a_method_is_served_only_with_its_feature(method: str) -> None:
-    request = draft(method, name="add", uri="file:///a")
+    request = draft(method, name="add", uri="file:///a", taskId="t")
     with pytest.raises(MethodNotFound, match="see server/discover"):
         request.climb(FEATURES - {METHODS[method].feature or ""})
 
@@ -302,7 +311,7 @@ def put(message: Any, path: tuple[str, ...], value: Any) -> None:
 @st.composite
 def spoilt(draw: st.DrawFn) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     """A correct request with up to three values and up to two headers put wrong."""
-    message = deepcopy(draft(draw(st.sampled_from([*METHODS, "ping"])), name="add", uri="a").message)
+    message = deepcopy(draft(draw(st.sampled_from([*METHODS, "ping"])), name="add", uri="a", taskId="t").message)
     raw = [(name.encode(), value.encode()) for name, value in wire.headers(message).items()]
     for path in draw(st.lists(st.sampled_from(PATHS), max_size=3)):
         put(message, path, draw(ODD))

@@ -9,17 +9,20 @@ from mcp_types.methods import CLIENT_REQUESTS
 from app.protocol.methods import METHODS, PROTOCOL_VERSION, SUCCESSORS, SUPPORTED_VERSIONS, not_found
 
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}
+TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}
+"""The methods of the tasks extension, which are not the revision's own."""
 EARLIER_REVISIONS = {method for method, version in CLIENT_REQUESTS if version < PROTOCOL_VERSION}
 
 
-def test_the_table_has_the_methods_of_the_revision() -> None:
-    assert set(METHODS) == THIS_REVISION
+def test_the_table_has_the_methods_of_the_revision_and_of_the_tasks_extension() -> None:
+    assert set(METHODS) == THIS_REVISION | TASKS
+    assert not THIS_REVISION & TASKS
     assert all(method.name == name for name, method in METHODS.items())
 
 
 def test_mcp_name_mirrors_what_the_official_client_mirrors() -> None:
     ours = {method.name: method.mcp_name for method in METHODS.values() if method.mcp_name is not None}
-    assert ours == dict(NAME_BEARING_METHODS)
+    assert ours == {**NAME_BEARING_METHODS, **dict.fromkeys(TASKS, "taskId")}
 
 
 def test_the_version_we_write_is_one_we_read() -> None:
@@ -27,8 +30,8 @@ def test_the_version_we_write_is_one_we_read() -> None:
 
 
 def test_every_method_that_the_revision_removed_names_its_successor() -> None:
-    assert (EARLIER_REVISIONS - THIS_REVISION).issubset(SUCCESSORS)
-    assert not THIS_REVISION.intersection(SUCCESSORS)
+    assert (EARLIER_REVISIONS - set(METHODS)).issubset(SUCCESSORS)
+    assert not set(METHODS).intersection(SUCCESSORS)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from app.protocol.params import (
     PromptReference,
     ReadResourceParams,
     ResourceReference,
+    TaskParams,
+    UpdateTaskParams,
     validate,
 )
 from tests.support import json_values
@@ -31,6 +33,8 @@ LEAST: list[tuple[type[Params], dict[str, Any]]] = [
     (ReadResourceParams, {"uri": "file:///a"}),
     (CompleteParams, COMPLETE),
     (ListenParams, {"notifications": {}}),
+    (TaskParams, {"taskId": "t"}),
+    (UpdateTaskParams, {"taskId": "t", "inputResponses": {}}),
 ]
 
 
@@ -42,7 +46,7 @@ def refusal(model: type[Params], params: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("model", "params"), LEAST)
 def test_the_least_that_is_needed_is_enough(model: type[Params], params: dict[str, Any]) -> None:
-    assert validate(model, params).model_dump(exclude_unset=True) == params
+    assert validate(model, params).model_dump(exclude_unset=True, by_alias=True) == params
 
 
 @pytest.mark.parametrize(("model", "params"), LEAST)
@@ -85,6 +89,13 @@ def test_each_required_member_is_missed_by_its_name(model: type[Params], params:
             {"notifications": {"resourceSubscriptions": ["a"] * 1001}},
             "notifications.resourceSubscriptions",
         ),
+        (ListenParams, {"notifications": {"taskIds": "t"}}, "notifications.taskIds"),
+        (ListenParams, {"notifications": {"taskIds": [None]}}, "notifications.taskIds.0"),
+        (ListenParams, {"notifications": {"taskIds": ["t"] * 101}}, "notifications.taskIds"),
+        (TaskParams, {"taskId": 5}, "taskId"),
+        (UpdateTaskParams, {"taskId": None, "inputResponses": {}}, "taskId"),
+        (UpdateTaskParams, {"taskId": "t", "inputResponses": None}, "inputResponses"),
+        (UpdateTaskParams, {"taskId": "t", "inputResponses": []}, "inputResponses"),
     ],
 )
 def test_a_member_of_the_wrong_shape_is_named(model: type[Params], params: dict[str, Any], wrong: str) -> None:
@@ -108,6 +119,11 @@ def test_a_refusal_is_short_whatever_was_sent() -> None:
     assert refusal(GetPromptParams, {"name": "a", "arguments": dict.fromkeys("abcdefgh", 1)}).count("params.") == 5
 
 
+def test_answers_to_a_task_may_be_of_any_shape() -> None:
+    responses = {"a": None, "b": {"ignored": True}, "c": [1], "": "x"}
+    assert validate(UpdateTaskParams, {"taskId": "t", "inputResponses": responses}).input_responses == responses
+
+
 def test_a_cursor_may_be_null_or_empty() -> None:
     assert validate(ListParams, {"cursor": None}).cursor is None
     assert validate(ListParams, {"cursor": ""}).cursor == ""
@@ -129,13 +145,14 @@ def test_a_reference_is_to_a_prompt_or_to_a_resource() -> None:
 def test_what_a_listener_does_not_ask_for_it_does_not_get(asked: str) -> None:
     nothing = dict.fromkeys(["toolsListChanged", "promptsListChanged", "resourcesListChanged"], False)
     notifications = validate(ListenParams, {"notifications": {asked: True}}).notifications
-    assert notifications.model_dump(by_alias=True) == {**nothing, asked: True, "resourceSubscriptions": []}
+    lists: dict[str, list[str]] = {"resourceSubscriptions": [], "taskIds": []}
+    assert notifications.model_dump(by_alias=True) == {**nothing, **lists, asked: True}
 
 
 KEYS = st.sampled_from(
     [
         *("name", "arguments", "uri", "cursor", "ref", "type", "argument", "value", "context", "notifications"),
-        *("toolsListChanged", "resourceSubscriptions", "_meta"),
+        *("toolsListChanged", "resourceSubscriptions", "taskIds", "taskId", "inputResponses", "_meta"),
     ]
 )
 

@@ -22,6 +22,7 @@ from app.errors import (
     InternalError,
     InvalidParams,
     InvalidRequest,
+    LeaseLost,
     MethodNotFound,
     MissingCapability,
     NotJson,
@@ -31,6 +32,7 @@ from app.errors import (
     ResourceNotFound,
     StateRefused,
     StateTooLarge,
+    TaskNotFound,
     ToolError,
     TransportError,
     Unauthenticated,
@@ -53,6 +55,7 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (InternalError("reference"), -32603, 200),
     (ProtocolError("a handler's own"), -32600, 400),
     (StateRefused(), -32602, 400),
+    (TaskNotFound(), -32602, 400),
     (Unavailable("not now"), -32600, 503),
 ]
 NEVER_ON_THE_WIRE = {
@@ -64,6 +67,7 @@ NEVER_ON_THE_WIRE = {
     Refused: "a result with isError",
     NotJson: "a handler's mistake: a result with isError, or an internal error",
     StateTooLarge: "the same",
+    LeaseLost: "ends a worker's turn",
     AuthError: "answered in OAuth's words",
     Unauthenticated: "the same",
     InsufficientScope: "the same",

@@ -28,12 +28,13 @@ _numbers = count()
 
 
 def config_file(*functions: Callable[..., Any], **sections: Any) -> ConfigFile:
-    """A configuration with one back end: these decorated functions, under their own names."""
+    """A configuration with one back end: these decorated functions, under their own names; `backend` adds to it."""
     module = ModuleType(f"functions_of_a_test_{next(_numbers)}")
     for function in functions:
         setattr(module, function.__name__, function)
     sys.modules[module.__name__] = module
-    backend = {"kind": "python", "name": "python", "prefix": "", "module": module.__name__}
+    more = sections.pop("backend", {})
+    backend = {"kind": "python", "name": "python", "prefix": "", "module": module.__name__, **more}
     config = GatewayConfig.model_validate({"backends": [backend], **sections})
     return ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
 

@@ -19,6 +19,15 @@ from tests.support import wire
 Path = tuple[str | int, ...]
 
 SAMPLING = {"sampling": {}}
+TASKS = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+A_TASK, ANOTHER_TASK = "a-task-that-there-is", "a-task-to-be-cancelled"
+"""The ids of tasks that whoever sends these requests has to make."""
+ANSWERS = {"who": {"action": "accept", "content": {"name": "Ann"}}, "other": None}
+ON_A_TASK: list[tuple[str, str, dict[str, Any]]] = [
+    ("tasks/get", A_TASK, {}),
+    ("tasks/update", A_TASK, {"inputResponses": ANSWERS}),
+    ("tasks/cancel", ANOTHER_TASK, {}),
+]
 PROMPT = {"type": "ref/prompt", "name": "review"}
 TEMPLATE = {"type": "ref/resource", "uri": "note://by/{author}/{number}"}
 
@@ -49,6 +58,18 @@ VALID: list[dict[str, Any]] = [
     wire.message("completion/complete", {"ref": TEMPLATE, "argument": {"name": "author", "value": "a"}}),
     wire.message("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, "listen"),
     wire.message("subscriptions/listen", {"notifications": {"resourceSubscriptions": ["note://one"]}}),
+    wire.message("tools/call", {"name": "dig"}, clientCapabilities=TASKS),
+    wire.message(
+        "tools/call", {"name": "dig", "arguments": {"depth": 2}, "task": {"ttl": 1}}, clientCapabilities=TASKS
+    ),
+    wire.message("tools/call", {"name": "dig"}),
+    *(
+        wire.message(method, {"taskId": task_id, **params}, clientCapabilities=capabilities)
+        for method, known, params in ON_A_TASK
+        for task_id, capabilities in ((known, TASKS), ("A" * 22, TASKS), (known, {}))
+    ),
+    wire.message("subscriptions/listen", {"notifications": {"taskIds": [A_TASK]}}, "tasks", clientCapabilities=TASKS),
+    wire.message("subscriptions/listen", {"notifications": {"taskIds": [A_TASK, "x"], "toolsListChanged": True}}),
     {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}},
     {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}},
     wire.message("ping"),

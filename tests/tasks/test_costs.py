@@ -37,7 +37,7 @@ TABLE = """
 | `tasks/update` that answers some, or sends more than was asked | 2 | 0 or 1 |
 | a turn of a worker: claim, and its end | 1 + 1 | 0, or 1 if it goes on |
 | a step in it | 1 | 0 |
-| half a lease (15 s) of a long step | 1 | 0 |
+| a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 0 |
 """
 LEASE_S = 1
 
@@ -73,9 +73,9 @@ class CountedFast(Fast):
         super().__init__(path)
         self._calls = calls
 
-    async def do(self, work: Callable[..., T]) -> T:
+    async def read(self, work: Callable[..., T]) -> T:  # which `write` goes through
         self._calls.append(work.__qualname__)
-        value: T = await super().do(work)
+        value: T = await super().read(work)
         return value
 
 

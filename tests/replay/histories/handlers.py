@@ -115,6 +115,20 @@ async def upgraded(ctx: Context, effects: Effects) -> Any:
     return [known.why, stale.why, more.why]
 
 
+async def waits(ctx: Context, effects: Effects) -> Any:
+    """Sleeps of one name around a question, and a job that is done when it has been looked at twice."""
+
+    def look() -> str | None:
+        effects.do("look")
+        return "done" if len(effects.seen) == 2 else None
+
+    await ctx.sleep(0.02)
+    job = await ctx.poll("job", look, every_s=0.01)
+    answer = await ctx.elicit("more", f"It is {job}. More?", Confirm)
+    await ctx.sleep(0.02)
+    return [job, answer.why]
+
+
 FLOORLESS = accept(region="north", floors=0)
 NORTH, SOUTH = accept(region="north", floors=1), accept(region="south", floors=9, extras=["lift"])
 
@@ -133,6 +147,7 @@ STORIES: Mapping[str, Story] = {
     ),
     "failures_and_sheds": Story(failures_and_sheds, [{}, {}]),
     "low_level": Story(low_level, [{"roots": {"roots": []}}, {"roots~2": {"roots": [{"uri": "file:///"}]}}]),
+    "waits": Story(waits, [{}, {"more": accept(go=True, why="why not")}]),
     "upgraded": Story(
         upgraded,
         [{"stale": accept(go=True, why="a")}, {"stale~2": accept(go=True, why="b")}, {"more": accept(go=True)}],

@@ -11,6 +11,7 @@ from app.replay.context import Context
 from app.replay.engine import Suspended
 from app.replay.journal import Journal
 from tests.replay.histories.handlers import STORIES, Story
+from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, elsewhere, play, value_of
 
 HERE = Path(__file__).parent
@@ -23,7 +24,7 @@ async def one_round(story: Story, journal: Journal, responses: Any) -> tuple[Jou
     async def handler(ctx: Context) -> Any:
         return await story.handler(ctx, effects)
 
-    outcome = await play(handler, journal, responses)
+    outcome = await play(handler, journal, responses, clock=FixedClock())  # sleeps end at the same moment every time
     if isinstance(outcome, Suspended):
         return elsewhere(outcome.journal), {"runs": effects.seen, "asks": dict(outcome.requests)}
     return None, {"runs": effects.seen, "returns": value_of(outcome)}

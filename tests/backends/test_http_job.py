@@ -1,0 +1,359 @@
+"""Jobs of an HTTP service, over sockets: started, followed without holding a worker, fetched; plain calls as tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.auth.principal import LOCAL
+from app.backends.http_dialogue import INPUT_REQUIRED
+from app.cli import main
+from app.clock import Clock
+from app.config import ConfigFile, GatewayConfig, Origin
+from app.core import Stores, make_stores
+from app.main import build_app
+from app.storage.tasks import TaskRecord, TaskRef
+from app.tasks.call import owner_of
+from app.yaml_file import Located
+from tests.support import wire
+from tests.support.asgi import client, stoppable
+from tests.support.clocks import SkippingClock
+from tests.support.rounds import CAPABILITIES, accept
+from tests.support.services import Service, answer, service
+from tests.support.task_client import DECLARED, MISSING, TaskClient, task_settings
+
+JOB = {"poll": "/jobs/{id}", "succeeded": ["done"], "failed": ["broken", "gone"], "error": "/why", "every_s": 0.1}
+STARTED = answer(b'{"id":"j-1"}', "202 Accepted")
+RUNNING, DONE = answer(b'{"status":"running"}'), answer(b'{"status":"done","rows":3}')
+
+
+@dataclass
+class House:
+    """A gateway in front of a service, and what its tasks look like in the store."""
+
+    ann: TaskClient
+    told: Service
+    clock: SkippingClock
+    stores: Stores
+
+    async def record(self, task_id: str) -> TaskRecord:
+        found = await self.stores.tasks.read(TaskRef(owner_of(LOCAL), task_id), self.clock.now_ms())
+        assert found is not None
+        return found
+
+    async def quiet(self, task_id: str, requests: int) -> TaskRecord:
+        """The row once so many requests were sent and no worker has the task."""
+        until = self.clock.monotonic_ms() + 10_000
+        while len(self.told.requests) < requests or (record := await self.record(task_id)).lease_until_ms:
+            assert Clock().monotonic_ms() < until, self.told.request_lines
+            await asyncio.sleep(0.01)
+        return record
+
+
+@asynccontextmanager
+async def house(
+    directory: Path, *answers: bytes, job: dict[str, Any] | None = None, works: bool = True, **tool: Any
+) -> AsyncIterator[House]:
+    """A gateway whose one tool is `run`, of a service that says these answers."""
+    async with AsyncExitStack() as stack:
+        told = await stack.enter_async_context(service(*answers))
+        yield await stack.enter_async_context(house_before(directory, told, job=job, works=works, **tool))
+
+
+@asynccontextmanager
+async def house_before(
+    directory: Path, told: Service, *, job: dict[str, Any] | None, works: bool = True, **tool: Any
+) -> AsyncIterator[House]:
+    arguments = {"what": {"required": True}}
+    declared = {"name": "run", "description": "Runs.", "method": "POST", "path": "/jobs", "arguments": arguments}
+    declared |= {"task": "optional", **tool} | ({} if job is None else {"job": {**JOB, **job}})
+    backend = {"kind": "http", "name": "api", "prefix": "", "base_url": told.url, "tools": [declared]}
+    tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
+    config = GatewayConfig.model_validate({"backends": [backend], "tasks": tasks})
+    clock = SkippingClock()
+    using = task_settings(directory, worker="on" if works else "off")
+    stores = make_stores(using, clock)
+    file = ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
+    async with stoppable(build_app(file, using, clock=clock, stores=stores)) as app, client(app) as mcp:
+        yield House(TaskClient(mcp), told, clock, stores)
+
+
+async def test_a_job_is_started_followed_and_fetched(tmp_path: Path) -> None:
+    rows = answer(b'{"rows":[1,2]}')
+    job = {"fetch": "/results/{id}"}
+    async with house(tmp_path, STARTED, RUNNING, RUNNING, DONE, rows, job=job, result="/rows") as one:
+        task = await one.ann.over(await one.ann.begin("run", what="report"))
+        assert one.told.request_lines == [
+            "POST /jobs HTTP/1.1", *["GET /jobs/j-1 HTTP/1.1"] * 3, "GET /results/j-1 HTTP/1.1",
+        ]  # fmt: skip
+        assert json.loads(one.told.body(0)) == {"what": "report"}
+        assert [one.told.body(number) for number in range(1, 5)] == [b""] * 4
+    assert task["result"]["structuredContent"] == [1, 2]
+
+
+async def test_without_a_place_to_fetch_it_from_the_last_poll_is_the_result(tmp_path: Path) -> None:
+    async with house(tmp_path, STARTED, DONE, job={}) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="x"))
+    assert task["result"]["structuredContent"] == {"status": "done", "rows": 3}
+
+
+async def test_no_worker_has_the_task_between_two_polls(tmp_path: Path) -> None:
+    async with house(tmp_path, STARTED, RUNNING, RUNNING, RUNNING, DONE, job={"every_s": 60}) as one:
+        task_id = await one.ann.begin("run", what="x")
+        for polls in (1, 2, 3):
+            record = await one.quiet(task_id, 1 + polls)
+            assert (record.fence, record.lease_until_ms, record.wake_ms > one.clock.now_ms()) == (polls, 0, True)
+            assert (await one.ann.get(task_id))["status"] == "working"
+            await asyncio.sleep(0.3)
+            assert len(one.told.requests) == 1 + polls  # nobody polls before it is time
+            one.clock.skip(61)
+        task = await one.ann.over(task_id)
+        assert (task["result"]["structuredContent"]["rows"], len(one.told.requests)) == (3, 5)
+
+
+async def test_a_worker_that_dies_between_polls_is_not_missed_and_the_job_is_started_once(tmp_path: Path) -> None:
+    job = {"every_s": 60}
+    async with service(STARTED, RUNNING, DONE) as told:
+        async with house_before(tmp_path, told, job=job) as one:
+            task_id = await one.ann.begin("run", what="x")
+            await one.quiet(task_id, 2)
+        async with house_before(tmp_path, told, job=job) as other:
+            other.clock.skip(61)
+            assert (await other.ann.over(task_id))["result"]["structuredContent"]["rows"] == 3
+        assert told.request_lines.count("POST /jobs HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(("capabilities", "task"), [(CAPABILITIES, "optional"), (DECLARED, "forbidden")])
+async def test_as_a_plain_call_it_is_followed_while_the_client_waits(
+    tmp_path: Path, capabilities: dict[str, Any], task: str
+) -> None:
+    async with house(tmp_path, STARTED, RUNNING, DONE, job={}, task=task) as one:
+        one.ann.capabilities = capabilities
+        result = wire.valid_result("tools/call", (await one.ann.call("run", {"what": "x"})).json())
+        assert (result["structuredContent"]["rows"], len(one.told.requests)) == (3, 3)
+        assert one.told.header("idempotency-key", 0) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"status":"broken","why":"disk full"}', "The job ended as broken: disk full"),
+        (b'{"status":"gone"}', "The job ended as gone"),
+        (b'{"status":"broken","why":{"code":7}}', 'The job ended as broken: {"code":7}'),
+        (b'{"status":"broken","why":null}', "The job ended as broken"),
+    ],
+)
+async def test_a_job_that_fails_is_a_tool_error_with_the_reason(tmp_path: Path, body: bytes, says: str) -> None:
+    async with house(tmp_path, STARTED, RUNNING, answer(body), job={}) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="x"))
+    assert (task["status"], task["result"]["isError"]) == ("completed", True)
+    assert task["result"]["content"][0]["text"] == says
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        answer(b"", "503 Service Unavailable"),
+        answer(b"", "500 Oops"),
+        answer(b"", "429 Too Many Requests"),
+        b"SSH-2.0 hello\r\n\r\n",
+    ],
+    ids=["503", "500", "429", "no HTTP"],
+)
+async def test_a_service_that_is_down_for_some_polls_is_asked_again(tmp_path: Path, trouble: bytes) -> None:
+    async with house(tmp_path, STARTED, RUNNING, trouble, trouble, DONE, job={}) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="x"))
+        assert (task["result"]["structuredContent"]["rows"], len(one.told.requests)) == (3, 5)
+
+
+async def test_a_result_that_cannot_be_had_just_now_is_fetched_again(tmp_path: Path) -> None:
+    busy, rows = answer(b"", "503 Service Unavailable"), answer(b"[1]")
+    async with house(tmp_path, STARTED, DONE, busy, b"SSH-2.0\r\n\r\n", rows, job={"fetch": "/results/{id}"}) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="x"))
+        assert (task["result"]["structuredContent"], len(one.told.requests)) == ([1], 5)
+
+
+UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
+    "a start without an id": ((answer(b"{}"),), "did not say where to follow it"),
+    "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "did not say where to follow it"),
+    "a start that is refused": ((answer(b"{}", "409 Conflict"),), "The service answered 409 Conflict to starting"),
+    "a poll without a status": ((STARTED, answer(b'{"state":"done"}')), "has nothing at /status"),
+    "a poll that is no JSON": ((STARTED, answer(b"done")), "not JSON"),
+    "a poll that says nothing": ((STARTED, answer(b"", "204 No Content")), "not JSON"),
+    "a poll that is refused": ((STARTED, answer(b"{}", "404 Not Found")), "answered 404 Not Found to following"),
+    "a poll that is a list": ((STARTED, answer(b"[1]")), "has nothing at /status"),
+    "a result that is gone": ((STARTED, DONE, answer(b"{}", "410 Gone")), "The service answered 410 Gone"),
+    "a result that fails": ((STARTED, DONE, answer(b"{}", "500 Oops")), "The service answered 500 Oops"),
+    "an empty id": ((answer(b'{"id":""}'),), "cannot be part of a path"),
+    "an id that climbs": ((answer(b'{"id":".."}'),), "cannot be part of a path"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("answers", "says"), UNUSABLE.values(), ids=UNUSABLE.keys())
+async def test_an_answer_that_is_of_no_use_is_a_tool_error(
+    tmp_path: Path, answers: tuple[bytes, ...], says: str
+) -> None:
+    async with house(tmp_path, *answers, job={"fetch": "/results/{id}"}) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="x"))
+        assert len(one.told.requests) == len(answers)
+    assert (task["status"], task["result"]["isError"]) == ("completed", True)
+    assert says in task["result"]["content"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("job_id", "path"),
+    [
+        ('"../admin"', "/jobs/..%2Fadmin"),
+        ('"a/b?c=d#e"', "/jobs/a%2Fb%3Fc%3Dd%23e"),
+        ('"%2e%2e"', "/jobs/%252e%252e"),
+        ('"a\\r\\nX-Evil: 1"', "/jobs/a%0D%0AX-Evil%3A%201"),
+        ('"{id}"', "/jobs/%7Bid%7D"),
+        ('"//evil.example"', "/jobs/%2F%2Fevil.example"),
+        ("17", "/jobs/17"),
+        ('"ü"', "/jobs/%C3%BC"),
+    ],
+)
+async def test_the_id_of_a_job_stays_one_segment_of_the_path(tmp_path: Path, job_id: str, path: str) -> None:
+    async with house(tmp_path, answer(b'{"id":%b}' % job_id.encode()), DONE, job={}) as one:
+        await one.ann.over(await one.ann.begin("run", what="x"))
+        assert one.told.request_lines[1] == f"GET {path} HTTP/1.1"
+
+
+async def test_a_path_may_have_several_variables_from_anywhere_in_the_answer(tmp_path: Path) -> None:
+    job = {"variables": {"zone": "/where/zone", "n": "/jobs/0"}, "poll": "/{zone}/jobs/{n}/state", "status": ""}
+    started = answer(b'{"where":{"zone":"eu"},"jobs":[4]}')
+    async with house(tmp_path, started, answer(b'"running"'), answer(b'"done"'), job=job) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="x"))
+        assert one.told.request_lines[1:] == ["GET /eu/jobs/4/state HTTP/1.1"] * 2
+    assert task["result"]["content"][0]["text"] == "done"
+
+
+# ---- plain calls as tasks
+
+
+async def test_an_ordinary_request_can_be_a_task_too(tmp_path: Path) -> None:
+    async with house(tmp_path, answer(b'{"ok":true}'), task="required") as one:
+        status, error = await TaskClient(one.ann.mcp, CAPABILITIES).error("tools/call", {"name": "run"})
+        assert (status, error["code"], error["data"], one.told.requests) == (400, -32021, MISSING, [])
+        task_id = await one.ann.begin("run", what="x")
+        assert (await one.ann.over(task_id))["result"]["structuredContent"] == {"ok": True}
+        assert one.told.header("idempotency-key") == [task_id]
+
+
+@pytest.mark.parametrize("headers", [{"Idempotency-Key": "fixed"}, {"idempotency-key": "fixed"}], ids=str)
+async def test_a_key_of_the_tools_own_is_sent_alone(tmp_path: Path, headers: dict[str, str]) -> None:
+    async with house(tmp_path, answer(), headers=headers) as one:
+        await one.ann.over(await one.ann.begin("run", what="x"))
+        assert one.told.header("idempotency-key") == ["fixed"]
+
+
+@pytest.mark.parametrize(("method", "sent"), [("POST", True), ("PATCH", True), ("PUT", False), ("DELETE", False)])
+async def test_only_what_is_not_repeatable_by_itself_carries_a_key(tmp_path: Path, method: str, sent: bool) -> None:
+    async with house(tmp_path, answer(), method=method) as one:
+        await one.ann.over(await one.ann.begin("run", what="x"))
+        assert bool(one.told.header("idempotency-key")) is sent
+
+
+async def test_a_turn_that_is_repeated_sends_the_same_key_again(tmp_path: Path) -> None:
+    async with house(tmp_path, answer(), works=False) as one:
+        task_id = await one.ann.begin("run", what="x")
+        ref = TaskRef(owner_of(LOCAL), task_id)
+        for worker in (dying_worker, working_worker):
+            await worker(one, tmp_path, ref)
+        keys = [one.told.header("idempotency-key", number) for number in range(len(one.told.requests))]
+        assert keys == [[task_id], [task_id]]
+        assert (await one.ann.get(task_id))["status"] == "completed"
+
+
+async def dying_worker(one: House, directory: Path, ref: TaskRef) -> None:
+    """Sends the request, and dies before it can note what came of it."""
+    async with house_before(directory, one.told, job=None, works=False) as other:
+        (worker, clock) = worker_of(other, directory)
+        worker._store.finish = never_returns  # type: ignore[method-assign]
+        turn = asyncio.create_task(worker.work(ref))
+        while not one.told.requests:  # noqa: ASYNC110 - in another gateway's service
+            await asyncio.sleep(0.01)
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        await clock()
+
+
+async def working_worker(one: House, directory: Path, ref: TaskRef) -> None:
+    """Takes the task up once the lease of the first is over."""
+    async with house_before(directory, one.told, job=None, works=False) as other:
+        other.clock.skip(40)
+        (worker, clock) = worker_of(other, directory)
+        await worker.work(ref)
+        await clock()
+
+
+async def never_returns(*arguments: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
+    """A worker of a process of its own, and what closes it."""
+    from app.core import build_core
+
+    arguments = {"what": {"required": True}}
+    declared = {"name": "run", "description": "Runs.", "method": "POST", "path": "/jobs", "arguments": arguments}
+    backend = {"kind": "http", "name": "api", "prefix": "", "base_url": other.told.url}
+    config = GatewayConfig.model_validate({"backends": [{**backend, "tools": [{**declared, "task": "optional"}]}]})
+    file = ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
+    core = build_core(file, task_settings(directory), other.clock)
+    return core.worker(config, other.clock), core.aclose
+
+
+async def test_each_exchange_of_a_service_that_asks_has_a_key_of_its_own(tmp_path: Path) -> None:
+    form = {"type": "object", "properties": {"size": {"type": "string"}}, "required": ["size"]}
+    size = {"method": "elicitation/create", "params": {"message": "Which size?", "requestedSchema": form}}
+    asks = answer(json.dumps({"inputRequests": {"size": size}, "state": 1}).encode(), content_type=INPUT_REQUIRED)
+    async with house(tmp_path, asks, asks, answer(b'{"ok":1}'), asks=True) as one:
+        task_id = await one.ann.begin("run", what="x")
+        for _ in range(2):
+            await one.ann.answer(task_id, {key: accept(size="M") for key in await one.ann.asked(task_id)})
+        assert (await one.ann.over(task_id))["result"]["structuredContent"] == {"ok": 1}
+        keys = [one.told.header("idempotency-key", number) for number in range(3)]
+        assert keys == [[task_id], [f"{task_id}-2"], [f"{task_id}-3"]]
+
+
+# ---- configuration
+
+CONFIG = """
+backends:
+  - kind: http
+    name: api
+    base_url: http://localhost:1
+    tools:
+      - {name: run, description: Runs., method: POST, path: /jobs, MORE}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("job: {poll: '/jobs/{job}', succeeded: [ok]}", "needs job, which job.variables does not have"),
+        ("job: {poll: '/jobs/{id}', fetch: '/x/{y}', succeeded: [ok]}", "needs y, which job.variables does not have"),
+        ("job: {poll: '/jobs/{id}', succeeded: [ok]}, asks: true", "asks and job are two ways"),
+        ("job: {poll: '/jobs/{id}', succeeded: []}", "at least 1 item"),
+        ("job: {poll: 'jobs', succeeded: [ok]}", "backends[0].tools[0].job.poll"),
+        ("job: {poll: '/jobs', succeeded: [ok], status: state}", "backends[0].tools[0].job.status"),
+        ("job: {poll: '/jobs', succeeded: [ok], every_s: 0}", "backends[0].tools[0].job.every_s"),
+        ("task: sometimes", "backends[0].tools[0].task"),
+    ],
+)
+def test_what_is_wrong_with_a_job_is_said_by_the_check(
+    more: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(CONFIG.replace("MORE", more))
+    assert main(["check", str(tmp_path / "gateway.yaml")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("1 problem(s):")
+    assert says in told

@@ -1,0 +1,191 @@
+"""`mcp-gateway tasks`: what an operator sees of tasks, what they can do, and what they are not shown."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.auth.principal import LOCAL
+from app.cli import main
+from app.tasks.call import owner_of
+from tests.support.command import mcp_gateway
+from tests.support.jobs import JOBS
+from tests.support.rounds import accept
+from tests.support.task_client import TaskClient, tasked
+
+OWNER = owner_of(LOCAL)
+
+
+class Operator:
+    """Runs the command in a thread, as a process beside the gateway would be."""
+
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("GATEWAY_STORE", f"sqlite:///{directory / 'gateway.sqlite3'}")
+        self._capsys = capsys
+
+    async def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output, standard error."""
+        self._capsys.readouterr()
+        status = await asyncio.to_thread(main, ["tasks", *arguments])
+        told = self._capsys.readouterr()
+        return status, told.out, told.err
+
+    async def rows(self, *arguments: str) -> list[list[str]]:
+        """The table of `list`, without its head."""
+        status, out, err = await self("list", *arguments)
+        assert (status, err) == (0, "")
+        head, *rows = [re.split(r" {2,}", line) for line in out.splitlines()]
+        assert head == ["TASK", "TOOL", "STATUS", "AGE", "CHANGED", "ATTEMPTS", "DOING"]
+        return rows
+
+
+@pytest.fixture
+def operator(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Operator:
+    return Operator(tmp_path, capsys, monkeypatch)
+
+
+def ref(task_id: str) -> str:
+    return f"{OWNER}.{task_id}"
+
+
+async def one_of_each(ann: TaskClient) -> dict[str, str]:
+    """A task in each status but `working`."""
+    made = {"input_required": await ann.begin("greet"), "completed": await ann.begin("dig")}
+    made |= {"failed": await ann.begin("reject"), "cancelled": await ann.begin("both")}
+    await ann.asked(made["cancelled"])
+    await ann.cancel(made["cancelled"])
+    for status, task_id in made.items():
+        await ann.until(task_id, status)
+    return made
+
+
+async def test_tasks_are_listed_oldest_first_with_what_they_are_doing(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        made = await one_of_each(ann)
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        waiting = await idle.begin("dig")
+        rows = await operator.rows()
+    assert [row[0] for row in rows] == [ref(task_id) for task_id in (*made.values(), waiting)]
+    assert [(row[1], row[2], row[-1]) for row in rows] == [
+        ("greet", "input_required", "waits for its client"),
+        ("dig", "completed", "-"),
+        ("reject", "failed", "-"),
+        ("both", "cancelled", "-"),
+        ("dig", "working", "waits for a worker"),
+    ]
+
+
+async def test_a_list_can_be_narrowed(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        made = await one_of_each(ann)
+    for status, task_id in made.items():
+        assert [row[0] for row in await operator.rows("--status", status)] == [ref(task_id)]
+    assert await operator.rows("--status", "working") == []
+    assert await operator.rows("--older-than", "1h") == []
+    assert len(await operator.rows("--older-than", "0s")) == 4
+    assert len(await operator.rows("--owner", OWNER)) == 4
+    assert await operator.rows("--owner", "somebody") == []
+    assert len(await operator.rows("--limit", "2")) == 2
+
+
+async def test_one_task_is_shown_without_what_belongs_to_its_owner(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        task_id = await ann.begin("both")
+        await ann.asked(task_id)
+        await ann.answer(task_id, {"first": accept(name="hunter2")})
+        status, out, _ = await operator("show", ref(task_id))
+        assert status == 0
+        facts = dict(re.split(r":\s+", line, maxsplit=1) for line in out.splitlines())
+        assert (facts["task"], facts["tool"], facts["status"]) == (ref(task_id), "both", "input_required")
+        assert (facts["asks"], facts["claims"]) == ("second (elicitation/create)", "1")
+        await ann.answer(task_id, {"second": accept(name="hunter3")})
+        await ann.text(task_id)
+        done = (await operator("show", ref(task_id)))[1]
+    assert re.search(r"^outcome:\s+\d+ bytes$", done, re.MULTILINE)
+    assert "hunter" not in out + done
+
+
+@pytest.mark.parametrize("action", ["show", "cancel", "requeue"])
+async def test_a_task_that_there_is_not_is_exit_status_1(tmp_path: Path, operator: Operator, action: str) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        mine = await idle.begin("dig")
+        for unknown in (ref("nothing"), f"somebody.{mine}"):
+            status, out, err = await operator(action, unknown)
+            assert (status, out) == (1, "")
+            assert unknown in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show"], ["show", "x"], ["show", ".x"], ["list", "--older-than", "soon"], [], ["drop"]]
+)
+def test_wrong_usage_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["tasks", *arguments])
+    assert left.value.code == 2
+    assert "usage: mcp-gateway tasks" in capsys.readouterr().err
+
+
+async def test_a_task_can_be_cancelled_and_its_client_is_told_by_whom(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        task_id = await ann.begin("greet")
+        await ann.asked(task_id)
+        assert await operator("cancel", ref(task_id)) == (0, f"{ref(task_id)} is cancelled\n", "")
+        task = await ann.get(task_id)
+        done = await ann.begin("dig")
+        await ann.over(done)
+        assert await operator("cancel", ref(done)) == (0, f"{ref(done)} is completed\n", "")
+    assert (task["status"], task["statusMessage"]) == ("cancelled", "The operator cancelled the task")
+
+
+async def test_a_task_whose_message_is_lost_can_be_queued_again(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        task_id = await idle.begin("dig")
+    lose_messages(tmp_path)
+    async with tasked(tmp_path, *JOBS) as ann:
+        await asyncio.sleep(0.6)
+        assert (await ann.get(task_id))["status"] == "working"
+        status, out, _ = await operator("requeue", ref(task_id))
+        assert (status, out.startswith(f"{ref(task_id)} is queued")) == (0, True)
+        await ann.over(task_id)
+        status, out, err = await operator("requeue", ref(task_id))
+        assert (status, out, "is not working" in err) == (1, "", True)
+
+
+def lose_messages(directory: Path) -> None:
+    import sqlite3
+
+    db = sqlite3.connect(directory / "gateway.sqlite3")
+    with db:
+        db.execute("delete from messages")
+    db.close()
+
+
+async def test_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        await one_of_each(ann)
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        await idle.begin("dig")
+        await idle.begin("dig")
+        status, out, err = await operator("count")
+    counted: dict[str, Any] = dict(line.split() for line in out.splitlines())
+    assert (status, err, counted["working"], counted["input_required"]) == (0, "", "2", "1")
+    assert float(counted["oldest_working_s"]) < 60
+
+
+def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for action in (["list"], ["count"], ["show", "a.b"]):
+        ran = mcp_gateway("tasks", *action, directory=tmp_path, GATEWAY_STORE=f"sqlite:///{tmp_path}/file/x.sqlite3")
+        assert (ran.status, ran.out) == (1, "")
+        assert ran.err
+        assert "Traceback" not in ran.err
+
+
+def test_what_is_wrong_in_the_environment_is_told(tmp_path: Path) -> None:
+    ran = mcp_gateway("tasks", "list", directory=tmp_path, GATEWAY_STORE="postgres://x")
+    assert ran.status == 1
+    assert ran.err.startswith("1 problem(s):\nenvironment: GATEWAY_STORE")

@@ -1,0 +1,120 @@
+"""`mcp-gateway worker`: it works on tasks until it is told to stop, and says before it begins what is wrong."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from app import Context, tool
+from tests.support.command import mcp_gateway
+from tests.support.jobs import dig
+from tests.support.task_client import TaskClient, tasked
+from tests.support.worker import working
+
+TOOLS = '''
+import asyncio, logging, os, time
+from app import Context, tool
+
+@tool(task="required")
+async def dig(ctx: Context) -> str:
+    """Digs."""
+    await ctx.continue_as_task()
+    return "dug"
+
+@tool(task="required")
+async def hold(ctx: Context) -> str:
+    """Is in the middle of a step for long; a run that goes on after it is done at once."""
+    await ctx.continue_as_task()
+    first = await ctx.step("first", lambda: os.getpid())
+    if not await ctx.step("begun", os.path.exists, os.environ["GATE"]):
+        logging.getLogger("held").info("holding")
+        while not os.path.exists(os.environ["GATE"]):
+            await asyncio.sleep(0.05)
+            await ctx.step(f"look{time.monotonic_ns()}", lambda: None)
+    return f"held since {first}"
+'''
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "digging.py").write_text(TOOLS)
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        'backends: [{kind: python, name: digging, prefix: "", path: digging.py}]\n'
+        "tasks: {poll_interval_ms: 100, sweep_every_s: 0.2, requeue_after_s: 1, lease_s: 2}\n"
+    )
+    return file
+
+
+def environment(directory: Path) -> dict[str, str]:
+    return {"GATEWAY_STORE": f"sqlite:///{directory / 'gateway.sqlite3'}", "GATE": str(directory / "gate")}
+
+
+async def begun(directory: Path, config: Path, name: str) -> str:
+    """A task that waits for a worker, and its gateway gone."""
+
+    async def stand_in(ctx: Context) -> str:
+        await ctx.continue_as_task()
+        return "nobody runs this"
+
+    stand_in.__name__ = name
+    async with tasked(directory, tool(task="required")(stand_in), works=False) as idle:
+        return await idle.begin(name)
+
+
+async def ended(directory: Path, task_id: str) -> str:
+    """The text of its result, once there is one."""
+    async with tasked(directory, dig, works=False) as idle:
+        return await TaskClient(idle.mcp).text(task_id)
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+async def test_it_works_and_leaves_with_exit_status_0_when_it_is_told_to_stop(
+    tmp_path: Path, config: Path, by: signal.Signals
+) -> None:
+    task_id = await begun(tmp_path, config, "dig")
+    with working(config, tmp_path / "worker.log", environment(tmp_path)) as worker:
+        assert await ended(tmp_path, task_id) == "dug"
+        line = worker.logged(task=task_id, outcome="finished")
+        assert (line["name"], line["attempt"]) == ("dig", 1)
+        assert worker.stop(by) == 0
+
+
+async def test_it_lets_go_of_what_it_has_when_it_is_told_to_stop_and_another_goes_on(
+    tmp_path: Path, config: Path
+) -> None:
+    task_id = await begun(tmp_path, config, "hold")
+    with working(config, tmp_path / "one.log", environment(tmp_path)) as one:
+        one.logged(msg="holding")
+        began = time.monotonic()
+        assert one.stop() == 0
+        assert time.monotonic() - began < 4
+        one.logged(task=task_id, outcome="released")
+    (tmp_path / "gate").touch()
+    with working(config, tmp_path / "two.log", environment(tmp_path)):
+        assert await ended(tmp_path, task_id) == f"held since {one.process.pid}"
+
+
+async def test_it_is_killed_and_another_goes_on_after_its_last_step(tmp_path: Path, config: Path) -> None:
+    task_id = await begun(tmp_path, config, "hold")
+    with working(config, tmp_path / "one.log", environment(tmp_path)) as one:
+        one.logged(msg="holding")
+        assert one.stop(signal.SIGKILL) == -9
+    (tmp_path / "gate").touch()
+    with working(config, tmp_path / "two.log", environment(tmp_path)) as two:
+        assert await ended(tmp_path, task_id) == f"held since {one.process.pid}"
+        two.logged(task=task_id, outcome="finished")
+
+
+def test_it_tells_what_is_wrong_before_it_takes_any_task(tmp_path: Path) -> None:
+    (tmp_path / "gateway.yaml").write_text("backends: []\n")
+    ran = mcp_gateway("worker", directory=tmp_path)
+    assert ran.status == 1
+    assert ran.err.startswith("1 problem(s):\ngateway.yaml:1: backends: List should have at least 1 item")
+    assert mcp_gateway("worker", "other.yaml", directory=tmp_path).err.startswith("1 problem(s):\nother.yaml: (file): ")
+    ran = mcp_gateway("worker", directory=tmp_path, GATEWAY_QUEUE="kafka://x", GATEWAY_WORKER="maybe")
+    assert (ran.status, ran.err.count("GATEWAY_QUEUE"), ran.err.count("GATEWAY_WORKER")) == (1, 1, 1)
+    assert not (tmp_path / ".mcp-gateway").exists()

@@ -1,0 +1,114 @@
+"""Processes that die at a store or queue call, at any one of them: before it happened, or when it has.
+
+Or the call fails as one that timed out does: nobody knows whether it happened.
+
+    plan = Plan({17: "before"})            the 18th call of the whole story never happens
+    life = plan.life()                     a process; `life.wraps(store)` is how it reaches anything
+    … Crash …                              from here on its every call raises Crash
+    life = plan.life()                     the next process knows nothing of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from app.errors import Unavailable
+from app.protocol import jsonrpc
+
+When: TypeAlias = Literal["before", "after"]
+How: TypeAlias = Literal["before", "after", "times out before", "times out after"]
+
+
+class Crash(BaseException):
+    """The process died. Nothing of ours catches it."""
+
+
+@dataclass
+class Plan:
+    """At which calls of a story processes die, counted over all of them; and what happened in it."""
+
+    points: Mapping[int, How] = field(default_factory=dict)
+    meanwhile: Mapping[tuple[int, When], Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    """What others do at a call, before or after it and before a crash there."""
+    calls: list[str] = field(default_factory=list)
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    """("runs", step), ("kept", step) and ("ended", task), in order; written by whoever knows."""
+
+    def life(self) -> Life:
+        """Another process."""
+        return Life(self)
+
+
+@dataclass
+class Life:
+    """A process, until it dies."""
+
+    plan: Plan
+    dead: bool = False
+
+    def wraps(self, port: Any) -> Any:
+        """A store or a queue as this process reaches it."""
+        return _Wrapped(self, port)
+
+    def look_alive(self) -> None:
+        """Ends whoever goes on in a process that is dead."""
+        if self.dead:
+            raise Crash
+
+    async def call(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        self.look_alive()
+        number = len(self.plan.calls)
+        self.plan.calls.append(name)
+        await self._at(number, "before")
+        value = await work()
+        await self._at(number, "after")
+        return value
+
+    async def _at(self, number: int, when: When) -> None:
+        if (number, when) in self.plan.meanwhile:
+            await self.plan.meanwhile[number, when]()
+        how = self.plan.points.get(number)
+        if how == f"times out {when}":
+            raise Unavailable(f"call {number} timed out")
+        self.dead = self.dead or how == when
+        self.look_alive()  # another call of the same process may have killed it meanwhile
+
+
+class _Wrapped:
+    """A port whose every call can be the last one of its process."""
+
+    def __init__(self, life: Life, port: Any) -> None:
+        self._life = life
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._port, name)
+
+        async def work(*args: Any, **kwargs: Any) -> Any:
+            value = await method(*args, **kwargs)
+            if name == "checkpoint":
+                self._life.plan.seen += [("kept", key) for key in _steps(args[0].ref, args[1].entries)]
+            if name == "finish":
+                self._life.plan.seen.append(("ended", args[0].ref.id))
+            return value
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._life.call(name, lambda: work(*args, **kwargs))
+
+        return call
+
+
+def _steps(ref: Any, entries: Any) -> list[str]:
+    rows = [jsonrpc.decode(entry) for entry in entries]
+    return [f"{ref.id} {key}" for tag, key, *_ in rows if tag in ("s", "e")]
+
+
+async def bury() -> None:
+    """End what a dead process has left in this event loop."""
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,63 @@
+"""Single runs of a handler as a task's worker, or a call that may become a task, has them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.auth.principal import LOCAL
+from app.clock import Clock
+from app.protocol.capabilities import ClientCapabilities
+from app.protocol.inbound import Meta
+from app.replay import engine
+from app.replay.context import Call, Context
+from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.journal import Entry, Journal
+from tests.support.clocks import FixedClock
+from tests.support.replay import elsewhere
+from tests.support.rounds import CAPABILITIES
+
+
+@dataclass
+class Home:
+    """What runs share: a journal, as the last one left it, and what was written on the way."""
+
+    task_id: str | None = "task"
+    may_become_task: bool = False
+    clock: Clock = field(default_factory=FixedClock)
+    journal: Journal = field(default_factory=Journal)
+    written: list[Entry] = field(default_factory=list)
+    notified: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    last: Run | None = None
+
+    async def run(
+        self,
+        handler: Callable[[Context], Awaitable[Any]],
+        *,
+        within_ms: float | None = None,
+        prepare: Callable[[Run], None] = lambda run: None,
+    ) -> Completed[Any] | Suspended | Failed:
+        """One run, from bytes."""
+
+        async def checkpoint(entry: Entry) -> None:
+            self.written.append(entry)
+
+        async def notify(method: str, params: dict[str, Any]) -> None:
+            self.notified.append((method, params))
+
+        declared = ClientCapabilities(CAPABILITIES)
+        run = Run(
+            elsewhere(self.journal),
+            declared,
+            self.clock.deadline(within_ms),
+            checkpoint,
+            task_id=self.task_id,
+            may_become_task=self.may_become_task,
+        )
+        prepare(run)
+        meta = Meta(declared, None, log_level="debug", progress_token="token")
+        call = Call(LOCAL, meta, run.deadline, notify, lambda method, uri: None)
+        outcome = await engine.run(lambda: handler(Context(call, run)), run)
+        self.journal, self.last = run.journal, run
+        return outcome

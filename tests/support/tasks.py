@@ -1,0 +1,217 @@
+"""Tasks worked on as in a deployment: a real store on a file, a queue, and workers that share nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from anyio import CapacityLimiter
+
+from app.auth.principal import LOCAL, Principal
+from app.backends import catalog
+from app.backends.base import Offering, Tool
+from app.backends.catalog import Catalog
+from app.clock import Clock, Deadline
+from app.config import TasksConfig
+from app.protocol import jsonrpc
+from app.protocol.content import TextContent, ToolResult
+from app.replay.context import Context
+from app.replay.journal import Journal
+from app.replay.sync_context import SyncContext
+from app.replay.threads import in_thread
+from app.storage.queue import Message, TaskQueue
+from app.storage.sqlite import Database
+from app.storage.sqlite_queue import SqliteQueue
+from app.storage.sqlite_tasks import SqliteTasks
+from app.storage.tasks import Claimed, TaskRecord, TaskRef, TaskStore
+from app.tasks.call import TaskCall, owner_of
+from app.tasks.pool import Pool
+from app.tasks.service import Tasks
+from app.tasks.sweep import Sweep
+from app.tasks.worker import Turn, Worker
+from tests.support.rounds import CAPABILITIES
+
+Handler: TypeAlias = Callable[..., Any]
+"""`async def handler(ctx, **arguments)`, or a plain function with a `SyncContext`."""
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A back end of handlers, each a tool that may be a task."""
+
+    handlers: Mapping[str, Handler]
+    name: str = "functions"
+    prefix: str = ""
+
+    def load(self) -> Offering:
+        return Offering([_tool(name, handler) for name, handler in self.handlers.items()])
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+def catalog_of(**handlers: Handler) -> Catalog:
+    """A catalog of these handlers under their names."""
+    return catalog.build([Functions(handlers)], page_size=100)
+
+
+def _tool(name: str, handler: Handler) -> Tool:
+    threads = CapacityLimiter(8)
+
+    async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        if inspect.iscoroutinefunction(handler):
+            value = await handler(context, **arguments)
+        else:
+            value = await in_thread(lambda: handler(SyncContext(context), **arguments), threads)
+        return value if isinstance(value, ToolResult) else ToolResult([TextContent("done")], value)
+
+    definition = {"name": name, "description": name, "inputSchema": {"type": "object"}}
+    return Tool(definition, call, task="optional")
+
+
+def nobody_listens(method: str, uri: str | None) -> None:
+    """Where changes are published when nobody listens."""
+
+
+@dataclass
+class Workshop:
+    """One process: its catalog, its own objects on what all processes share, and what is made of them."""
+
+    catalog: Catalog
+    store: TaskStore
+    queue: TaskQueue
+    clock: Clock
+    config: TasksConfig = field(default_factory=TasksConfig)
+
+    def __post_init__(self) -> None:
+        self.tasks = Tasks(self.store, self.queue, self.clock, self.config)
+        self.worker = Worker(self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens)
+        self.sweep = Sweep(self.store, self.queue, self.clock, self.config)
+        self.pool = Pool(self.worker, self.sweep, self.queue, self.config)
+
+    # for the owner
+
+    async def begin(
+        self, tool: str, *, journal: Journal | None = None, principal: Principal = LOCAL, **arguments: Any
+    ) -> TaskRef:
+        """A new task."""
+        call = TaskCall(tool, arguments, principal, CAPABILITIES)
+        created = await self.tasks.create(call, journal or Journal())
+        return TaskRef(owner_of(principal), created["taskId"])
+
+    async def record(self, ref: TaskRef) -> TaskRecord:
+        """Its row."""
+        found = await self.store.read(ref, self.clock.now_ms())
+        assert found is not None, "there is no such task"
+        return found
+
+    async def shown(self, ref: TaskRef, principal: Principal = LOCAL) -> dict[str, Any]:
+        """What `tasks/get` answers."""
+        body: dict[str, Any] = jsonrpc.decode(await self.tasks.get(principal, ref.id))
+        return body
+
+    async def value(self, ref: TaskRef) -> Any:
+        """What its handler returned."""
+        shown = await self.shown(ref)
+        assert shown["status"] == "completed", shown
+        assert "isError" not in shown["result"], shown
+        return shown["result"]["structuredContent"]
+
+    async def answer(self, ref: TaskRef, **responses: Any) -> None:
+        """`tasks/update`"""
+        await self.tasks.update(LOCAL, ref.id, {key.replace("__", "~"): value for key, value in responses.items()})
+
+    async def cancel(self, ref: TaskRef) -> None:
+        """`tasks/cancel`"""
+        await self.tasks.cancel(LOCAL, ref.id)
+
+    # for the workers
+
+    async def messages(self) -> Sequence[Message]:
+        """What the queue has just now."""
+        return await self.queue.receive(10, 0)
+
+    async def take(self, message: Message) -> Turn:
+        """What a pool does with a message."""
+        claimed = await self.worker.claim(message.ref)
+        await self.queue.delete([message])
+        return await self.worker.run(claimed) if isinstance(claimed, Claimed) else Turn.NOT_CLAIMED
+
+    async def turns(self, deadline: Deadline | None = None) -> list[Turn]:
+        """A turn for each message that the queue has just now."""
+        turns: list[Turn] = []
+        for message in await self.messages():
+            await self.queue.delete([message])
+            turns.append(await self.worker.work(message.ref, deadline))
+        return turns
+
+    async def all_turns(self, at_most: int = 50) -> list[Turn]:
+        """Turns until the queue has nothing more just now."""
+        turns: list[Turn] = []
+        while more := await self.turns():
+            turns += more
+            assert len(turns) < at_most, turns
+        return turns
+
+
+class Files:
+    """SQLite files with everything in them but rows; made once, because making one takes its time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._made = 0
+        self._template = directory / "template.sqlite3"
+        Database(self._template, durable=False)._connect().close()
+
+    def new(self) -> Path:
+        """Another file."""
+        self._made += 1
+        path = self._directory / f"{self._made}.sqlite3"
+        shutil.copy(self._template, path)
+        return path
+
+
+class Fast(Database):
+    """No thread and no disk: for thousands of runs. Whether writes are durable is not what they are about."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, durable=False)
+
+    async def do(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        return self._borrow(work)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = super()._connect()
+        db.execute("pragma synchronous = off")
+        return db
+
+
+@dataclass
+class Shared:
+    """What processes share: a file. `workshop` is one more process."""
+
+    path: Path
+    clock: Clock
+    config: TasksConfig = field(default_factory=TasksConfig)
+    opened: list[Any] = field(default_factory=list)
+    database: type[Database] = Database
+
+    def stores(self) -> tuple[SqliteTasks, SqliteQueue]:
+        """Another process's objects on the file."""
+        kind: Any = self.database
+        databases = [kind(self.path, durable=False) if kind is Database else kind(self.path) for _ in range(2)]
+        self.opened += databases
+        return SqliteTasks(databases[0]), SqliteQueue(databases[1], self.clock)
+
+    def workshop(self, **handlers: Handler) -> Workshop:
+        """Another process that serves these handlers."""
+        return Workshop(catalog_of(**handlers), *self.stores(), self.clock, self.config)
+
+    async def aclose(self) -> None:
+        for database in self.opened:
+            await database.aclose()

@@ -1,0 +1,162 @@
+"""Crash before and after every store write, every read and every queue call: the task ends once, and rightly.
+
+Each story is told once without a crash, which counts its calls; then once for each of them and each side of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.storage.dynamodb_tasks import DynamoDbTasks
+from app.storage.queue import TaskQueue
+from app.storage.sqlite_queue import SqliteQueue
+from app.storage.sqlite_tasks import SqliteTasks
+from app.storage.tasks import TaskStore
+from app.tasks import home
+from tests.support.clocks import FixedClock
+from tests.support.crashes import How, Plan, When
+from tests.support.dynamodb import Emulator
+from tests.support.stories import STORIES, Manner, Story, all_points, points_of
+from tests.support.tasks import Fast, Files
+
+MANNERS: list[Manner] = ["pool", "function"]
+CASES = list(product(STORIES, MANNERS))
+IDS = [f"{name} in a {manner}" for name, manner in CASES]
+
+
+def report(points: int) -> None:
+    """For `pytest -rP`."""
+    print(f"{points} points")
+
+
+def tell(
+    files: Files,
+    name: str,
+    plan: Plan,
+    manner: Manner = "pool",
+    *,
+    store: Callable[[], TaskStore] | None = None,
+    cancel_at: tuple[int, When] | None = None,
+) -> int:
+    """One story on a new file; how many calls it took."""
+
+    async def telling() -> int:
+        database = Fast(path)
+
+        def queue(clock: FixedClock) -> TaskQueue:
+            return SqliteQueue(database, clock)
+
+        story = Story(name, store() if store else SqliteTasks(database), queue, plan, manner)
+        if cancel_at is not None:
+            plan.meanwhile = {cancel_at: story.outsider}
+        try:
+            await story.tell()
+            calls = len(plan.calls)
+            await story.check()
+        finally:
+            await database.aclose()
+        return calls
+
+    path = files.new()
+    try:
+        return asyncio.run(telling())
+    except BaseException as error:
+        error.add_note(f"{name} in a {manner}, {plan.points}, cancelled {cancel_at}; calls: {plan.calls}")
+        raise
+    finally:
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
+
+
+@pytest.mark.parametrize(("name", "manner"), CASES, ids=IDS)
+def test_a_process_dies_at_any_call(files: Files, name: str, manner: Manner) -> None:
+    points = all_points(tell(files, name, Plan(), manner))
+    for number, when in points:
+        tell(files, name, Plan({number: when}), manner)
+    report(len(points))
+
+
+@pytest.mark.parametrize(("name", "manner"), CASES, ids=IDS)
+@pytest.mark.parametrize("dies", [False, True], ids=["alone", "and the process dies there too"])
+def test_a_cancel_comes_at_any_call(files: Files, name: str, manner: Manner, dies: bool) -> None:
+    points = all_points(tell(files, name, Plan(), manner))
+    for number, when in points:
+        tell(files, name, Plan({number: when} if dies else {}), manner, cancel_at=(number, when))
+    report(len(points))
+
+
+@pytest.mark.parametrize(("name", "manner"), CASES, ids=IDS)
+def test_any_call_times_out_and_may_have_happened_or_not(
+    files: Files, name: str, manner: Manner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "RETRIES_S", (0, 0, 0, 0))
+    points = all_points(tell(files, name, Plan(), manner))
+    for number, when in points:
+        how: How = "times out before" if when == "before" else "times out after"
+        tell(files, name, Plan({number: how}), manner)
+    report(len(points))
+
+
+def test_two_processes_die_at_any_two_calls(files: Files) -> None:
+    manner: Manner = "pool"
+    calls = tell(files, "questions", Plan(), manner)
+    longest = max(tell(files, "questions", Plan({number: when}), manner) for number, when in all_points(calls))
+    # whoever dies before a call has died after the one before it, and has run what is between them
+    pairs = list(combinations([point for point in all_points(longest) if point[1] == "before"], 2))
+    for pair in pairs:
+        tell(files, "questions", Plan(dict(pair)), manner)
+    report(len(pairs))
+
+
+@settings(max_examples=120)
+@given(
+    st.dictionaries(st.integers(0, 90), st.sampled_from(["before", "after"]), min_size=2, max_size=6),
+    st.sampled_from(MANNERS),
+)
+def test_processes_die_again_and_again(files: Files, points: Mapping[int, How], manner: Manner) -> None:
+    tell(files, "everything", Plan(points), manner)
+
+
+@pytest.fixture
+def table(dynamodb: Emulator) -> Iterator[Callable[[], TaskStore]]:
+    """Makes stores on one table."""
+    client = dynamodb.client(max_pool_connections=50)
+    with dynamodb.table() as name:
+        yield lambda: DynamoDbTasks(dynamodb.open(name, lambda: client))
+    client.close()
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_process_dies_at_any_call_of_dynamodb(files: Files, table: Callable[[], TaskStore], name: str) -> None:
+    tell(files, name, plan := Plan(), store=table)
+    points = points_of(plan.calls)
+
+    def one(point: tuple[int, When]) -> Any:
+        return tell(files, name, Plan(dict([point])), store=table)
+
+    with ThreadPoolExecutor(6) as threads:
+        assert len(list(threads.map(one, points))) == len(points)
+    report(len(points))
+
+
+@pytest.mark.parametrize("name", ["questions"])
+def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
+    files: Files, table: Callable[[], TaskStore], name: str
+) -> None:
+    tell(files, name, plan := Plan(), store=table)
+    points = points_of(plan.calls)
+
+    def one(point: tuple[int, When]) -> Any:
+        return tell(files, name, Plan(dict([point])), store=table, cancel_at=point)
+
+    with ThreadPoolExecutor(6) as threads:
+        assert len(list(threads.map(one, points))) == len(points)
+    report(len(points))

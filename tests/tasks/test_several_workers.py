@@ -1,0 +1,222 @@
+"""Several workers on the same tasks: messages twice, late, lost and in any order, leases that run out mid-step.
+
+Each task ends once, each step is remembered once, and nobody who lost a lease has written after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.clock import Clock
+from app.errors import LeaseLost
+from app.protocol import jsonrpc
+from app.protocol.tasks import Status
+from app.replay.context import Context
+from app.storage.queue import Message
+from app.storage.tasks import Claimed, TaskRef
+from app.tasks.worker import Turn
+from tests.support.clocks import SkippingClock
+from tests.support.replay import Name, polite
+from tests.support.tasks import Shared, Workshop, catalog_of
+from tests.support.worker_process import CONFIG, STEPS
+
+Share = Callable[..., Shared]
+TASKS = 12
+
+
+class Chaotic:
+    """A queue that loses, repeats, delays and reorders its messages."""
+
+    def __init__(self, queue: Any, chance: random.Random) -> None:
+        self._queue = queue
+        self._chance = chance
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        for _ in range(self._chance.choice([0, 1, 1, 1, 2, 3])):
+            await self._queue.send(ref, delay_ms + self._chance.choice([0, 0, 500, 40_000]))
+
+    async def receive(self, limit: int, wait_ms: int) -> Sequence[Message]:
+        messages = [*await self._queue.receive(limit, wait_ms)]
+        self._chance.shuffle(messages)
+        return messages
+
+    async def delete(self, messages: Sequence[Message]) -> None:
+        await self._queue.delete([message for message in messages if self._chance.random() < 0.8])
+
+
+class Witness:
+    """What all the stores have done, in order."""
+
+    def __init__(self) -> None:
+        self.fences: Counter[TaskRef] = Counter()
+        self.ends: Counter[TaskRef] = Counter()
+        self.kept: dict[tuple[TaskRef, str], Any] = {}
+        self.lost = 0
+
+    def wraps(self, store: Any) -> Any:
+        return _Witnessed(self, store)
+
+
+class _Witnessed:
+    def __init__(self, witness: Witness, store: Any) -> None:
+        self._witness = witness
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim(self, *args: Any) -> Any:
+        claimed = await self._store.claim(*args)
+        if isinstance(claimed, Claimed):
+            ref, fence = claimed.lease.ref, claimed.lease.fence
+            self._witness.fences[ref] = max(self._witness.fences[ref], fence)
+        return claimed
+
+    async def checkpoint(self, lease: Any, added: Any, *args: Any) -> None:
+        await self._write(lease, self._store.checkpoint(lease, added, *args))
+        for tag, key, *values in map(jsonrpc.decode, added.entries):
+            assert (lease.ref, f"{tag} {key}") not in self._witness.kept, "each step is written once"
+            self._witness.kept[lease.ref, f"{tag} {key}"] = values
+
+    async def suspend(self, lease: Any, *args: Any) -> None:
+        await self._write(lease, self._store.suspend(lease, *args))
+
+    async def release(self, lease: Any, *args: Any, **kwargs: Any) -> None:
+        await self._write(lease, self._store.release(lease, *args, **kwargs))
+
+    async def finish(self, lease: Any, *args: Any) -> None:
+        await self._write(lease, self._store.finish(lease, *args))
+        self._witness.ends[lease.ref] += 1
+
+    async def _write(self, lease: Any, write: Any) -> None:
+        newest = self._witness.fences[lease.ref]
+        try:
+            await write
+        except LeaseLost:
+            self._witness.lost += 1
+            raise
+        assert lease.fence >= newest, "who lost the lease has written nothing"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, 8])
+async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_leases(
+    share: Share, workers: int, seed: int
+) -> None:
+    chance, clock, witness = random.Random(seed), SkippingClock(), Witness()
+    tokens: Counter[str] = Counter()
+
+    async def step(name: str) -> str:
+        await asyncio.sleep(chance.choice([0, 0, 0.001, 0.02, 0.05]))
+        tokens[name] += 1
+        return f"{name} {tokens[name]}"
+
+    async def work(ctx: Context, number: int) -> list[Any]:
+        done = [await ctx.step("first", step, f"{ctx.task_id} first")]
+        await ctx.sleep(chance.choice([1, 20, 100]))
+        sides = [ctx.step(side, step, f"{ctx.task_id} {side}") for side in ("left", "right")]
+        done += await asyncio.gather(*sides)
+        who = await ctx.elicit("who", "Who?", Name)
+        await ctx.shed()
+        return [*done, who.name, await ctx.step("last", step, f"{ctx.task_id} last")]
+
+    shared = share(clock)
+
+    def process() -> Workshop:
+        store, queue = shared.stores()
+        return Workshop(catalog_of(work=work), witness.wraps(store), Chaotic(queue, chance), clock, shared.config)  # type: ignore[arg-type]
+
+    async def worker(shop: Workshop) -> list[Turn]:
+        turns: list[Turn] = []
+        while not over():
+            messages = await shop.messages()
+            turns += await asyncio.gather(*(shop.take(message) for message in messages))
+            await asyncio.sleep(0.005)
+        return turns
+
+    async def pass_time(shop: Workshop) -> None:
+        while not over():
+            clock.skip(chance.choice([0, 1, 15]))
+            await shop.sweep.sweep()
+            for ref in refs:
+                requests = (await shop.shown(ref)).get("inputRequests", {})
+                if requests:
+                    await shop.answer(ref, **{key: polite(key, request) for key, request in requests.items()})
+            await asyncio.sleep(0.002)
+
+    def over() -> bool:
+        return len(witness.ends) == TASKS
+
+    first = process()
+    refs = [await first.begin("work", number=number) for number in range(TASKS)]
+    async with asyncio.timeout(30):
+        _, *turns = await asyncio.gather(pass_time(first), *(worker(process()) for _ in range(workers)))
+    assert set(witness.ends.values()) == {1}
+    for ref in refs:
+        kept = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
+        assert await first.value(ref) == [kept["s first"], kept["s left"], kept["s right"], "who", kept["s last"]]
+    assert witness.lost > 0, "nobody ever lost a lease: this tests nothing"
+    assert sum(turn is Turn.NOT_CLAIMED for one in turns for turn in one) > 0
+
+
+async def test_eight_workers_that_get_one_message_at_once_run_one_step_once(share: Share) -> None:
+    ran: list[str] = []
+
+    async def step() -> None:
+        await asyncio.sleep(0.05)
+        ran.append("step")
+
+    async def work(ctx: Context) -> str:
+        await ctx.step("step", step)
+        return "done"
+
+    shared = share(Clock())
+    shops = [shared.workshop(work=work) for _ in range(8)]
+    ref = await shops[0].begin("work")
+    turns = await asyncio.gather(*(shop.worker.work(ref) for shop in shops))
+    assert sorted(turns) == [Turn.FINISHED] + [Turn.NOT_CLAIMED] * 7
+    assert ran == ["step"]
+
+
+async def test_processes_that_are_killed_are_replaced_by_others(share: Share, path: Path, tmp_path: Path) -> None:
+    effects = tmp_path / "effects.txt"
+    effects.touch()
+    command = [sys.executable, "-m", "tests.support.worker_process", str(path), str(effects)]
+    shop = share(Clock(), **CONFIG.model_dump()).workshop(work=lambda ctx: None)
+    refs = [await shop.begin("work") for _ in range(24)]
+    processes = [subprocess.Popen(command) for _ in range(3)]  # noqa: ASYNC220 (it takes a millisecond)
+    try:
+        until = time.monotonic() + 25
+        while effects.stat().st_size == 0:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.005)
+        processes[0].kill()  # in the middle of something
+        while (found := [await shop.record(ref) for ref in refs]) and not all(r.status.is_terminal for r in found):
+            assert time.monotonic() < until, Counter(record.status for record in found)
+            await asyncio.sleep(0.05)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(10)
+    assert {record.status for record in found} == {Status.COMPLETED}
+    assert [await shop.value(ref) for ref in refs] == [sum(range(STEPS))] * len(refs)
+    ran = Counter(line.split(" ", 1)[1] for line in effects.read_text().splitlines())
+    assert len(ran) == len(refs) * STEPS
+    # a step that was running when its process was killed ran again, for each of its turns one
+    assert sum(ran.values()) - len(ran) <= 2 * CONFIG.concurrency  # and on a slow machine a lease runs out now and then
+    assert processes[0].returncode == -9
+    assert [process.returncode for process in processes[1:]] == [0, 0]

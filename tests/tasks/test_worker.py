@@ -1,0 +1,768 @@
+"""A worker's turn, one behaviour at a time: what becomes of the task, of the message, and of the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.auth.principal import LOCAL
+from app.clock import Clock
+from app.errors import InvalidParams, LeaseLost, MissingCapability, ToolError, Unavailable
+from app.protocol.tasks import Status
+from app.replay.context import Context
+from app.replay.journal import Journal
+from app.replay.sync_context import SyncContext
+from app.storage.tasks import NOTHING, Added, Claimed, NewTask, TaskRef
+from app.tasks import home
+from app.tasks.call import TaskCall, owner_of
+from app.tasks.worker import BACKOFF_MS, Turn
+from tests.support.clocks import FixedClock
+from tests.support.replay import Effects, Name
+from tests.support.rounds import accept
+from tests.support.tasks import Shared, Workshop
+
+Share = Callable[..., Shared]
+
+
+async def quick(ctx: Context) -> str:
+    return "quick"
+
+
+async def asks(ctx: Context) -> str:
+    return (await ctx.elicit("who", "Who?", Name)).name
+
+
+async def sleeps(ctx: Context) -> str:
+    await ctx.sleep(60)
+    return "awake"
+
+
+async def within(seconds: float, task: asyncio.Task[Any]) -> Any:
+    """What a task returns in time. (A timeout around it would cancel it, and be taken for its end.)"""
+    await asyncio.wait({task}, timeout=seconds)
+    assert task.done(), "it goes on"
+    return await task
+
+
+async def error_of(shop: Workshop, ref: TaskRef) -> str:
+    """The text of a result with `isError`."""
+    shown = await shop.shown(ref)
+    assert shown["status"] == "completed", shown
+    assert shown["result"]["isError"] is True
+    text: str = shown["result"]["content"][0]["text"]
+    return text
+
+
+async def failure_of(shop: Workshop, ref: TaskRef) -> tuple[int, str, Any]:
+    """The error of a failed task, and that its status message says the same."""
+    shown = await shop.shown(ref)
+    assert shown["status"] == "failed", shown
+    return shown["error"]["code"], shown["error"]["message"], shown["error"].get("data")
+
+
+# Messages that come to nothing
+
+
+async def _gone(shop: Workshop) -> TaskRef:
+    return TaskRef("nobody", "nothing")
+
+
+async def _expired(shop: Workshop) -> TaskRef:
+    ref = await shop.begin("quick")
+    shop.clock.skip(shop.config.ttl_s)  # type: ignore[attr-defined]
+    return ref
+
+
+async def _over(shop: Workshop) -> TaskRef:
+    ref = await shop.begin("quick")
+    assert await shop.worker.work(ref) is Turn.FINISHED
+    return ref
+
+
+async def _cancelled(shop: Workshop) -> TaskRef:
+    ref = await shop.begin("quick")
+    await shop.cancel(ref)
+    return ref
+
+
+async def _leased(shop: Workshop) -> TaskRef:
+    ref = await shop.begin("quick")
+    assert isinstance(await shop.worker.claim(ref), Claimed)
+    return ref
+
+
+async def _asleep(shop: Workshop) -> TaskRef:
+    ref = await shop.begin("sleeps")
+    assert await shop.worker.work(ref) is Turn.RELEASED
+    return ref
+
+
+async def _waiting(shop: Workshop) -> TaskRef:
+    ref = await shop.begin("asks")
+    assert await shop.worker.work(ref) is Turn.ASKED
+    return ref
+
+
+@pytest.mark.parametrize(
+    "make", [_gone, _expired, _over, _cancelled, _leased, _asleep, _waiting], ids=lambda make: make.__name__[1:]
+)
+async def test_a_message_for_a_task_that_is_not_to_be_had_is_dropped_quietly(
+    shared: Shared, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = shared.workshop(quick=quick, asks=asks, sleeps=sleeps)
+    ref = await make(shop)
+    before = await shop.store.find()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert await shop.worker.work(ref) is Turn.NOT_CLAIMED
+    assert caplog.records == []
+    assert await shop.store.find() == before
+
+
+# How it ends
+
+
+async def test_a_handler_that_returns_completes_its_task(shared: Shared) -> None:
+    shop = shared.workshop(quick=quick)
+    ref = await shop.begin("quick")
+    assert await shop.turns() == [Turn.FINISHED]
+    shown = await shop.shown(ref)
+    assert shown["status"] == "completed"
+    assert shown["result"] == {
+        "resultType": "complete",
+        "content": [{"type": "text", "text": "done"}],
+        "structuredContent": "quick",
+    }
+    assert "statusMessage" not in shown
+
+
+async def test_an_unexpected_exception_is_a_result_with_a_reference_and_nothing_of_its_text(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def breaks(ctx: Context) -> None:
+        raise ValueError("password: hunter2")
+
+    shop = shared.workshop(breaks=breaks)
+    ref = await shop.begin("breaks")
+    assert await shop.turns() == [Turn.FINISHED]
+    text = await error_of(shop, ref)
+    (logged,) = [record for record in caplog.records if record.exc_info]
+    reference = logged.fields["reference"]  # type: ignore[attr-defined]
+    assert text.endswith(f"under reference {reference}")
+    assert "hunter2" not in str(await shop.shown(ref))
+    assert "hunter2" in str(logged.exc_info)
+
+
+async def test_a_tool_error_is_a_result_with_its_text(shared: Shared) -> None:
+    async def tells(ctx: Context) -> None:
+        raise ToolError("no such city: try another")
+
+    shop = shared.workshop(tells=tells)
+    ref = await shop.begin("tells")
+    await shop.turns()
+    assert await error_of(shop, ref) == "no such city: try another"
+    assert (await shop.shown(ref))["statusMessage"] == "The tool reported an error"
+
+
+async def test_an_error_of_the_protocol_fails_the_task_with_its_code(shared: Shared) -> None:
+    async def refuses(ctx: Context) -> None:
+        raise InvalidParams("there is no such thing")
+
+    shop = shared.workshop(refuses=refuses)
+    ref = await shop.begin("refuses")
+    assert await shop.turns() == [Turn.FINISHED]
+    assert await failure_of(shop, ref) == (-32602, "there is no such thing", None)
+    assert (await shop.shown(ref))["statusMessage"] == "there is no such thing"
+
+
+async def test_a_question_that_the_client_cannot_answer_fails_the_task_and_names_what_it_lacks(shared: Shared) -> None:
+    async def wants_more(ctx: Context) -> None:
+        raise MissingCapability("asking needs more", {"sampling": {"tools": {}}})
+
+    shop = shared.workshop(wants_more=wants_more)
+    ref = await shop.begin("wants_more")
+    await shop.turns()
+    expected = (-32021, "asking needs more", {"requiredCapabilities": {"sampling": {"tools": {}}}})
+    assert await failure_of(shop, ref) == expected
+
+
+async def test_a_question_is_asked_of_what_the_client_declared_when_it_called(shared: Shared) -> None:
+    shop = shared.workshop(asks=asks)
+    created = await shop.tasks.create(TaskCall("asks", {}, LOCAL, {"sampling": {}}), Journal())
+    ref = TaskRef(owner_of(LOCAL), created["taskId"])
+    await shop.turns()
+    code, _, data = await failure_of(shop, ref)
+    assert (code, data) == (-32021, {"requiredCapabilities": {"elicitation": {"form": {}}}})
+
+
+async def test_a_result_that_is_too_large_says_so(share: Share) -> None:
+    async def large(ctx: Context) -> str:
+        return "x" * 2_000
+
+    shop = share(max_result_bytes=1_024).workshop(large=large)
+    ref = await shop.begin("large")
+    await shop.turns()
+    assert (await error_of(shop, ref)).startswith("The result is too large: 2")
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), {1: object()}], ids=["object", "set", "nan", "dict"])
+async def test_a_result_that_is_no_json_ends_the_task_all_the_same(shared: Shared, value: Any) -> None:
+    async def strange(ctx: Context) -> Any:
+        return value
+
+    shop = shared.workshop(strange=strange)
+    ref = await shop.begin("strange")
+    assert await shop.turns() == [Turn.FINISHED]
+    assert (await shop.shown(ref))["status"] == "completed"
+
+
+# ctx.state, and what is too much
+
+
+async def test_a_state_that_is_no_json_when_the_run_suspends_is_an_error_of_the_tool(shared: Shared) -> None:
+    async def strange(ctx: Context) -> None:
+        ctx.state["when"] = object()
+        await ctx.elicit("who", "Who?", Name)
+
+    shop = shared.workshop(strange=strange)
+    ref = await shop.begin("strange")
+    assert await shop.turns() == [Turn.FINISHED]
+    assert "reference" in await error_of(shop, ref)
+
+
+async def test_a_state_that_is_no_json_at_a_step_is_an_error_of_the_tool(shared: Shared) -> None:
+    effects = Effects()
+
+    async def strange(ctx: Context) -> None:
+        ctx.state["when"] = object()
+        await ctx.step("one", effects.do, 1)
+
+    shop = shared.workshop(strange=strange)
+    ref = await shop.begin("strange")
+    assert await shop.turns() == [Turn.FINISHED]
+    assert "reference" in await error_of(shop, ref)
+    assert effects.seen == [1]
+
+
+async def test_a_heartbeat_that_finds_the_state_half_done_does_not_stop(share: Share) -> None:
+    """The handler may be in the middle of a change, in a thread too; only at its own calls is the state of a piece."""
+    clock = Clock()
+
+    async def halfway(ctx: Context) -> str:
+        ctx.state["half"] = object()
+        await ctx.status("halfway")
+        await asyncio.sleep(1.2)
+        del ctx.state["half"]
+        return "whole"
+
+    shop = share(clock, lease_s=1).workshop(halfway=halfway)
+    ref = await shop.begin("halfway")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await asyncio.sleep(0.9)
+    seen = await shop.record(ref)
+    assert seen.status_message == "halfway"
+    assert await turn is Turn.FINISHED
+    assert await shop.value(ref) == "whole"
+
+
+async def test_a_journal_that_grows_too_large_is_an_error_that_names_the_largest_entry(share: Share) -> None:
+    effects = Effects()
+
+    async def hoards(ctx: Context) -> None:
+        await ctx.step("small", effects.do, "s")
+        await ctx.step("huge", effects.do, "x" * 900)
+        await ctx.step("more", effects.do, "y" * 200)
+        await ctx.step("never", effects.do, "z")
+
+    shop = share(max_journal_bytes=1_024).workshop(hoards=hoards)
+    ref = await shop.begin("hoards")
+    assert await shop.turns() == [Turn.FINISHED]
+    assert "1024 bytes; the largest is step 'huge'" in await error_of(shop, ref)
+    assert effects.seen == ["s", "x" * 900, "y" * 200]
+
+
+# Faults of ours
+
+
+async def until_the_end(shop: Workshop, ref: TaskRef, clock: FixedClock) -> list[Turn]:
+    """Turns and sweeps, while time passes, until the task is over."""
+    turns: list[Turn] = []
+    for _ in range(60):
+        turns += await shop.turns()
+        if (await shop.record(ref)).status.is_terminal:
+            return turns
+        clock.skip(10)
+        await shop.sweep.sweep()
+    raise AssertionError(turns)
+
+
+async def test_a_tool_that_is_not_served_any_more_is_waited_for_and_then_fails(
+    shared: Shared, clock: FixedClock
+) -> None:
+    ref = await shared.workshop(quick=quick).begin("quick")
+    later = shared.workshop(other=quick)
+    pauses: list[int] = []
+    for _ in range(later.config.max_attempts - 1):
+        assert await later.turns() == [Turn.FAULT]
+        pauses.append((await later.record(ref)).wake_ms - clock.now_ms())
+        assert await later.turns() == []
+        clock.skip(pauses[-1] / 1000)
+    assert pauses == list(BACKOFF_MS)
+    assert await later.turns() == [Turn.FAULT]
+    code, _, _ = await failure_of(later, ref)
+    message = (await later.shown(ref))["statusMessage"]
+    assert code == -32603
+    assert message.startswith("Given up after 5 attempts: the tool quick is not served any more (reference ")
+
+
+async def test_a_tool_that_is_served_again_in_time_goes_on(shared: Shared, clock: FixedClock) -> None:
+    ref = await shared.workshop(quick=quick).begin("quick")
+    assert await shared.workshop(other=quick).turns() == [Turn.FAULT]
+    clock.skip(1)
+    again = shared.workshop(quick=quick)
+    assert await again.turns() == [Turn.FINISHED]
+    assert await again.value(ref) == "quick"
+
+
+async def test_a_task_whose_workers_die_each_time_fails_after_the_bound(shared: Shared, clock: FixedClock) -> None:
+    shop = shared.workshop(quick=quick)
+    ref = await shop.begin("quick")
+    for _ in range(shop.config.max_attempts):
+        assert isinstance(await shop.worker.claim(ref), Claimed)  # and nothing more is heard of it
+        clock.skip(shop.config.lease_s)
+    assert await shop.worker.work(ref) is Turn.FAULT
+    assert (await shop.shown(ref))["status"] == "failed"
+    assert "a worker died in each of them" in (await shop.shown(ref))["statusMessage"]
+
+
+async def test_a_worker_that_got_further_before_it_died_does_not_count(shared: Shared, clock: FixedClock) -> None:
+    shop = shared.workshop(quick=quick)
+    ref = await shop.begin("quick")
+    for number in range(3 * shop.config.max_attempts):
+        claimed = await shop.worker.claim(ref)
+        assert isinstance(claimed, Claimed)
+        await shop.store.checkpoint(claimed.lease, Added([b'["s","%d",1]' % number]), clock.now_ms())
+        clock.skip(shop.config.lease_s)
+    assert await shop.worker.work(ref) is Turn.FINISHED
+
+
+class Flaky:
+    """A store that cannot be reached for its next so many calls of a method."""
+
+    def __init__(self, store: Any, **failures: int) -> None:
+        self._store = store
+        self.failures = failures
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            if self.failures.get(name, 0) > 0:
+                self.failures[name] -= 1
+                raise Unavailable(f"{name} did not get through")
+            return await getattr(self._store, name)(*args, **kwargs)
+
+        return call
+
+
+async def two_steps(ctx: Context) -> list[Any]:
+    return [await ctx.step(name, lambda name=name: name) for name in ("one", "two")]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries without pauses, as many."""
+    monkeypatch.setattr(home, "RETRIES_S", (0,) * len(home.RETRIES_S))
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("method", ["checkpoint", "finish"])
+async def test_a_store_that_is_back_soon_is_waited_for(shared: Shared, method: str) -> None:
+    shop = shared.workshop(two=two_steps)
+    ref = await shop.begin("two")
+    flaky = Flaky(shop.store, **{method: 4})
+    assert await Workshop(shop.catalog, flaky, shop.queue, shop.clock).worker.work(ref) is Turn.FINISHED
+    assert await shop.value(ref) == ["one", "two"]
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_store_that_stays_away_is_a_fault_and_the_task_goes_on_later(shared: Shared, clock: FixedClock) -> None:
+    effects = Effects()
+
+    async def steps(ctx: Context) -> list[Any]:
+        return [await ctx.step(name, effects.do, name) for name in ("one", "two")]
+
+    shop = shared.workshop(steps=steps)
+    ref = await shop.begin("steps")
+    (message,) = await shop.messages()
+    await shop.queue.delete([message])
+    flaky = Flaky(shop.store, checkpoint=5, release=1)
+    with pytest.raises(Unavailable):
+        await Workshop(shop.catalog, flaky, shop.queue, clock).worker.work(ref)
+    assert effects.seen == ["one"]  # not a step more than could be remembered
+    assert (await shop.record(ref)).status is Status.WORKING
+    await until_the_end(shop, ref, clock)
+    assert await shop.value(ref) == ["one", "two"]
+    assert effects.seen == ["one", "one", "two"]
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_queue_that_cannot_be_reached_only_makes_it_later(shared: Shared, clock: FixedClock) -> None:
+    async def sheds(ctx: Context) -> str:
+        await ctx.shed()
+        return "done"
+
+    shop = shared.workshop(sheds=sheds)
+    ref = await shop.begin("sheds")
+    (message,) = await shop.messages()
+    await shop.queue.delete([message])
+    deaf = Workshop(shop.catalog, shop.store, Flaky(shop.queue, send=1), clock)
+    assert await deaf.worker.work(ref) is Turn.RELEASED
+    assert await shop.turns() == []
+    assert await until_the_end(shop, ref, clock) == [Turn.FINISHED]
+
+
+async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(shared: Shared, clock: FixedClock) -> None:
+    shop = shared.workshop(quick=quick)
+    now_ms = clock.now_ms()
+    ref = TaskRef((await shop.begin("quick")).owner, "strange")
+    await shop.store.create(NewTask(ref, "quick", b"not json", now_ms, now_ms + 10**7, now_ms))
+    turns = await until_the_end(shop, ref, clock)
+    assert turns.count(Turn.FAULT) == shop.config.max_attempts
+    assert "the server's log has the details" in (await shop.shown(ref))["statusMessage"]
+
+
+# Leases
+
+
+async def test_a_lease_is_renewed_while_a_long_step_runs(share: Share) -> None:
+    async def long(ctx: Context) -> str:
+        await ctx.step("long", asyncio.sleep, 1.6)
+        return "done"
+
+    shared = share(Clock(), lease_s=1)
+    shop, thief = shared.workshop(long=long), shared.workshop(long=long)
+    ref = await shop.begin("long")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    while not turn.done():
+        await asyncio.sleep(0.1)
+        assert await thief.worker.work(ref) is Turn.NOT_CLAIMED
+    assert await turn is Turn.FINISHED
+    assert (await shop.record(ref)).fence == 1
+
+
+async def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(
+    shared: Shared, clock: FixedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    effects, seen = Effects(), list[bool]()
+    shop = shared.workshop()
+
+    async def robbed(ctx: Context) -> None:
+        await ctx.step("one", effects.do, "one")
+        clock.skip(60)
+        assert isinstance(await shop.worker.claim(ref), Claimed)
+        try:
+            await ctx.step("two", effects.do, "two")
+        finally:
+            seen.append(ctx.cancelled)
+        await ctx.step("three", effects.do, "three")
+
+    victim = shared.workshop(robbed=robbed)
+    ref = await victim.begin("robbed")
+    assert await victim.turns() == [Turn.LOST]
+    assert (effects.seen, seen) == (["one", "two"], [True])
+    record = await shop.record(ref)
+    assert (record.status, record.fence) == (Status.WORKING, 2)
+    clock.skip(60)
+    claimed = await shop.worker.claim(ref)
+    assert isinstance(claimed, Claimed)
+    assert list(claimed.journal) == [b'["s","one","one"]']
+
+
+async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace(
+    share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "STOP_GRACE_S", 0.3)
+    ended: list[tuple[str, bool]] = []
+
+    async def waits(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append(("cancelled", ctx.cancelled))
+            raise
+
+    shop = share(Clock(), lease_s=1).workshop(waits=waits)
+    ref = await shop.begin("waits")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await asyncio.sleep(0.1)
+    await shop.cancel(ref)
+    before = await shop.record(ref)
+    assert await within(3, turn) is Turn.LOST
+    assert ended == [("cancelled", True)]
+    assert await shop.record(ref) == before
+    assert (await shop.shown(ref))["status"] == "cancelled"
+
+
+async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
+    share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "LOOK_S", 0.5)
+    monkeypatch.setattr(home, "STOP_GRACE_S", 0.1)
+
+    async def waits(ctx: Context) -> None:
+        await asyncio.sleep(60)
+
+    shop = share(Clock(), lease_s=600).workshop(waits=waits)
+    ref = await shop.begin("waits")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await asyncio.sleep(0.1)
+    await shop.cancel(ref)
+    assert await within(4, turn) is Turn.LOST
+
+
+async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
+    share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancellation is used up: what runs the next turn is not cancelled by what ended this one."""
+    monkeypatch.setattr(home, "STOP_GRACE_S", 0.1)
+
+    async def waits(ctx: Context) -> None:
+        await asyncio.sleep(60)
+
+    shop = share(Clock(), lease_s=1).workshop(waits=waits, quick=quick)
+    ref, other = await shop.begin("waits"), await shop.begin("quick")
+
+    async def two_turns() -> list[Turn]:
+        return [await shop.worker.work(ref), await shop.worker.work(other)]
+
+    both = asyncio.create_task(two_turns())
+    await asyncio.sleep(0.1)
+    await shop.cancel(ref)
+    assert await within(3, both) == [Turn.LOST, Turn.FINISHED]
+
+
+async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(share: Share) -> None:
+    began, seen = threading.Event(), list[float]()
+
+    def spins(ctx: SyncContext) -> str:
+        began.set()
+        until = time.monotonic() + 5
+        while not ctx.cancelled and time.monotonic() < until:
+            time.sleep(0.01)
+        seen.append(until - time.monotonic())
+        return "too late"
+
+    shop = share(Clock(), lease_s=1).workshop(spins=spins)
+    ref = await shop.begin("spins")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await asyncio.to_thread(began.wait)
+    await shop.cancel(ref)
+    assert await turn is Turn.LOST
+    assert seen[0] > 0
+    assert (await shop.shown(ref))["status"] == "cancelled"
+
+
+async def test_a_poll_of_a_cancelled_task_polls_no_more(share: Share) -> None:
+    calls: list[float] = []
+
+    async def polls(ctx: Context) -> None:
+        await ctx.poll("job", lambda: calls.append(time.monotonic()), every_s=0.05)
+
+    shop = share(Clock(), lease_s=1).workshop(polls=polls)
+    ref = await shop.begin("polls")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await asyncio.sleep(0.2)
+    await shop.cancel(ref)
+    assert await within(4, turn) is Turn.LOST  # which is less than the grace
+    assert len(calls) > 1
+
+
+async def test_a_task_that_expires_while_it_runs_is_stopped(share: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "STOP_GRACE_S", 0)
+
+    async def waits(ctx: Context) -> None:
+        await asyncio.sleep(60)
+
+    shop = share(Clock(), lease_s=1, ttl_s=1).workshop(waits=waits)
+    ref = await shop.begin("waits")
+    assert await within(3, asyncio.create_task(shop.worker.work(ref))) is Turn.LOST
+
+
+async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> None:
+    began = asyncio.Event()
+
+    async def waits(ctx: Context) -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    shop = shared.workshop(waits=waits)
+    ref = await shop.begin("waits")
+    (message,) = await shop.messages()
+    turn = asyncio.create_task(shop.take(message))
+    await began.wait()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    record = await shop.record(ref)
+    assert (record.lease_until_ms, record.wake_ms, record.attempts) == (0, 0, 0)  # a deployment is no fault of the task
+    assert [message.ref for message in await shop.messages()] == [ref]
+
+
+# What the client sees meanwhile
+
+
+async def test_a_status_message_is_seen_with_the_next_checkpoint(shared: Shared) -> None:
+    seen: list[tuple[str | None, int]] = []
+
+    async def look() -> None:
+        record = await shop.record(ref)
+        seen.append((record.status_message, record.revision))
+
+    async def tells(ctx: Context) -> None:
+        await ctx.status("first")
+        await ctx.step("one", look)
+        await ctx.step("two", look)
+        await ctx.status("second")
+        await ctx.elicit("who", "Who?", Name)
+
+    shop = shared.workshop(tells=tells)
+    ref = await shop.begin("tells")
+    await shop.turns()
+    assert seen == [(None, 1), ("first", 2)]
+    assert (await shop.shown(ref))["statusMessage"] == "second"
+
+
+async def test_a_status_message_is_seen_after_a_second_at_most_without_one(share: Share) -> None:
+    seen = asyncio.Event()
+
+    async def tells(ctx: Context) -> None:
+        await ctx.status("at it")
+        await seen.wait()
+
+    shop = share(Clock(), lease_s=900).workshop(tells=tells)
+    ref = await shop.begin("tells")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    async with asyncio.timeout(3):
+        while "statusMessage" not in (shown := await shop.shown(ref)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert shown["statusMessage"] == "at it"
+    seen.set()
+    assert await turn is Turn.FINISHED
+
+
+async def test_progress_becomes_the_status_message(shared: Shared) -> None:
+    async def counts(ctx: Context) -> None:
+        await ctx.progress(3, 7, "sorting")
+        await ctx.elicit("who", "Who?", Name)
+
+    shop = shared.workshop(counts=counts)
+    ref = await shop.begin("counts")
+    await shop.turns()
+    assert (await shop.shown(ref))["statusMessage"] == "3 of 7: sorting"
+
+
+# Deadlines
+
+
+async def test_a_worker_near_its_deadline_lets_go_at_a_step_and_another_turn_goes_on(
+    shared: Shared, clock: FixedClock
+) -> None:
+    effects = Effects()
+
+    async def second(number: int) -> None:
+        clock.skip(1)
+        effects.do(number)
+
+    async def steps(ctx: Context) -> str:
+        for number in range(10):
+            await ctx.step("second", second, number)
+        return "done"
+
+    shop = shared.workshop(steps=steps)
+    ref = await shop.begin("steps")
+    turns: list[Turn] = []
+    for _ in range(10):
+        turns += await shop.turns(clock.deadline(4_000))
+        if (await shop.record(ref)).status.is_terminal:
+            break
+    assert turns == [Turn.RELEASED] * 3 + [Turn.FINISHED]
+    assert effects.seen == list(range(10))
+
+
+async def test_a_step_longer_than_a_worker_lives_fails_after_the_bound(share: Share) -> None:
+    async def forever(ctx: Context) -> None:
+        await ctx.step("forever", asyncio.sleep, 60)
+
+    clock = FixedClock()
+    shop = share(clock, max_attempts=2).workshop(forever=forever)
+    ref = await shop.begin("forever")
+
+    real = Clock()
+    assert await shop.worker.work(ref, real.deadline(60)) is Turn.FAULT
+    record = await shop.record(ref)
+    assert (record.status, record.attempts) == (Status.WORKING, 1)
+    clock.skip(60)
+    assert await shop.worker.work(ref, real.deadline(60)) is Turn.FAULT
+    assert "a step takes longer than a worker may run" in (await shop.shown(ref))["statusMessage"]
+
+
+# Sleeps
+
+
+async def test_a_sleep_holds_no_worker_and_ends_on_time(shared: Shared, clock: FixedClock) -> None:
+    shop = shared.workshop(sleeps=sleeps)
+    ref = await shop.begin("sleeps")
+    assert await shop.turns() == [Turn.RELEASED]
+    assert (await shop.record(ref)).lease_until_ms == 0
+    clock.skip(59)
+    assert await shop.turns() == []
+    clock.skip(1)
+    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.value(ref) == "awake"
+
+
+async def test_a_message_that_comes_a_little_early_is_not_lost(share: Share) -> None:
+    """Clocks of two machines differ by some milliseconds: the message was sent for the time of the other one."""
+    theirs, ours = FixedClock(), FixedClock()
+    shared = share(theirs)
+    ref = await shared.workshop(sleeps=sleeps).begin("sleeps")
+    assert await shared.workshop(sleeps=sleeps).turns() == [Turn.RELEASED]
+    shared.clock = ours
+    ours.skip(59.95)
+    assert await shared.workshop(sleeps=sleeps).worker.work(ref) is Turn.FINISHED
+
+
+async def test_answers_of_before_are_there_after_any_number_of_turns(shared: Shared) -> None:
+    async def many(ctx: Context) -> list[str]:
+        return [(await ctx.elicit("who", f"Who is number {number}?", Name)).name for number in range(5)]
+
+    shop = shared.workshop(many=many)
+    ref = await shop.begin("many")
+    await shop.all_turns()
+    for number in range(5):
+        (key,) = (await shop.shown(ref))["inputRequests"]
+        assert key == ("who" if number == 0 else f"who#{number + 1}")
+        await shop.tasks.update(LOCAL, ref.id, {key: accept(name=f"n{number}")})
+        await shop.all_turns()
+    assert await shop.value(ref) == [f"n{number}" for number in range(5)]
+
+
+async def test_a_lease_that_was_given_back_is_over(shared: Shared) -> None:
+    """A worker whose release seemed to fail must not write again once an answer or a sweep has moved the task on."""
+    shop = shared.workshop(asks=asks)
+    ref = await shop.begin("asks")
+    claimed = await shop.worker.claim(ref)
+    assert isinstance(claimed, Claimed)
+    now_ms = shop.clock.now_ms()
+    await shop.store.suspend(claimed.lease, NOTHING, {"who": b"{}"}, now_ms)
+    await shop.answer(ref, who=accept(name="me"))
+    with pytest.raises(LeaseLost, match=ref.id):  # its second attempt
+        await shop.store.suspend(claimed.lease, NOTHING, {"who": b"{}"}, now_ms)
+    assert (await shop.record(ref)).status is Status.WORKING
