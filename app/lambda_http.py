@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from mangum import Mangum
@@ -33,10 +33,7 @@ MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024 - 4_096
 """AWS Lambda returns 6 MB; the headers are part of it."""
 
 
-Handler: TypeAlias = Callable[[Event, LambdaContext], Response]
-
-
-def make_handler(environ: Mapping[str, str]) -> Handler:
+def make_handler(environ: Mapping[str, str]) -> Function:
     """The handler that an environment describes.
 
     Raises:
@@ -45,19 +42,39 @@ def make_handler(environ: Mapping[str, str]) -> Handler:
     using = settings.from_environment(environ)
     logs.configure(using.log_level, alone=using.on_lambda)
     file = config.load(using.config)
-    app = _Hosted(main.build_app(file, using), file.config.http.path)
-    adapters: list[Mangum] = []
+    return Function(_Hosted(main.build_app(file, using), file.config.http.path))
 
-    def handle(event: Event, context: LambdaContext) -> Response:
+
+class Function:
+    """What the runtime calls with each event. The event loop is made with the first: it is nothing for a snapshot."""
+
+    def __init__(self, app: _Hosted) -> None:
+        self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._adapter: Mangum | None = None
+
+    def __call__(self, event: Event, context: LambdaContext) -> Response:
+        """The response to an event of API Gateway or of a Function URL.
+
+        Raises:
+            ValueError: it is neither.
+        """
         _check(event)
-        if not adapters:  # with the first invocation: an event loop is nothing for a snapshot of the init phase
-            asyncio.set_event_loop(asyncio.new_event_loop())
-            adapters.append(Mangum(app, lifespan="off"))
-        response: Response = adapters[0](event, context)
+        if self._loop is None or self._adapter is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)  # before Mangum looks for one
+            self._adapter = Mangum(self._app, lifespan="off")
+        asyncio.set_event_loop(self._loop)
+        response: Response = self._adapter(event, context)
         size = len((response.get("body") or "").encode())
         return response if size <= MAX_ANSWER_BYTES else _too_large(event, size)
 
-    return handle
+    def close(self) -> None:
+        """Let go of the loop; a function on AWS Lambda is never told that it ends."""
+        if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+            asyncio.set_event_loop(None)
 
 
 class _Hosted:
@@ -116,4 +133,9 @@ def _too_large(event: Event, size: int) -> Response:
     return {"statusCode": 200, "headers": headers, "body": answer.decode(), "isBase64Encoded": False}
 
 
-handler: Final = make_handler(os.environ)
+def __getattr__(name: str) -> Function:
+    """`handler` is made when the runtime looks for it, in the init phase: importing the module makes nothing."""
+    if name != "handler":
+        raise AttributeError(name)
+    made = globals()["handler"] = make_handler(os.environ)
+    return made

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from app import config, core, logs, metrics, settings
@@ -36,10 +36,7 @@ class LambdaContext(Protocol):
         """Milliseconds until the function is stopped."""
 
 
-Handler: TypeAlias = Callable[[Event, LambdaContext], Any]
-
-
-def make_handler(environ: Mapping[str, str]) -> Handler:
+def make_handler(environ: Mapping[str, str]) -> Function:
     """The handler that an environment describes.
 
     Raises:
@@ -49,29 +46,31 @@ def make_handler(environ: Mapping[str, str]) -> Handler:
     logs.configure(using.log_level, alone=using.on_lambda)
     file, clock = config.load(using.config), Clock()
     parts = core.build_core(file, using, clock)
-    function = _Function(
-        parts.worker(file.config, clock),
-        Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks),
-        clock,
-    )
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    def handle(event: Event, context: LambdaContext) -> Any:
-        if not loops:  # with the first invocation: a snapshot of the init phase has none
-            loops.append(asyncio.new_event_loop())
-        return loops[0].run_until_complete(function.handle(event, context.get_remaining_time_in_millis()))
-
-    return handle
+    sweep = Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
+    return Function(parts.worker(file.config, clock), sweep, clock)
 
 
-class _Function:
-    """What the function does with an event."""
+class Function:
+    """What the runtime calls with each event. The event loop is made with the first: it is nothing for a snapshot."""
 
     def __init__(self, worker: Worker, sweep: Sweep, clock: Clock) -> None:
         self._worker = worker
         self._sweep = sweep
         self._clock = clock
         self._metrics = metrics.set_up()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, event: Event, context: LambdaContext) -> Any:
+        """See `handle`."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(self.handle(event, context.get_remaining_time_in_millis()))
+
+    def close(self) -> None:
+        """Let go of the loop; a function on AWS Lambda is never told that it ends."""
+        if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
 
     async def handle(self, event: Any, remaining_ms: int) -> Any:
         """What AWS is told.
@@ -113,4 +112,9 @@ class _Function:
         return {**census.fields(), "late": late}
 
 
-handler: Final = make_handler(os.environ)
+def __getattr__(name: str) -> Function:
+    """`handler` is made when the runtime looks for it, in the init phase: importing the module makes nothing."""
+    if name != "handler":
+        raise AttributeError(name)
+    made = globals()["handler"] = make_handler(os.environ)
+    return made

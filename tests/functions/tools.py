@@ -1,0 +1,49 @@
+"""What the functions serve in these tests."""
+
+import asyncio
+
+from pydantic import BaseModel
+
+from app import Context, tool
+
+
+class Name(BaseModel):
+    name: str
+
+
+@tool
+async def greet(name: str) -> str:
+    """Greets somebody."""
+    return f"Hello, {name}!"
+
+
+@tool
+async def ask(ctx: Context) -> str:
+    """Asks in a round."""
+    return f"Hello, {(await ctx.elicit('who', 'Who?', Name)).name}!"
+
+
+@tool(task="required")
+async def later(ctx: Context) -> str:
+    """Asks as a task."""
+    await ctx.continue_as_task()
+    return f"Hello, {(await ctx.elicit('who', 'Who?', Name)).name}!"
+
+
+@tool
+async def large(megabytes: int) -> str:
+    """Answers a lot."""
+    return "x" * megabytes * 1_000_000
+
+
+@tool
+async def left(ctx: Context) -> float:
+    """How many seconds the call may take."""
+    return (ctx.deadline.remaining_ms() or 0) / 1000
+
+
+@tool
+async def slow() -> str:
+    """Takes its time."""
+    await asyncio.sleep(5)
+    return "done"
