@@ -121,6 +121,12 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
 
     async def step(name: str) -> str:
         await asyncio.sleep(chance.choice([0, 0, 0.001, 0.02, 0.05]))
+        if name == f"{refs[0].id} first" and not tokens[name]:
+            tokens[name] += 1
+            for _ in range(1000):  # this one stalls until another has taken its task
+                await asyncio.sleep(0.01)
+                if (await first.record(refs[0])).fence > 1:
+                    break
         tokens[name] += 1
         return f"{name} {tokens[name]}"
 
