@@ -29,6 +29,8 @@ MARGIN_MS: Final = 3_000
 NAMESPACE: Final = "mcp-gateway"
 
 log = logging.getLogger("app.tasks")
+measured = logging.getLogger("app.metrics")
+measured.setLevel("INFO")  # whatever is logged otherwise: CloudWatch makes its metrics of these lines
 
 
 class LambdaContext(Protocol):
@@ -112,7 +114,7 @@ class Function:
         census = await self._sweep.census()
         self._metrics.census(census)
         fields = {**census.fields(), "late": late}
-        log.info("tasks", extra={"fields": {**fields, **embedded(fields, self._name, self._clock.now_ms())}})
+        measured.info("tasks", extra={"fields": {**fields, **embedded(fields, self._name, self._clock.now_ms())}})
         return {**census.fields(), "late": late}
 
 

@@ -87,6 +87,7 @@ PLACES: dict[type[config.Model], str] = {
     config.HttpConfig: "## `http`",
     config.LimitsConfig: "## `limits`",
     config.JwtAuthConfig: "## `auth`",
+    config.AuthorizerConfig: "| setting of an authorizer",
     config.StateConfig: "## `state`",
     config.TasksConfig: "## `tasks`",
     config.CachingConfig: "## `caching`",

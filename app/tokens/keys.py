@@ -25,6 +25,8 @@ from app.tokens.sealed import KEY_BYTES, Key
 T = TypeVar("T")
 
 REFRESH_MS: Final = 300_000
+UNPADDED: Final = 43
+"""Characters of base64 that hold a key, without the `=` after them."""
 
 log = logging.getLogger("app.tokens")
 
@@ -46,10 +48,12 @@ def parse(text: str, source: str) -> list[Key]:
     return [_key(secret, place, source) for place, secret in enumerate(_decoded(text, source), 1)]
 
 
-def _decoded(text: str, source: str) -> Iterator[bytes]:
-    for place, part in enumerate(text.split(","), 1):
+def _decoded(ring: str, source: str) -> Iterator[bytes]:
+    for place, part in enumerate(ring.split(","), 1):
         try:
-            yield base64.b64decode(part.strip(), validate=True)
+            text = part.strip()
+            # Secrets Manager makes up passwords, and has no padding to give
+            yield base64.b64decode(text + "=" * (len(text) == UNPADDED), validate=True)
         except ValueError:
             raise _unusable(source, f"key {place} is not base64") from None
 

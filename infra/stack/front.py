@@ -22,7 +22,16 @@ from infra.stack.functions import InvocationFailed, Pool
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024
 MAX_PAYLOAD_BYTES: Final = 6 * 1024 * 1024
-NOT_PASSED: Final = {"connection", "content-length", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+NOT_PASSED: Final = {
+    "connection",
+    "content-length",
+    "expect",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
 REMAPPED: Final = {"www-authenticate": "x-amzn-remapped-www-authenticate"}
 
 

@@ -50,7 +50,7 @@ class Template:
     """The template, with what `Ref` and `GetAtt` of its resources stand for here."""
 
     def __init__(self, path: Path, parameters: Mapping[str, Any], known: Mapping[str, str]) -> None:
-        self.source: dict[str, Any] = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506
+        self.source: dict[str, Any] = yaml.load(path.read_text("utf-8"), _Loader)
         self._directory = path.parent
         defaults = {name: one.get("Default") for name, one in self.source["Parameters"].items()}
         unknown = parameters.keys() - defaults.keys()

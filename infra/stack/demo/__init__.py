@@ -91,7 +91,9 @@ async def task(stage: Stage) -> str:
         if (now["status"], now.get("statusMessage")) != seen:
             seen = now["status"], now.get("statusMessage")
             done_by = stage.stack.workers.recent[-1] if stage.stack.workers.recent else "nobody yet"
-            stage.say(stage.stack.gateways.recent[-1], f"{seen[0]}: {seen[1] or ''}  {DIM}last: {done_by}{PLAIN}", GREEN)
+            stage.say(
+                stage.stack.gateways.recent[-1], f"{seen[0]}: {seen[1] or ''}  {DIM}last: {done_by}{PLAIN}", GREEN
+            )
         if now["status"] == "input_required":
             ((key, request),) = now["inputRequests"].items()
             stage.say("", f"asks {key!r}: {request['params']['message']}", YELLOW)
