@@ -1,7 +1,7 @@
 """Rotates the keys of requestState in AWS Secrets Manager; invoked by it, step by step.
 
-The secret is a ring of up to three keys, base64, comma-separated: the first seals, all open. A rotation promotes the key
-that every replica has known since the rotation before, keeps the one that sealed until now, and adds the next:
+The secret is a ring of up to three keys, base64, comma-separated: the first seals, all open. A rotation promotes the
+key that every replica has known since the rotation before, keeps the one that sealed until now, and adds the next:
 
     [A]  ──▶  [A, B]  ──▶  [B, A, C]  ──▶  [C, B, D]  ──▶ …
 

@@ -1,4 +1,4 @@
-"""The deployed stack on this machine: what `template.yaml` describes, from the built zips, with real parts where there are any.
+"""The deployed stack on this machine: what `template.yaml` describes, from the built zips, with the real parts.
 
 curl ──▶ front (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
                                       │ DynamoDB Local, SQS and Secrets Manager of moto

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import uvicorn
@@ -73,8 +73,7 @@ async def running(
             server = serve(front, template, port)
             background.append(asyncio.create_task(server.serve()))
             try:
-                while not server.started:
-                    await asyncio.sleep(0.02)
+                await up(server)
                 yield stack
             finally:
                 server.should_exit = True
@@ -113,20 +112,13 @@ def triggers(
     source, rule = events["Tasks"]["Properties"], events["Sweep"]["Properties"]
     arn = f"arn:aws:sqs:{REGION}:123456789012:tasks"
     poller = Poller(aws.client("sqs"), resources["Queue"], workers, source["BatchSize"], count, arn)
-    return poller, Schedule(workers, sweep_every_s or rate_s(rule["Schedule"]), yaml_of(rule["Input"]))
+    return poller, Schedule(workers, sweep_every_s or rate_s(rule["Schedule"]), json.loads(rule["Input"]))
 
 
 def rate_s(expression: str) -> float:
     """`rate(1 minute)` in seconds."""
     number, unit = expression.removeprefix("rate(").rstrip(")").split()
     return float(number) * {"minute": 60, "hour": 3600, "day": 86_400}[unit.rstrip("s")]
-
-
-def yaml_of(text: str) -> Any:
-    """A constant input, which is JSON."""
-    import json
-
-    return json.loads(text)
 
 
 def serve(pool: Pool, template: Template, port: int) -> uvicorn.Server:
@@ -141,12 +133,19 @@ def serve(pool: Pool, template: Template, port: int) -> uvicorn.Server:
 class _Server(uvicorn.Server):
     """Signals belong to whoever runs the stack."""
 
-    @property
-    def _no_signals(self) -> bool:
-        return True
-
-    def install_signal_handlers(self) -> None:
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
         """None."""
+        yield
+
+
+async def up(server: uvicorn.Server) -> None:
+    """Wait until a server answers."""
+    async with asyncio.timeout(10):
+        for _ in range(1000):
+            if server.started:
+                return
+            await asyncio.sleep(0.01)
 
 
 def find_tools() -> Tools:

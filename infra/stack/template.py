@@ -1,4 +1,4 @@
-"""`template.yaml` as it would be deployed: functions with their environment, time-outs and triggers, resources by name."""
+"""`template.yaml` as it would be deployed: functions with their environment, time-outs and triggers."""
 
 from __future__ import annotations
 
