@@ -1,0 +1,32 @@
+# The gateway as a container: uvicorn, streaming included. The same image runs on ECS and Kubernetes, and on AWS Lambda
+# behind a Function URL with response streaming, where the web adapter turns events into requests.
+#
+#   docker build -t mcp-gateway .
+#   docker run -p 8080:8080 -v ./gateway:/gateway:ro -e GATEWAY_STATE_KEYS=… mcp-gateway
+FROM public.ecr.aws/awsguru/aws-lambda-adapter:0.9.1 AS adapter
+
+FROM python:3.13-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY app ./app
+RUN python -m venv /opt/gateway \
+    && /opt/gateway/bin/pip install --no-cache-dir ".[aws]"
+
+FROM python:3.13-slim
+COPY --from=adapter /lambda-adapter /opt/extensions/lambda-adapter
+COPY --from=build /opt/gateway /opt/gateway
+RUN useradd --system --uid 10001 --home-dir /var/lib/gateway --create-home gateway
+USER 10001
+WORKDIR /gateway
+ENV PATH=/opt/gateway/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    GATEWAY_CONFIG=/gateway/gateway.yaml \
+    GATEWAY_STORE=sqlite:////var/lib/gateway/gateway.sqlite3 \
+    AWS_LWA_PORT=8080 \
+    AWS_LWA_READINESS_CHECK_PATH=/healthz \
+    AWS_LWA_INVOKE_MODE=response_stream
+EXPOSE 8080
+HEALTHCHECK --interval=10s --timeout=3s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
+ENTRYPOINT ["mcp-gateway"]
+# a container is reached from outside: without `auth` in gateway.yaml this refuses to start unless told --allow-anonymous
+CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]
