@@ -50,7 +50,6 @@ from app.storage.tasks import (
     TaskRef,
 )
 
-
 EXACTLY: Final = 200
 """Up to so many open tasks are read from each part of the index, to have those that are due first of all."""
 
