@@ -11,8 +11,9 @@ EMULATED = {"dynamodb", "emulator", "sqs", "endpoint"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`exhaustive` is what takes minutes and no version of Python changes: emulated services, crash points."""
+    """Marks what takes minutes and no version of Python changes, for `scripts/test` to leave out where it was run."""
     for item in items:
-        needs = set(getattr(item, "fixturenames", ()))
-        if needs & EMULATED or item.path.name in ("test_crash_points.py", "test_sqs.py"):
-            item.add_marker("exhaustive")
+        if set(getattr(item, "fixturenames", ())) & EMULATED or item.path.name == "test_sqs.py":
+            item.add_marker("emulated")
+        if item.path.name == "test_crash_points.py":
+            item.add_marker("crash_points")

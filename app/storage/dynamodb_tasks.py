@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from app.errors import LeaseLost
 from app.protocol.tasks import Event, Status, sources, target
@@ -49,6 +49,9 @@ from app.storage.tasks import (
     TaskRecord,
     TaskRef,
 )
+
+EXACTLY: Final = 200
+"""Up to so many open tasks are read from each part of the index, to have those that are due first of all."""
 
 
 class DynamoDbTasks:
@@ -283,7 +286,9 @@ class DynamoDbTasks:
         return await self._index(None, limit)
 
     async def _index(self, until_ms: int | None, limit: int) -> list[OpenTask]:
-        shards = (self._table.index(str(shard), until_ms, limit) for shard in range(SHARDS))
+        # exact where few are asked for; of many, each part of the index gives its share
+        share = limit if limit <= EXACTLY else -(-limit // SHARDS)
+        shards = (self._table.index(str(shard), until_ms, share) for shard in range(SHARDS))
         rows = [row for rows in await asyncio.gather(*shards) for row in rows]
         return sorted(map(open_task_of, rows), key=lambda task: task.due_ms)[:limit]
 

@@ -276,7 +276,7 @@ class TaskStore(Protocol):
     # for the operator
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
-        """Open tasks, the soonest due first; eventually consistent."""
+        """Open tasks, the soonest due first; of more than 200 a store may give a sample. Eventually consistent."""
 
     async def find(
         self,
