@@ -59,6 +59,10 @@ class KeyRing:
     keys: Sequence[Key]
     audience: str = "mcp-gateway"
 
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, (list, tuple)) and not self.keys:  # others are read when they are needed
+            raise ValueError("a key ring needs at least one key; make one: mcp-gateway keys new")
+
     def seal(self, plaintext: bytes, owner: Principal) -> str:
         """A token that `owner` alone can bring back."""
         key, nonce = self.keys[0], os.urandom(_NONCE_BYTES)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigError
+from app.auth.principal import LOCAL
+from app.errors import ConfigError, Unavailable
 from app.main import build_app, make_sealer
 from app.settings import Settings, from_environment
 from app.tokens import keys
-from app.tokens.sealed import Key
+from app.tokens.sealed import Key, KeyRing
 from tests.support.asgi import config_file, gateway
 from tests.support.clocks import FixedClock
 from tests.support.functions import add
@@ -135,3 +136,54 @@ def test_a_function_without_shared_keys_does_not_start_and_says_what_to_do(tmp_p
     assert problem.path == "GATEWAY_STATE_KEYS"
     assert "mcp-gateway keys new" in problem.remedy
     assert list(tmp_path.iterdir()) == []
+
+
+# Keys that are read when they are needed
+
+
+def test_nothing_is_read_before_a_key_is_needed() -> None:
+    asked: list[str] = []
+
+    def load() -> list[Key]:
+        asked.append("load")
+        return keys.parse(GOOD, "test")
+
+    ring = KeyRing(keys.Refreshed(load, FixedClock()))
+    assert asked == []
+    assert ring.open(ring.seal(b"state", LOCAL), LOCAL) == b"state"
+    assert asked == ["load"]
+
+
+def test_a_rotation_is_noticed_after_a_while_and_not_asked_for_with_every_round() -> None:
+    clock, kept = FixedClock(), [GOOD]
+    ring = KeyRing(keys.Refreshed(lambda: keys.parse(",".join(kept), "test"), clock))
+    before = ring.seal(b"state", LOCAL)
+    kept.insert(0, keys.new_key())
+    assert ring.seal(b"state", LOCAL).split(".")[1] == before.split(".")[1]
+    clock.skip(keys.REFRESH_MS / 1000 + 1)
+    assert ring.seal(b"state", LOCAL).split(".")[1] != before.split(".")[1]
+    assert ring.open(before, LOCAL) == b"state"
+
+
+def test_while_they_cannot_be_read_again_those_from_before_serve() -> None:
+    clock, works = FixedClock(), [True]
+
+    def load() -> list[Key]:
+        return keys.parse(GOOD if works[0] else "no key", "test")
+
+    ring = KeyRing(keys.Refreshed(load, clock))
+    before = ring.seal(b"state", LOCAL)
+    works[0] = False
+    clock.skip(keys.REFRESH_MS / 1000 + 1)
+    assert ring.open(before, LOCAL) == b"state"
+
+
+def test_keys_that_were_never_read_are_a_503_that_tells_nothing() -> None:
+    ring = KeyRing(keys.Refreshed(lambda: keys.parse(SECRET, "test"), FixedClock()))
+    with pytest.raises(Unavailable, match="cannot be read just now") as caught:
+        ring.seal(b"state", LOCAL)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_key_may_come_without_its_padding() -> None:
+    assert keys.parse(GOOD.rstrip("="), "test") == keys.parse(GOOD, "test")

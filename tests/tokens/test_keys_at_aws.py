@@ -51,7 +51,7 @@ def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ring(**environment: str) -> list[str]:
     """The names of the keys that a gateway with these variables has."""
-    using: Settings = from_environment({"AWS_LAMBDA_FUNCTION_NAME": "mcp", **environment})
+    using: Settings = from_environment(environment)
     return [key.id for key in make_sealer(config_file(add).config, using, FixedClock()).ring.keys]
 
 
