@@ -83,10 +83,16 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture(autouse=True)
+def root_is_lent() -> Iterator[None]:
+    """A handler that is made takes the root logger for itself, as in a process of its own."""
+    with root_logger.lent():
+        yield
+
+
 @pytest.fixture
 def functions(environ: dict[str, str]) -> Iterator[Functions]:
     with (
-        root_logger.lent(),
         closing(lambda_http.make_handler(environ)) as http,
         closing(lambda_worker.make_handler(environ)) as worker,
     ):

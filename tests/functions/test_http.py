@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -14,7 +15,6 @@ import pytest
 from app import lambda_http
 from app.errors import ConfigError
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
-from tests.support import root_logger
 from tests.support.rounds import accept, retry
 
 HTTP_EVENTS = ["http_api_v2", "rest_api_v1", "function_url"]
@@ -71,7 +71,7 @@ def test_a_tool_that_takes_longer_is_a_tool_error_and_no_time_out_of_the_functio
     event = asking("http_api_v2", "tools/call", {"name": "slow", "arguments": {}})
     result = json.loads(functions.http(event, LambdaContext(remaining_ms=1_300))["body"])["result"]
     assert result["isError"] is True
-    assert "did not finish within 0.3 s" in result["content"][0]["text"]
+    assert re.search(r"did not finish within 0\.[23]\d* s", result["content"][0]["text"])
 
 
 @pytest.mark.parametrize("kind", HTTP_EVENTS)
@@ -144,7 +144,7 @@ CLAIMS = {"iss": "https://issuer.example", "sub": "ada", "client_id": "editor", 
 def test_the_claims_of_an_authorizer_are_the_caller(environ: dict[str, str], kind: str, authorizer: Any) -> None:
     event = asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Ada"}})
     event["requestContext"]["authorizer"] = authorizer
-    with root_logger.lent(), closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
+    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
         assert handler(event, LambdaContext())["statusCode"] == 200
 
 
@@ -164,7 +164,7 @@ def test_without_claims_that_will_do_there_is_no_caller(environ: dict[str, str],
     event["headers"]["x-amzn-oidc-data"] = json.dumps(CLAIMS)
     if claims is not None:
         event["requestContext"]["authorizer"] = {"jwt": {"claims": claims}}
-    with root_logger.lent(), closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
+    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
         answer = handler(event, LambdaContext())
     assert answer["statusCode"] == status
     assert "resource_metadata=" in answer["headers"]["www-authenticate"]
