@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from mcp import Client as OfficialClient
