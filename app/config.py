@@ -307,10 +307,8 @@ class HttpToolConfig(Model):
     headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed request headers of this tool.")
     query: dict[str, str] = Field({}, description="Fixed query parameters.")
     body: Literal["json", "form"] = Field("json", description="How body arguments are sent.")
-    result: str = Field(
-        "",
-        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
-        pattern=r"^(/.*)?$",
+    result: JsonPointer = Field(
+        "", description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.'
     )
     output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from anyio import CapacityLimiter
@@ -35,6 +37,16 @@ class Stores:
     once: OnceStore
     tasks: TaskStore
     queue: TaskQueue
+    prepares: Sequence[Callable[[], None]] = ()
+
+    def prepare(self) -> None:
+        """Make the clients of AWS before the first call needs them. No connection is opened.
+
+        Raises:
+            ConfigError: no region is set.
+        """
+        for prepare in self.prepares:
+            prepare()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +87,17 @@ class Core:
 
 
 def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None) -> Core:
-    """The catalog and the stores of a configuration.
+    """The catalog and the stores of a configuration; what they need is made now, unless somebody waits for an answer.
 
     Raises:
         ConfigError: see `build_app`.
     """
     backends = make_backends(file)
     served = catalog.build(backends, file.config.limits.page_size)
-    return Core(backends, served, Hub(file.config.http.max_streams), stores or make_stores(using, clock))
+    stores = stores or make_stores(using, clock)
+    if not using.on_demand:
+        stores.prepare()
+    return Core(backends, served, Hub(file.config.http.max_streams), stores)
 
 
 def make_stores(using: Settings, clock: Clock) -> Stores:
@@ -97,32 +112,33 @@ def make_stores(using: Settings, clock: Clock) -> Stores:
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
     once: OnceStore
     tasks: TaskStore
+    prepares: list[Callable[[], None]] = []
     if using.dynamodb_table is not None:
-        from app.storage.dynamodb import CONFIG, DynamoDbOnce, Table
+        from app.storage import dynamodb
         from app.storage.dynamodb_tasks import DynamoDbTasks
 
-        table = Table(using.dynamodb_table, lambda: aws_client("dynamodb", **CONFIG), clock)
-        once, tasks = DynamoDbOnce(table), DynamoDbTasks(table)
+        table = dynamodb.Table(using.dynamodb_table, lambda: aws_client("dynamodb", **dynamodb.CONFIG), clock)
+        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table)
+        prepares.append(table.prepare)
     else:
         from app.storage.sqlite import Database, SqliteOnce
         from app.storage.sqlite_tasks import SqliteTasks
 
         database = Database(using.sqlite_path)
         once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
-    return Stores(once, tasks, make_queue(using, clock))
-
-
-def make_queue(using: Settings, clock: Clock) -> TaskQueue:
-    """The queue that the settings name."""
+    queue: TaskQueue
     if using.sqs_url is not None:
-        from app.storage.sqs import CONFIG, SqsQueue
+        from app.storage import sqs
 
-        return SqsQueue(using.sqs_url, lambda: aws_client("sqs", **CONFIG))
-    from app.storage.sqlite import Database
-    from app.storage.sqlite_queue import SqliteQueue
+        queue = at_sqs = sqs.SqsQueue(using.sqs_url, lambda: aws_client("sqs", **sqs.CONFIG))
+        prepares.append(at_sqs.prepare)
+    else:
+        from app.storage.sqlite import Database
+        from app.storage.sqlite_queue import SqliteQueue
 
-    # a message that the machine's death takes with it is one that the sweep replaces
-    return SqliteQueue(Database(using.sqlite_path, durable=False), clock)
+        # a message that the machine's death takes with it is one that the sweep replaces
+        queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
+    return Stores(once, tasks, queue, prepares)
 
 
 def make_backends(file: ConfigFile) -> list[Backend]:
@@ -143,9 +159,31 @@ def make_backends(file: ConfigFile) -> list[Backend]:
     return made
 
 
-def aws_client(service: str, **config: Any) -> Any:
-    """boto3's client of a service."""
-    import boto3  # 200 ms, and an extra: only for what is kept at AWS
-    from botocore.config import Config
+_making_clients = threading.Lock()  # a session must not make two at once
 
-    return boto3.client(service, config=Config(**config))
+
+def aws_client(service: str, **config: Any) -> Any:
+    """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
+
+    Raises:
+        ConfigError: boto3 is not installed, or no region is set.
+    """
+    try:
+        from botocore.config import Config  # an extra, and a large one: only for what is kept at AWS
+    except ImportError:
+        missing, remedy = "is a service of AWS, and boto3 is not installed", "pip install 'mcp-gateway[aws]'"
+        raise ConfigError([Problem("environment", service, missing, remedy)]) from None
+    with _making_clients:
+        session = _aws_session()
+        if not session.get_config_variable("region"):
+            remedy = "set it to the region of the table and the queue, such as eu-central-1"
+            raise ConfigError([Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)])
+        return session.create_client(service, config=Config(**config))
+
+
+@cache
+def _aws_session() -> Any:
+    """Where all clients have credentials, region and the descriptions of services from."""
+    import botocore.session
+
+    return botocore.session.get_session()

@@ -50,6 +50,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     logs.configure(using.log_level, alone=using.on_lambda)
     file, clock = config.load(using.config), Clock()
     parts = core.build_core(file, using, clock)
+    parts.stores.prepare()  # every event needs them
     sweep = Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
     return Function(parts.worker(file.config, clock), sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))
 

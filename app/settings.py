@@ -51,6 +51,8 @@ class Settings:
     """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except on AWS Lambda."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
+    on_demand: bool = False
+    """Whether a caller waits while this process starts: on AWS Lambda without provisioned concurrency or a snapshot."""
 
     @property
     def sqlite_path(self) -> Path:
@@ -127,6 +129,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         queue=queue,
         worker=worker,
         on_lambda=on_lambda,
+        on_demand=on_lambda and (environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand") == "on-demand",
     )
 
 

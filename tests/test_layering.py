@@ -42,7 +42,6 @@ HOMES = {
     "secrets": {"clock", "tokens.keys"},
     "cryptography": {"tokens.sealed"},
     "jwt": {"auth"},
-    "boto3": {"core"},
     "botocore": {"core", "storage.aws"},
     "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "storage.sqlite_tasks", "storage.sqlite_queue"},

@@ -43,7 +43,23 @@ def test_each_variable_sets_its_field() -> None:
         "AWS_LAMBDA_FUNCTION_NAME": "gateway",
     }
     expected = Settings(Path("/etc/gateway.yaml"), "https://mcp.example.com", "off", "warning", on_lambda=True)
-    assert from_environment(environ) == expected
+    assert from_environment(environ) == dataclasses.replace(expected, on_demand=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "on_demand"),
+    [
+        ("f", None, True),
+        ("f", "on-demand", True),
+        ("f", "provisioned-concurrency", False),
+        ("f", "snap-start", False),
+        ("", None, False),
+    ],
+    ids=["by default", "on demand", "provisioned", "snapshot", "a server"],
+)
+def test_somebody_waits_for_a_function_that_starts_on_demand(function: str, kind: str | None, on_demand: bool) -> None:
+    environ = {"AWS_LAMBDA_FUNCTION_NAME": function, "AWS_LAMBDA_INITIALIZATION_TYPE": kind or ""}
+    assert from_environment(environ).on_demand is on_demand
 
 
 @pytest.mark.parametrize(

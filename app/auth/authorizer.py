@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.auth.principal import Principal
+from app.auth.principal import Principal, scopes_of
 from app.config import AuthorizerConfig
 from app.errors import InsufficientScope, Unauthenticated
 
@@ -31,14 +31,12 @@ class AuthorizerVerifier:
         if issuer != config.issuer or not subject:
             raise Unauthenticated("invalid_token", f"The authorizer's claims need iss and {config.subject_claim}")
         client_id = claims.get(config.client_claim) or claims.get("azp") or ""
-        principal = Principal(issuer, str(subject), str(client_id), scopes_of(claims.get(config.scope_claim)))
+        principal = Principal(issuer, str(subject), str(client_id), _scopes(claims.get(config.scope_claim)))
         if not principal.scopes.issuperset(config.scopes):
             raise InsufficientScope("every call", config.scopes)
         return principal
 
 
-def scopes_of(granted: Any) -> frozenset[str]:
-    """Scopes as authorizers write them: a list, or text with blanks; HTTP APIs put a list into brackets."""
-    if isinstance(granted, str):
-        granted = granted.strip("[]").replace(",", " ").split()
-    return frozenset(one for one in granted if isinstance(one, str)) if isinstance(granted, list) else frozenset()
+def _scopes(granted: Any) -> frozenset[str]:
+    """Scopes as authorizers hand them on: an HTTP API writes a list as text in brackets."""
+    return scopes_of(granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted)

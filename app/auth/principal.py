@@ -17,6 +17,12 @@ class Principal:
     scopes: frozenset[str] = frozenset()
 
 
+def scopes_of(granted: Any) -> frozenset[str]:
+    """Scopes as claims write them: a list, or text with blanks between them (RFC 9068 section 2.2.3)."""
+    named = granted.split() if isinstance(granted, str) else granted
+    return frozenset(one for one in named if isinstance(one, str)) if isinstance(named, list) else frozenset()
+
+
 LOCAL: Final = Principal(issuer="local", subject="local")
 """The one subject of a gateway without authentication: a fixed name, never a wildcard."""
 

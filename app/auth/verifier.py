@@ -14,7 +14,7 @@ import jwt
 from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
 
 from app.auth.jwks import KeySet, KeysUnavailable
-from app.auth.principal import Principal
+from app.auth.principal import Principal, scopes_of
 from app.config import JwtAuthConfig
 from app.errors import InsufficientScope, Unauthenticated, Unavailable
 
@@ -74,8 +74,6 @@ def _bearer(authorization: bytes | None) -> str:
 
 
 def _principal(claims: Mapping[str, Any]) -> Principal:
-    granted = claims.get("scope") or claims.get("scp") or ()
-    scopes = granted.split() if isinstance(granted, str) else granted if isinstance(granted, list) else ()
     client_id = claims.get("client_id") or claims.get("azp") or ""
-    names = frozenset(one for one in scopes if isinstance(one, str))
-    return Principal(str(claims["iss"]), str(claims["sub"]), str(client_id), names)
+    scopes = scopes_of(claims.get("scope") or claims.get("scp"))
+    return Principal(str(claims["iss"]), str(claims["sub"]), str(client_id), scopes)

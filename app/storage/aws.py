@@ -15,7 +15,8 @@ from anyio import CapacityLimiter, to_thread
 from app.errors import Unavailable
 
 MakeClient: TypeAlias = Callable[[], Any]
-"""Makes boto3's client. Called once, in a thread, when the first call needs it."""
+"""Makes boto3's client; raises ConfigError if something that it needs is not set. Called once, when the first call
+needs it or by `Aws.prepare`."""
 
 THREADS: Final = 32
 """Calls at once; the client's pool of connections has to be as large."""
@@ -59,6 +60,14 @@ class Aws:
         """What several calls in one thread return; see `call`. With `abandon` nobody waits once we are cancelled."""
         run = partial(self._run, work)
         return await to_thread.run_sync(run, limiter=self._limiter, abandon_on_cancel=abandon)
+
+    def prepare(self) -> None:
+        """Make the client now, which opens no connection: for a process that nobody waits for yet.
+
+        Raises:
+            ConfigError: see `MakeClient`.
+        """
+        self._made()
 
     async def aclose(self) -> None:
         """Let go of the connections."""

@@ -150,6 +150,7 @@ class Table:
         self._name = name
         self._clock = clock
         self._aws = Aws(make_client, "The store")
+        self.prepare = self._aws.prepare
 
     def draft(self, pk: str, ttl: int) -> Draft:
         """Begin to write large values."""

@@ -41,6 +41,7 @@ class SqsQueue:
     def __init__(self, url: str, make_client: MakeClient) -> None:
         self._url = url
         self._aws = Aws(make_client, "The queue")
+        self.prepare = self._aws.prepare
         self._closing = asyncio.Event()
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:

@@ -165,9 +165,11 @@ def from_kms(ciphertexts: str, client: Client) -> list[Key]:
 def _ask_aws(source: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
-    except Exception as error:  # boto3's, most of them made at run time; or it is not installed, or has no region
+    except ConfigError:
+        raise
+    except Exception as error:  # boto3's, most of them made at run time
         message = f"{type(error).__name__}: {error}"
-        remedy = "check its name, the region, and what the role may do; boto3 comes with mcp-gateway[aws]"
+        remedy = "check its name, the region, and what the role may do"
         raise _unusable(source, message, remedy) from error
 
 

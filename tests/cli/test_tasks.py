@@ -185,6 +185,17 @@ def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_pat
         assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize("command", ["tasks count", "worker", "serve"])
+def test_a_store_at_aws_without_a_region_is_told_at_start_up(tmp_path: Path, command: str) -> None:
+    pytest.importorskip("boto3")
+    (tmp_path / "tools.py").write_text("from app import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
+    (tmp_path / "gateway.yaml").write_text("backends: [{kind: python, name: tools, path: tools.py}]\n")
+    nowhere = {"AWS_DEFAULT_REGION": "", "AWS_CONFIG_FILE": "/nowhere", "GATEWAY_STORE": "dynamodb://tasks"}
+    ran = mcp_gateway(*command.split(), directory=tmp_path, **nowhere)
+    assert ran.status == 1
+    assert ran.err.startswith("1 problem(s):\nenvironment: AWS_DEFAULT_REGION: is needed for dynamodb")
+
+
 def test_what_is_wrong_in_the_environment_is_told(tmp_path: Path) -> None:
     ran = mcp_gateway("tasks", "list", directory=tmp_path, GATEWAY_STORE="postgres://x")
     assert ran.status == 1

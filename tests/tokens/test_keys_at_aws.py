@@ -126,7 +126,8 @@ def test_aws_that_cannot_be_reached_is_a_problem(monkeypatch: pytest.MonkeyPatch
 
 def test_a_missing_region_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    assert "region" in complaint(GATEWAY_STATE_KEYS_KMS=keys.new_key())
+    with pytest.raises(ConfigError, match=r"AWS_DEFAULT_REGION: is needed for kms"):
+        ring(GATEWAY_STATE_KEYS_KMS=keys.new_key())
 
 
 def test_the_entry_point_reads_the_ring_from_the_secret(
