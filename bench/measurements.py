@@ -38,6 +38,7 @@ class Settings:
     warm_up_s: float = 0.3
     least_answers: int = 10
     starts: int = 7
+    cold_starts: int = 11
     memory_rounds: int = 3
     memory_requests: int = 2000
     table_sizes: tuple[int, ...] = (10, 1_000, 100_000)
@@ -51,6 +52,7 @@ class Settings:
             warm_up_s=0.1,
             least_answers=3,
             starts=3,
+            cold_starts=3,
             memory_rounds=1,
             memory_requests=500,
             table_sizes=(10, 1_000, 10_000),
@@ -173,14 +175,14 @@ def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
                 yield Sample(case, subject.name, {"us": us})
 
 
-def tasks(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Have the gateway's own Python fill tables with tasks and measure what more of them cost.
+def program(settings: Settings, subjects: Sequence[Subject], *, module: str) -> Iterator[Sample]:
+    """Have a module of ours measure under the gateway's own Python; it prints its samples.
 
     Raises:
         LoadFailedError: with the last line of what it said.
     """
     for subject in subjects:
-        command = [str(subject.environment.python), "-m", "bench.tasks", json.dumps(asdict(settings))]
+        command = [str(subject.environment.python), "-m", module, json.dumps(asdict(settings))]
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
             with process:
@@ -189,7 +191,7 @@ def tasks(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
                 errors.seek(0)
                 said = errors.read().strip()
                 print(said, file=sys.stderr)
-                raise LoadFailedError(f"tasks: {said.splitlines()[-1] if said else process.returncode}")
+                raise LoadFailedError(f"{module}: {said.splitlines()[-1] if said else process.returncode}")
 
 
 def drive(server: Server, order: Order, cores: Cores) -> Outcome:
@@ -277,7 +279,15 @@ MEASUREMENTS = (
         "tasks",
         _TASK_COLUMNS,
         is_more_better=True,
-        sample=tasks,
+        sample=functools.partial(program, module="bench.tasks"),
+        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+    ),
+    Measurement(
+        "cold",
+        "cold start on AWS Lambda",
+        (Column("start_ms", "ms"), Column("import_ms", "ms", 1)),
+        is_more_better=False,
+        sample=functools.partial(program, module="bench.cold"),
         leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
     ),
     Measurement("memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory),

@@ -1,0 +1,240 @@
+"""Cold starts of the two Lambda functions beside others: `python -m bench.cold SETTINGS`.
+
+The built zips run under AWS's Runtime Interface Emulator on the template's Python, with DynamoDB Local and moto's SQS
+where they are asked. The emulator is up already when the clock starts: it starts the process of the function with the
+first event. So the time is that of the init phase and of the first invocation, on one core. All of the functions are
+packaged alike: once with byte code in the zip, as `scripts/package` makes them, once without, as most tools do. The
+runtime's own boto3 has its byte code either way.
+
+Run with the gateway's own Python; prints a `Sample` a line, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from app.auth.principal import LOCAL
+from app.tasks.call import owner_of
+from bench.measurements import Sample, Settings, rotated
+from bench.servers import Cores
+from bench.subjects import ROOT
+from bench.wire import KNOWS_TASKS, http_request
+from infra import package
+from infra.stack.aws import Aws, make_resources, services
+from infra.stack.functions import INVOCATION, Environment, Tools
+from infra.stack.stack import TEMPLATE, find_tools
+from infra.stack.template import Function, Template
+from tests.support.dynamodb import why_not
+
+WITH_BYTE_CODE = "byte code in the zips"
+WITHOUT = "sources alone in the zips"
+BREAKDOWN_OF = ("gateway", "worker", "fastapi + Mangum")
+SHOWN = 12
+"""Packages of an import breakdown that have a row of their own."""
+
+Check = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Cold:
+    """One row: a function, its first event, and what a right answer is."""
+
+    name: str
+    code: str
+    """A directory of what was built."""
+    handler: str
+    event: Mapping[str, Any]
+    is_right: Check
+
+
+def main() -> None:
+    """Measure and print."""
+    facts = json.loads(sys.argv[1])
+    settings = Settings(**{**facts, "cores": Cores(**facts["cores"]), "table_sizes": tuple(facts["table_sizes"])})
+    for sample in samples(settings):
+        print(json.dumps(asdict(sample)), flush=True)
+
+
+def samples(settings: Settings) -> Iterator[Sample]:
+    """All of it."""
+    if reason := why_not():
+        yield Sample("cold", "gateway", {}, (f"no cold starts: {reason}",))
+        return
+    tools = find_tools()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
+        aws = stack.enter_context(services(folder))
+        resources = make_resources(aws, Template(TEMPLATE, {}, {}))
+        known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
+        template = Template(TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
+        build(folder)
+        measure = Measure(settings, tools, template, aws, folder)
+        yield from measure.starts(WITH_BYTE_CODE, COLD)
+        yield from measure.breakdowns()
+        for path in folder.glob("*/**/__pycache__"):
+            shutil.rmtree(path)
+        yield from measure.starts(WITHOUT, [one for one in COLD if "task" not in one.name])
+
+
+# What is measured
+
+
+def request(tool: str) -> dict[str, Any]:
+    """The event of an HTTP API with a call."""
+    params = {"name": tool, "arguments": {"a": 2, "b": 3}}
+    raw = http_request("tools/call", params, 1, name=tool, capabilities=KNOWS_TASKS)
+    head, _, body = raw.decode().partition("\r\n\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
+    http = {"method": "POST", "path": "/mcp", "protocol": "HTTP/1.1", "sourceIp": "127.0.0.1", "userAgent": "bench"}
+    context = {"http": http, "stage": "$default", "routeKey": "ANY /mcp", "domainName": "mcp.example.com"}
+    event = {"version": "2.0", "routeKey": "ANY /mcp", "rawPath": "/mcp", "rawQueryString": ""}
+    return {**event, "headers": headers, "requestContext": context, "body": body, "isBase64Encoded": False}
+
+
+def result(answer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer["body"])["result"]
+    return found
+
+
+def is_sum(answer: Any) -> bool:
+    return bool(json.loads(result(answer)["content"][0]["text"]) == 5)
+
+
+def is_task(answer: Any) -> bool:
+    return bool(result(answer)["resultType"] == "task")
+
+
+def is_done(answer: Any) -> bool:
+    return bool(answer == {"batchItemFailures": []})
+
+
+MESSAGE = {"messageId": "1", "body": f"{owner_of(LOCAL)}.{'A' * 22}", "eventSource": "aws:sqs"}
+"""The message of a task that is not there (any more): the least that a worker has to ask the table for."""
+
+COLD = (
+    Cold("gateway", "gateway", "app.lambda_http.handler", request("add"), is_sum),
+    Cold("gateway, first call becomes a task", "gateway", "app.lambda_http.handler", request("add_later"), is_task),
+    Cold("worker", "worker", "app.lambda_worker.handler", {"Records": [MESSAGE]}, is_done),
+    Cold("fastapi + Mangum", "floor", "bench.apps.lambda_fastapi.handler", request("add"), is_sum),
+    Cold("fastapi + Mangum + DynamoDB", "floor", "bench.apps.lambda_fastapi_dynamodb.handler", request("add"), is_sum),
+    Cold("sdk + Mangum", "sdk", "bench.apps.lambda_sdk.handler", request("add"), is_sum),
+)
+
+
+def build(folder: Path) -> None:
+    """The code of every function, as AWS would unpack it."""
+    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
+    for function in package.FUNCTIONS:
+        package.build(function, ROOT / "bench/cold_gateway/gateway.yaml", arch, folder)
+    locked = dict(line.split("==") for line in package.LOCK.read_text().splitlines() if "==" in line)
+    mangum = f"mangum=={locked['mangum']}"
+    floor = [f"{name}=={locked[name]}" for name in ("fastapi", "starlette", "pydantic")]
+    handlers = [f"apps/{path.stem}" for path in (ROOT / "bench/apps").glob("lambda_*.py")]
+    for subject, requirements in {"floor": [*floor, mangum], "sdk": ["mcp>=2.3,<2.4", mangum]}.items():
+        staging = folder / subject
+        target = ["--target", str(staging), "--no-compile", "--quiet", *package.for_runtime(arch)]
+        package.pip(["install", *target, *requirements])
+        (staging / "bench/apps").mkdir(parents=True)
+        for name in ("__init__", "catalogue", "apps/__init__", "apps/fastapi", "apps/sdk", *handlers):
+            shutil.copy(ROOT / f"bench/{name}.py", staging / f"bench/{name}.py")
+        package.compile_code(staging)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Starts functions, one at a time."""
+
+    settings: Settings
+    tools: Tools
+    template: Template
+    aws: Aws
+    folder: Path
+
+    def starts(self, case: str, rows: Sequence[Cold]) -> Iterator[Sample]:
+        """First answers; the first of each row only warms the page cache."""
+        for number in range(self.settings.cold_starts + 1):
+            for row in rotated(rows, number):
+                start_ms = self.start_ms(row)
+                if number > 0:
+                    yield Sample(f"first answer, {case}", row.name, {"start_ms": start_ms})
+
+    def start_ms(self, row: Cold) -> float:
+        """One fresh environment's.
+
+        Raises:
+            RuntimeError: it answers wrongly.
+        """
+        environment = self.environment(row)
+        os.sched_setaffinity(0, {self.settings.cores.server})  # what is started here stays there
+        environment.start()
+        os.sched_setaffinity(0, {self.settings.cores.generator})
+        try:
+            url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
+            began = time.perf_counter()
+            with urllib.request.urlopen(url, json.dumps(row.event).encode(), timeout=60) as response:
+                answer = json.load(response)
+            took_ms = 1000 * (time.perf_counter() - began)
+        finally:
+            environment.kill()
+        if "errorMessage" in answer or not row.is_right(answer):
+            raise RuntimeError(f"{row.name} answers {answer}; its log:\n{environment.log.read_text()[-2000:]}")
+        return took_ms
+
+    def environment(self, row: Cold) -> Environment:
+        """An execution environment of a row's function."""
+        described = self.template.function("WorkerFunction" if row.name == "worker" else "GatewayFunction")
+        code = self.folder / row.code
+        function = Function(**{**vars(described), "handler": row.handler, "zip": code})
+        variables = {**self.aws.environment, "TABLE": "tasks", "GATEWAY_LOG_LEVEL": "warning"}
+        return Environment(function, 1, code, self.tools, variables, self.folder / f"{row.code}.log")
+
+    def breakdowns(self) -> Iterator[Sample]:
+        """What the imports of the init phase cost, by package: the sum of what its modules take themselves."""
+        for _ in range(self.settings.rounds):
+            for row in COLD:
+                if row.name in BREAKDOWN_OF:
+                    spent = self.imports(row)
+                    most = dict(spent.most_common(SHOWN))
+                    case = f"imports of {row.name}"
+                    for name in sorted(most):
+                        yield Sample(case, name, {"import_ms": most[name]})
+                    yield Sample(case, "all others", {"import_ms": spent.total() - sum(most.values())})
+                    yield Sample(case, "together", {"import_ms": spent.total()})
+
+    def imports(self, row: Cold) -> Counter[str]:
+        """Package → milliseconds, of one process that makes the handler."""
+        environment = self.environment(row)
+        module, _, name = row.handler.rpartition(".")
+        command = [str(self.tools.python), "-X", "importtime", "-c", f"from {module} import {name}"]
+        variables = environment.variables_of_the_process()
+        done = subprocess.run(command, cwd=environment.code, env=variables, capture_output=True, text=True, check=True)
+        spent: Counter[str] = Counter()
+        for line in done.stderr.splitlines():
+            if found := re.match(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", line):
+                spent[package_of(found[2])] += int(found[1]) / 1000  # type: ignore[assignment]
+        return spent
+
+
+def package_of(module: str) -> str:
+    """The row that a module belongs to."""
+    top = module.partition(".")[0]
+    return "standard library" if top.lstrip("_") in {one.lstrip("_") for one in sys.stdlib_module_names} else top
+
+
+if __name__ == "__main__":
+    main()
