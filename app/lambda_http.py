@@ -94,11 +94,13 @@ class _Hosted:
 
 def _own_path(path: str, endpoint: str) -> str:
     """The path as the app knows it: API Gateway puts a stage or a base path mapping in front."""
+    at = path.find("/.well-known/")
+    if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
+        return path[at:]
     for own in (endpoint, endpoint + "/", "/healthz"):
         if path.endswith(own):
             return own
-    at = path.find("/.well-known/")
-    return path[at:] if at > 0 else path
+    return path
 
 
 def _claims(event: Event) -> Mapping[str, Any] | None:

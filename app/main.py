@@ -28,7 +28,7 @@ from app.dispatch.rounds import Rounds
 from app.errors import ConfigError, Problem
 from app.http.challenge import ProtectedResource
 from app.http.endpoint import McpEndpoint
-from app.http.guard import Guard, default_hosts, default_origins
+from app.http.guard import HEALTH, Guard, default_hosts, default_origins
 from app.http.shutdown import on_stop_signal
 from app.settings import Settings
 from app.tasks.service import Tasks
@@ -198,7 +198,7 @@ def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource
     async def metadata(request: Request) -> JSONResponse:
         return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})
 
-    app.add_route("/healthz", healthz)
+    app.add_route(HEALTH, healthz)
     for path in resource.metadata_paths if resource else ():
         app.add_route(path, metadata)
     app.add_exception_handler(404, not_found)

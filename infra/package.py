@@ -51,7 +51,9 @@ GATEWAYS_NEED = {
     *("importlib-metadata", "zipp"),
 }
 """What of the lock the worker does without."""
-UNNEEDED = ("*.dist-info/RECORD", "**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin")
+INSTALLERS = tuple(f"*.dist-info/{name}" for name in ("INSTALLER", "RECORD", "REQUESTED", "WHEEL", "sboms"))
+"""Of the metadata; what `importlib.metadata` reads stays, and so do the licenses."""
+UNNEEDED = (*INSTALLERS, "**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin")
 
 WORKER_HAS_NOT = ("http", "main.py", "lambda_http.py", "cli")
 GATEWAY_HAS_NOT = ("lambda_worker.py", "cli")

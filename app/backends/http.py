@@ -13,6 +13,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -39,6 +40,8 @@ from app.protocol.schemas import Schema
 from app.replay.context import Context
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
 
 _MAX_REDIRECTS: Final = 5
@@ -174,6 +177,7 @@ class HttpBackend:
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
                 transport=httpx.AsyncHTTPTransport(
+                    verify=_trusted(),
                     retries=1,  # of the connection only: nothing has been sent then
                     limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
                 ),
@@ -185,6 +189,14 @@ class HttpBackend:
         if credential is None or credential.query is None or credential.value is None:
             return []
         return [(credential.query, credential.value.get_secret_value())]
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are believed, by every back end: read once, because that takes 40 ms."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 @dataclass(frozen=True, slots=True)

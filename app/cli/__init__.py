@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,6 +16,8 @@ from app.errors import ConfigError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status: 0, 1 for what the command found wrong, 2 for wrong usage."""
+    if os.getpid() == 1:  # in a container, where a signal is lost until somebody handles it
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     arguments = _parser().parse_args(argv)
     try:
         status: int = import_module(f"app.cli.{arguments.command}").run(arguments)

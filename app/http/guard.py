@@ -1,6 +1,7 @@
 """Host and Origin checks against DNS rebinding (streamable-http, "Security & Endpoint"): 403 before anything else.
 
-An origin that is allowed gets CORS headers and preflights from Starlette's own middleware.
+An origin that is allowed gets CORS headers and preflights from Starlette's own middleware. Whether the gateway is alive
+may be asked under any name: a load balancer asks at an address.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from app.http.responder import Responder
 
 log = logging.getLogger("app.request")
 
+HEALTH: Final = "/healthz"
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -38,7 +40,8 @@ class Guard:
             return
         headers = dict[bytes, bytes](scope["headers"])
         origin = headers.get(b"origin")
-        if refusal := self._refusal(headers.get(b"host", b""), origin):
+        is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
+        if not is_probe and (refusal := self._refusal(headers.get(b"host", b""), origin)):
             log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
             await Responder(send).error(TransportError(403, refusal), None)
         else:

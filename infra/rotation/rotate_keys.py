@@ -34,6 +34,8 @@ def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
         raise ValueError(f"version {version} is not one of the secret's")
     if "AWSCURRENT" in stages[version]:
         return  # an earlier attempt has come to the end
+    if "AWSPENDING" not in stages[version]:
+        raise ValueError(f"version {version} is not pending")
     match step:
         case "createSecret":
             _create(client, secret, version)

@@ -128,6 +128,18 @@ def with_authorizer(environ: dict[str, str]) -> dict[str, str]:
     return environ | {"GATEWAY_PUBLIC_URL": "https://mcp.example.com"}
 
 
+@pytest.mark.parametrize("before", ["", "/prod"])
+@pytest.mark.parametrize("after", ["", "/mcp"])
+def test_the_metadata_is_at_both_of_its_paths(environ: dict[str, str], before: str, after: str) -> None:
+    path = f"{before}/.well-known/oauth-protected-resource{after}"
+    event = asking("http_api_v2", "tools/list", path=path)
+    event["requestContext"]["http"]["method"] = "GET"
+    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
+        answer = handler(event, LambdaContext())
+    assert answer["statusCode"] == 200
+    assert json.loads(answer["body"])["resource"] == "https://mcp.example.com/mcp"
+
+
 CLAIMS = {"iss": "https://issuer.example", "sub": "ada", "client_id": "editor", "scope": "mcp other"}
 
 

@@ -1,10 +1,15 @@
-"""The keys of requestState rotate without a round being lost, step by step as Secrets Manager asks for it."""
+"""The keys of requestState rotate without a round being lost, step by step as Secrets Manager asks for it.
+
+boto3 over real HTTP, moto's server at the other end. moto runs no function, so what AWS does before it invokes one is
+done here: a version without a value is staged as pending.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,103 +17,155 @@ import pytest
 from app.auth.principal import LOCAL
 from app.tokens import keys
 from app.tokens.sealed import KeyRing
+from infra.stack.template import Template
+from tests.support import moto_server
+from tests.support.dynamodb import ROOT
 
 boto3 = pytest.importorskip("boto3")
 
+from infra.rotation import rotate_keys  # noqa: E402
+
+REGION = "eu-central-1"
+ALL = ("createSecret", "setSecret", "testSecret", "finishSecret")
+
 
 @pytest.fixture(scope="module")
-def rotation() -> ModuleType:
-    path = Path(__file__).parents[2] / "infra/rotation/rotate_keys.py"
-    spec = importlib.util.spec_from_file_location("rotate_keys", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def endpoint() -> Iterator[str]:
+    with moto_server.running() as url:
+        yield url
 
 
-class Versions:
-    """Secrets Manager, as far as a rotation asks it: versions and the stages they are at."""
+@dataclass
+class Secret:
+    """A secret whose first value is made up as the template says."""
 
-    class exceptions:
-        class ResourceNotFoundException(Exception):
-            pass
-
-    def __init__(self, ring: str) -> None:
-        self.values = {"v0": ring}
-        self.stages: dict[str, list[str]] = {"v0": ["AWSCURRENT"]}
-
-    def describe_secret(self, SecretId: str) -> dict[str, Any]:
-        return {"VersionIdsToStages": self.stages}
-
-    def get_secret_value(self, SecretId: str, VersionStage: str, VersionId: str | None = None) -> dict[str, str]:
-        for version, stages in self.stages.items():
-            if VersionStage in stages and VersionId in (None, version) and version in self.values:
-                return {"SecretString": self.values[version]}
-        raise self.exceptions.ResourceNotFoundException
-
-    def put_secret_value(
-        self, SecretId: str, ClientRequestToken: str, SecretString: str, VersionStages: list[str]
-    ) -> None:
-        self.values[ClientRequestToken] = SecretString
-        self.stages[ClientRequestToken] = VersionStages
-
-    def update_secret_version_stage(
-        self, SecretId: str, VersionStage: str, MoveToVersionId: str, RemoveFromVersionId: str
-    ) -> None:
-        self.stages[RemoveFromVersionId] = ["AWSPREVIOUS"]
-        self.stages[MoveToVersionId] = [VersionStage]
-
-    def rotate(self, rotation: ModuleType, version: str, *, steps: tuple[str, ...]) -> None:
-        self.stages.setdefault(version, ["AWSPENDING"])
-        for step in steps:
-            event = {"SecretId": "keys", "ClientRequestToken": version, "Step": step}
-            rotation.handler(event, None, self)
+    client: Any
+    arn: str
 
     @property
-    def current(self) -> str:
-        return self.get_secret_value("keys", "AWSCURRENT")["SecretString"]
+    def ring(self) -> str:
+        # AWS takes this stage where none is named; moto then takes the version that was current at first
+        text: str = self.client.get_secret_value(SecretId=self.arn, VersionStage="AWSCURRENT")["SecretString"]
+        return text
+
+    @property
+    def stages(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = self.client.describe_secret(SecretId=self.arn)["VersionIdsToStages"]
+        return found
+
+    def value(self, version: str) -> str:
+        text: str = self.client.get_secret_value(SecretId=self.arn, VersionId=version)["SecretString"]
+        return text
+
+    def begin(self) -> str:
+        """The version that a rotation is to fill."""
+        from moto.backends import get_backend
+
+        version = str(uuid.uuid4())
+        (kept,) = (
+            one for one in get_backend("secretsmanager")["123456789012"][REGION].secrets.values() if one.arn == self.arn
+        )
+        kept.versions[version] = {
+            "createdate": int(time.time()),
+            "version_id": version,
+            "version_stages": ["AWSPENDING"],
+        }
+        return version
+
+    def go_on(self, version: str, *steps: str) -> None:
+        """Steps of a rotation."""
+        for step in steps:
+            event = {"SecretId": self.arn, "ClientRequestToken": version, "Step": step}
+            rotate_keys.handler(event, None, self.client)
+
+    def rotate(self) -> None:
+        """A rotation from its beginning to its end."""
+        self.go_on(self.begin(), *ALL)
 
 
-ALL = ("createSecret", "setSecret", "testSecret", "finishSecret")
-MADE_UP = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQ"
-"""As `GenerateSecretString` makes the first one."""
+@pytest.fixture
+def secret(endpoint: str) -> Secret:
+    session = boto3.Session("test", "test", region_name=REGION)
+    client = session.client("secretsmanager", endpoint_url=endpoint)
+    how = Template(ROOT / "template.yaml", {}, {}).properties("StateKeys")["GenerateSecretString"]
+    made = client.get_random_password(**how)["RandomPassword"]
+    return Secret(client, client.create_secret(Name=f"keys-{uuid.uuid4()}", SecretString=made)["ARN"])
+
+
+def test_what_the_template_makes_up_is_a_key(secret: Secret) -> None:
+    (key,) = keys.parse(secret.ring, "test")
+    ring = KeyRing([key])
+    assert ring.open(ring.seal(b"state", LOCAL), LOCAL) == b"state"
 
 
 def test_a_replica_that_is_one_rotation_behind_opens_what_the_newest_seals_and_the_other_way_round(
-    rotation: ModuleType,
+    secret: Secret,
 ) -> None:
-    secret = Versions(MADE_UP)
-    for number in range(1, 6):
-        before = KeyRing(keys.parse(secret.current, "test"))
-        secret.rotate(rotation, f"v{number}", steps=ALL)
-        after = KeyRing(keys.parse(secret.current, "test"))
+    for _ in range(5):
+        before = KeyRing(keys.parse(secret.ring, "test"))
+        secret.rotate()
+        after = KeyRing(keys.parse(secret.ring, "test"))
         assert before.open(after.seal(b"state", LOCAL), LOCAL) == b"state"
         assert after.open(before.seal(b"state", LOCAL), LOCAL) == b"state"
-    assert len(keys.parse(secret.current, "test")) == 3
+    assert len(keys.parse(secret.ring, "test")) == 3
 
 
-def test_the_sealing_key_changes_from_the_second_rotation_on(rotation: ModuleType) -> None:
-    secret = Versions(MADE_UP)
-    sealing = []
-    for number in range(1, 5):
-        secret.rotate(rotation, f"v{number}", steps=ALL)
-        sealing.append(secret.current.split(",")[0])
-    assert sealing[0] == MADE_UP  # the next one has to be known everywhere first
+def test_the_sealing_key_changes_from_the_second_rotation_on(secret: Secret) -> None:
+    made_up, sealing = secret.ring, []
+    for _ in range(4):
+        secret.rotate()
+        sealing.append(secret.ring.split(",")[0])
+    assert sealing[0] == made_up  # the next one has to be known everywhere first
     assert len(set(sealing)) == 4
 
 
-def test_a_step_that_is_tried_again_makes_no_second_key(rotation: ModuleType) -> None:
-    secret = Versions(MADE_UP)
-    secret.rotate(rotation, "v1", steps=("createSecret",))
-    made = secret.values["v1"]
-    secret.rotate(rotation, "v1", steps=("createSecret", *ALL, *ALL))
-    assert secret.current == made
+def test_until_it_is_finished_replicas_read_the_ring_from_before(secret: Secret) -> None:
+    before, version = secret.ring, secret.begin()
+    for step in ALL[:-1]:
+        secret.go_on(version, step)
+        assert secret.ring == before
+    secret.go_on(version, "finishSecret")
+    assert secret.ring == secret.value(version) != before
 
 
-@pytest.mark.parametrize(("version", "step"), [("unknown", "createSecret"), ("v1", "paint")], ids=["version", "step"])
-def test_what_is_no_rotation_is_refused(rotation: ModuleType, version: str, step: str) -> None:
-    secret = Versions(MADE_UP)
-    secret.stages["v1"] = ["AWSPENDING"]
-    with pytest.raises(ValueError, match=version if version == "unknown" else "no step"):
-        rotation.handler({"SecretId": "keys", "ClientRequestToken": version, "Step": step}, None, secret)
+def test_a_rotation_ends_in_a_state_from_which_the_next_one_may_begin(secret: Secret) -> None:
+    (first,) = secret.stages
+    version = secret.begin()
+    secret.go_on(version, *ALL)
+    assert secret.stages[first] == ["AWSPREVIOUS"]
+    assert "AWSCURRENT" in secret.stages[version]
+    pending = [one for one, marks in secret.stages.items() if "AWSPENDING" in marks]
+    assert pending in ([], [version])
+
+
+def test_a_step_that_is_tried_again_makes_no_second_key(secret: Secret) -> None:
+    version = secret.begin()
+    secret.go_on(version, "createSecret")
+    made = secret.value(version)
+    secret.go_on(version, "createSecret", *ALL, *ALL)
+    assert secret.ring == made
+
+
+def test_a_ring_that_no_replica_could_use_is_not_finished(secret: Secret) -> None:
+    version = secret.begin()
+    secret.client.put_secret_value(
+        SecretId=secret.arn, ClientRequestToken=version, SecretString="c2hvcnQ=", VersionStages=["AWSPENDING"]
+    )
+    with pytest.raises(ValueError, match="wrong length") as caught:
+        secret.go_on(version, "testSecret")
+    assert "c2hvcnQ" not in str(caught.value)
+
+
+def test_what_is_no_rotation_is_refused(secret: Secret) -> None:
+    with pytest.raises(ValueError, match="no step"):
+        secret.go_on(secret.begin(), "paint")
+    with pytest.raises(ValueError, match="not one of the secret's"):
+        secret.go_on(str(uuid.uuid4()), "createSecret")
+
+
+def test_a_version_that_is_not_pending_is_refused(secret: Secret) -> None:
+    (first,) = secret.stages
+    secret.rotate()
+    with pytest.raises(ValueError, match="not pending"):
+        secret.go_on(first, "finishSecret")
+    assert secret.stages[first] == ["AWSPREVIOUS"]

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.settings import Settings, from_environment
 from app.storage.dynamodb import TABLE
 from infra.stack.template import Template
-
-ROOT = Path(__file__).parents[2]
-KNOWN = {
-    "Table": "tasks",
-    "Table.Arn": "arn:table",
-    "Queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/tasks",
-    "Queue.Arn": "arn:queue",
-    "StateKeys": "arn:keys",
-    "Api": "a1b2c3d4e5",
-}
+from tests.support import permissions
+from tests.support.dynamodb import ROOT
+from tests.support.permissions import KNOWN
 
 
 @pytest.fixture(scope="module")
@@ -73,95 +62,42 @@ def test_a_call_ends_before_the_api_gives_up(template: Template) -> None:
 # What the code calls, and what the functions may
 
 
-def called(*modules: str) -> set[str]:
-    """The operations of boto3 clients that modules name."""
-    found: set[str] = set()
-    for module in modules:
-        for node in ast.walk(ast.parse((ROOT / module).read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
-            elif isinstance(node, ast.Attribute):
-                found.add(node.attr)
-    return {name for name in found if name in OPERATIONS}
-
-
-OPERATIONS = {
-    "batch_write_item": "dynamodb:BatchWriteItem",
-    "create_table": None,  # of development alone, as the two that follow
-    "get_waiter": None,
-    "update_time_to_live": None,
-    "delete_item": "dynamodb:DeleteItem",
-    "get_item": "dynamodb:GetItem",
-    "put_item": "dynamodb:PutItem",
-    "query": "dynamodb:Query",
-    "scan": "dynamodb:Scan",
-    "update_item": "dynamodb:UpdateItem",
-    "change_message_visibility_batch": "sqs:ChangeMessageVisibility",
-    "delete_message_batch": "sqs:DeleteMessage",
-    "receive_message": "sqs:ReceiveMessage",
-    "send_message": "sqs:SendMessage",
-    "describe_secret": "secretsmanager:DescribeSecret",
-    "get_secret_value": "secretsmanager:GetSecretValue",
-    "put_secret_value": "secretsmanager:PutSecretValue",
-    "update_secret_version_stage": "secretsmanager:UpdateSecretVersionStage",
-    "decrypt": "kms:Decrypt",
-}
-"""Each operation of boto3 that may occur in the code, and what it has to be allowed as."""
-
-ELSEWHERE = {"dynamodb:Scan", "kms:Decrypt", "sqs:ChangeMessageVisibility"}
-"""Of the operator's commands, of keys under KMS, of workers that poll by themselves: not of the functions here."""
-OF_THE_MAPPING = {"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"}
-"""What the event source mapping does in the worker's name."""
-
-
-def allowed(template: Template, name: str) -> dict[str, set[str]]:
-    """Action → resources, of a function's own policies."""
-    found: dict[str, set[str]] = {}
-    for statement in template.properties(name)["Policies"][0]["Statement"]:
-        assert statement["Effect"] == "Allow"
-        actions = statement["Action"]
-        for action in [actions] if isinstance(actions, str) else actions:
-            found.setdefault(action, set()).add(statement["Resource"])
-    return found
-
-
-def needed(*modules: str) -> set[str]:
-    return {action for name in called(*modules) if (action := OPERATIONS[name])} - ELSEWHERE
-
-
-STORE = ("app/storage/dynamodb.py", "app/storage/dynamodb_tasks.py")
-
-
 def test_the_gateway_may_do_what_it_does_and_nothing_more(template: Template) -> None:
-    does = needed(*STORE, "app/tokens/keys.py") | {"sqs:SendMessage"}
-    assert allowed(template, "GatewayFunction").keys() == does
+    needed = permissions.of_stores(permissions.GATEWAY) | permissions.of_module("app/tokens/keys.py", "decrypt")
+    assert permissions.allowed(template, "GatewayFunction") == needed
 
 
 def test_the_worker_may_do_what_it_does_and_nothing_more(template: Template) -> None:
-    does = needed(*STORE) | {"sqs:SendMessage"} | OF_THE_MAPPING
-    assert allowed(template, "WorkerFunction").keys() == does
+    needed = permissions.of_stores(permissions.WORKER) | permissions.OF_THE_MAPPING
+    assert permissions.allowed(template, "WorkerFunction") == needed
 
 
 def test_the_rotation_may_do_what_it_does_and_nothing_more(template: Template) -> None:
-    assert allowed(template, "RotationFunction").keys() == needed("infra/rotation/rotate_keys.py")
+    needed = permissions.of_module("infra/rotation/rotate_keys.py")
+    assert permissions.allowed(template, "RotationFunction") == needed
 
 
-@pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction", "RotationFunction"])
-def test_nothing_is_allowed_on_everything(template: Template, name: str) -> None:
-    policies: Any = allowed(template, name)
-    for action, resources in policies.items():
-        assert "*" not in action
-        assert all(resource in (*KNOWN.values(), "arn:table/index/open") for resource in resources), resources
+def test_every_module_that_uses_a_store_is_known_to_belong_to_a_function_or_to_none() -> None:
+    assert permissions.users_of_stores() == {*permissions.GATEWAY, *permissions.WORKER, *permissions.SERVERS_ALONE}
 
 
-def test_only_the_worker_reads_the_index_of_open_tasks(template: Template) -> None:
-    assert "arn:table/index/open" in allowed(template, "WorkerFunction")["dynamodb:Query"]
-    assert "arn:table/index/open" not in allowed(template, "GatewayFunction")["dynamodb:Query"]
+@pytest.mark.parametrize(
+    ("method", "does"),
+    [
+        ("create", {"dynamodb:PutItem", "dynamodb:BatchWriteItem"}),
+        ("read", {"dynamodb:Query"}),
+        ("due", {"dynamodb:Query index"}),
+        ("claim", {"dynamodb:UpdateItem", "dynamodb:Query"}),
+        ("find", {"dynamodb:Scan"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_read_from_the_code_is_what_it_does(method: str, does: set[str]) -> None:
+    assert {
+        f"{action}{' index' * (resource == permissions.INDEX)}" for action, resource in permissions.TASKS[method]
+    } == does
 
 
-def test_every_operation_of_the_stores_is_known_here() -> None:
-    text = "".join((ROOT / module).read_text() for module in (*STORE, "app/storage/sqs.py"))
-    named = set(
-        re.findall(r'"((?:get|put|update|delete|batch|query|scan|send|receive|change|describe)_[a-z_]+)"', text)
-    )
-    assert {name for name in named if not name.startswith("update_and")} <= OPERATIONS.keys() | {"update_item"}
+def test_each_operation_of_aws_that_the_code_names_is_one_that_is_judged_here() -> None:
+    of_development = {"create_table", "update_time_to_live"}
+    assert permissions.named_operations() <= permissions.OPERATIONS.keys() | of_development

@@ -89,10 +89,20 @@ async def test_what_is_refused_is_shown_shortened_and_escaped(everything: FastAP
 
 async def test_the_guard_stands_before_everything_else(everything: FastAPI) -> None:
     async with client(everything) as mcp:
-        for path in ("/mcp", "/healthz", "/nothing"):
+        for path in ("/mcp", "/healthz", "/healthz/", "/nothing"):
             for method in ("GET", "POST", "OPTIONS", "DELETE"):
-                refused = await mcp.http.request(method, path, headers={"host": "evil.example"}, content=b"\xff")
+                headers = {"host": "evil.example", "origin": "https://evil.example"}
+                refused = await mcp.http.request(method, path, headers=headers, content=b"\xff")
                 assert refused.status_code == 403
+                if (method, path) != ("GET", "/healthz"):
+                    refused = await mcp.http.request(method, path, headers={"host": "evil.example"}, content=b"\xff")
+                    assert refused.status_code == 403
+
+
+async def test_a_load_balancer_may_ask_at_an_address_whether_the_gateway_is_alive(everything: FastAPI) -> None:
+    async with client(everything) as mcp:
+        alive = await mcp.http.get("/healthz", headers={"host": "10.1.2.3:8080"})
+        assert (alive.status_code, alive.json()["status"]) == (200, "ok")
 
 
 @pytest.mark.parametrize("rule", ["api.example.com", "api.example.com:8443", "*.example.com", "*", "API.Example.com"])

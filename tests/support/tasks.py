@@ -182,7 +182,7 @@ class Fast(Database):
     def __init__(self, path: Path) -> None:
         super().__init__(path, durable=False)
 
-    async def do(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+    async def read(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
         return self._borrow(work)
 
     def _connect(self) -> sqlite3.Connection:

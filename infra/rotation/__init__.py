@@ -1,0 +1,1 @@
+"""The code of the rotation function: this directory is deployed as it is."""

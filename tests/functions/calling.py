@@ -1,0 +1,53 @@
+"""Tools that make the functions call AWS in every way they know."""
+
+import asyncio
+
+from pydantic import BaseModel
+
+from app import Context, tool
+
+LARGE = "x" * 500_000
+
+
+class Text(BaseModel):
+    text: str
+
+
+@tool
+async def ask(ctx: Context) -> str:
+    """Asks in three rounds."""
+    return " ".join([(await ctx.elicit(key, "?", Text)).text for key in ("one", "two", "three")])
+
+
+@tool(once=True)
+async def once(ctx: Context) -> str:
+    """Asks once, and answers a lot."""
+    return (await ctx.elicit("one", "?", Text)).text + LARGE
+
+
+@tool(task="required")
+async def later(ctx: Context, text: str) -> str:
+    """Steps with little and with much to remember, a question, a nap, and much to tell."""
+    await ctx.continue_as_task()
+    small = await ctx.step("small", lambda: "s")
+    large = await ctx.step("large", lambda: LARGE)
+    asked = await asyncio.gather(*(ctx.elicit(key, "?", Text) for key in ("one", "two")))
+    await ctx.sleep(60)
+    return small + large + "".join(answer.text for answer in asked) + text
+
+
+@tool
+async def plain() -> str:
+    """Answers at once."""
+    return "done"
+
+
+@tool(task="required")
+async def usual(ctx: Context) -> str:
+    """A task of the size that docs/deploy.md has the costs of."""
+    await ctx.continue_as_task()
+    one = await ctx.step("one", lambda: 1)
+    two = await ctx.step("two", lambda: 2)
+    answer = await ctx.elicit("one", "?", Text)
+    three = await ctx.step("three", lambda: 3)
+    return f"{one} {two} {answer.text} {three}"

@@ -1,0 +1,176 @@
+"""The zips of the functions: what is in them, what is not, and that the same input makes the same zip."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from infra import package
+from tests.support.dynamodb import ROOT
+
+pytestmark = pytest.mark.stack  # some twenty seconds, and no version of Python under test changes them
+
+ARCH = "arm64"
+MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}
+WORKERS_NEVER_IMPORT = {"fastapi", "starlette", "mangum", "cryptography", "jwt", "cffi", "opentelemetry"}
+NOBODY_IMPORTS = {"yaml", "uvicorn", "uvloop", "httptools", "click", "boto3", "botocore", "pip", "pytest", "datasette"}
+
+
+@dataclass
+class Zip:
+    """What is in one."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        with zipfile.ZipFile(self.path) as archive:
+            self.names = archive.namelist()
+            self.config = json.loads(archive.read("gateway.json"))
+
+    @property
+    def top(self) -> set[str]:
+        """What can be imported, and the metadata beside it."""
+        return {name.partition("/")[0] for name in self.names} - {"__pycache__"}
+
+    @property
+    def packages(self) -> set[str]:
+        """The distributions, as the lock names them."""
+        found = {name for name in self.top if name.endswith(".dist-info")}
+        return {name.removesuffix(".dist-info").rpartition("-")[0].replace("_", "-").lower() for name in found}
+
+    def under(self, directory: str) -> set[str]:
+        """The sources in a directory, by their names in it."""
+        found = (name.removeprefix(f"{directory}/") for name in self.names if name.startswith(f"{directory}/"))
+        return {name for name in found if name.endswith(".py")}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration with what lies beside one on a developer's machine."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "gateway.yaml").write_text("backends:\n  - {kind: python, name: tools, path: tools.py}\n")
+    (folder / "tools.py").write_text("from app import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
+    (folder / "__pycache__").mkdir()
+    for name in (".env", "gateway.key", "gateway.sqlite3", "gateway.sqlite3-wal", "__pycache__/tools.cpython-311.pyc"):
+        (folder / name).write_bytes(b"of this machine")
+    return folder / "gateway.yaml"
+
+
+@pytest.fixture(scope="module")
+def zips(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Zip]:
+    finder = [sys.executable, str(ROOT / "scripts/interpreter.py"), package.RUNTIME]
+    if subprocess.run(finder, capture_output=True, check=False).returncode != 0:
+        pytest.skip(f"the functions need Python {package.RUNTIME}")
+    out = tmp_path_factory.mktemp("zips")
+    for function in package.FUNCTIONS:
+        package.build(function, config, ARCH, out)
+    return {function.name: Zip(out / f"{function.name}.zip") for function in package.FUNCTIONS}
+
+
+def locked() -> set[str]:
+    return {line.partition("==")[0] for line in package.LOCK.read_text().splitlines() if not line.startswith("#")}
+
+
+NAMES = pytest.mark.parametrize("name", ["gateway", "worker"])
+
+
+@NAMES
+def test_nothing_is_in_it_but_the_app_the_locked_packages_and_the_configuration(
+    zips: Mapping[str, Zip], name: str
+) -> None:
+    made, (function,) = zips[name], [one for one in package.FUNCTIONS if one.name == name]
+    assert made.packages == locked() - function.does_without
+    own = {"app", "gateway.json", "tools.py"}
+    theirs = {entry for entry in made.top - own if not entry.endswith(".dist-info")}
+    installed = {top for wheel in wheels(made) for top in wheel_tops(wheel)}
+    assert own <= made.top
+    assert theirs <= installed
+
+
+def wheels(made: Zip) -> list[Path]:
+    versions = {name.removesuffix(".dist-info").lower() for name in made.top if name.endswith(".dist-info")}
+    found = [path for path in package.WHEELS.glob("*.whl") if "-".join(path.name.split("-")[:2]).lower() in versions]
+    assert {"-".join(path.name.split("-")[:2]).lower() for path in found} == versions
+    return found
+
+
+def wheel_tops(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name.partition("/")[0] for name in archive.namelist()}
+
+
+@NAMES
+def test_what_is_of_no_use_there_is_left_out(zips: Mapping[str, Zip], name: str) -> None:
+    made = zips[name]
+    assert not made.top & NOBODY_IMPORTS
+    parts = {part for entry in made.names for part in entry.split("/")}
+    assert not parts & {"tests", "INSTALLER", "RECORD", "REQUESTED", "WHEEL", "py.typed", ".env"}
+    assert not [entry for entry in made.names if entry.endswith((".pyi", ".key", ".sqlite3", ".sqlite3-wal", ".yaml"))]
+
+
+@NAMES
+def test_licenses_and_what_importlib_reads_come_along(zips: Mapping[str, Zip], name: str) -> None:
+    made = zips[name]
+    distributions = {entry for entry in made.top if entry.endswith(".dist-info")}
+    assert {f"{one}/METADATA" for one in distributions} <= set(made.names)
+    assert [entry for entry in made.names if entry.startswith("pydantic-") and "LICENSE" in entry]
+
+
+def test_the_worker_has_no_web_framework_and_no_cryptography(zips: Mapping[str, Zip]) -> None:
+    assert zips["gateway"].top >= WORKERS_NEVER_IMPORT
+    assert not zips["worker"].top & WORKERS_NEVER_IMPORT
+
+
+def test_each_has_its_own_part_of_the_app(zips: Mapping[str, Zip]) -> None:
+    app = {str(path.relative_to(ROOT / "app")) for path in (ROOT / "app").rglob("*.py")}
+    command = {one for one in app if one.startswith("cli/")}
+    web = {one for one in app if one.startswith("http/")} | {"main.py", "lambda_http.py"}
+    assert zips["gateway"].under("app") == app - command - {"lambda_worker.py"}
+    assert zips["worker"].under("app") == app - command - web
+
+
+@NAMES
+def test_the_configuration_is_json(zips: Mapping[str, Zip], name: str) -> None:
+    assert zips[name].config == {"backends": [{"kind": "python", "name": "tools", "path": "tools.py"}]}
+
+
+@NAMES
+def test_every_source_has_its_byte_code_beside_it(zips: Mapping[str, Zip], name: str) -> None:
+    made = zips[name]
+    compiled = {entry for entry in made.names if entry.endswith(".cpython-313.pyc")}
+    sources = [Path(entry) for entry in made.names if entry.endswith(".py")]
+    missing = [
+        one for one in sources if str(one.parent / "__pycache__" / f"{one.stem}.cpython-313.pyc") not in compiled
+    ]
+    assert missing == []
+    assert len(compiled) == len([entry for entry in made.names if entry.endswith(".pyc")])
+
+
+@NAMES
+def test_native_code_is_for_the_functions_machine(zips: Mapping[str, Zip], name: str) -> None:
+    native = [entry for entry in zips[name].names if entry.endswith(".so")]
+    assert native
+    assert all(MACHINES[ARCH] in entry or ".abi3." in entry for entry in native), native
+
+
+def test_the_same_input_makes_the_same_zip(zips: Mapping[str, Zip], config: Path, tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(config.parent, tmp_path / "elsewhere")  # other times, another path
+    (worker,) = (function for function in package.FUNCTIONS if function.name == "worker")
+    package.build(worker, elsewhere / "gateway.yaml", ARCH, tmp_path / "out")
+    assert (tmp_path / "out/worker.zip").read_bytes() == zips["worker"].path.read_bytes()
+
+
+def test_the_lock_can_be_installed_for_the_other_machine(tmp_path: Path) -> None:
+    (gateway,) = (function for function in package.FUNCTIONS if function.name == "gateway")
+    package.install(gateway, "x86_64", tmp_path)
+    native = [path.name for path in tmp_path.rglob("*.so")]
+    assert native
+    assert all("x86_64" in name or ".abi3." in name for name in native), native

@@ -1,0 +1,162 @@
+"""What the functions may do at AWS, as `template.yaml` says, and what they do, as their code says.
+
+A function's code calls methods of the stores, those call methods of the table, and those call operations of boto3 by
+name. Each step is read from the syntax tree, so that a method nobody calls asks for no permission.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from infra.stack.template import Template
+from tests.support.dynamodb import ROOT
+
+Permission: TypeAlias = tuple[str, str]
+"""An action and what it is done to."""
+
+TABLE, INDEX, QUEUE, KEYS = "arn:table", "arn:table/index/open", "arn:queue", "arn:keys"
+KNOWN = {
+    "Table": "tasks",
+    "Table.Arn": TABLE,
+    "Queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/tasks",
+    "Queue.Arn": QUEUE,
+    "StateKeys": KEYS,
+    "Api": "a1b2c3d4e5",
+}
+"""What stands for the template's resources here."""
+
+OPERATIONS: Mapping[str, Permission] = {
+    "batch_write_item": ("dynamodb:BatchWriteItem", TABLE),
+    "delete_item": ("dynamodb:DeleteItem", TABLE),
+    "get_item": ("dynamodb:GetItem", TABLE),
+    "put_item": ("dynamodb:PutItem", TABLE),
+    "query": ("dynamodb:Query", TABLE),
+    "scan": ("dynamodb:Scan", TABLE),
+    "transact_write_items": ("dynamodb:TransactWriteItems", TABLE),
+    "update_item": ("dynamodb:UpdateItem", TABLE),
+    "change_message_visibility_batch": ("sqs:ChangeMessageVisibility", QUEUE),
+    "delete_message_batch": ("sqs:DeleteMessage", QUEUE),
+    "receive_message": ("sqs:ReceiveMessage", QUEUE),
+    "send_message": ("sqs:SendMessage", QUEUE),
+    "send_message_batch": ("sqs:SendMessage", QUEUE),
+    "decrypt": ("kms:Decrypt", KEYS),
+    "describe_secret": ("secretsmanager:DescribeSecret", KEYS),
+    "get_secret_value": ("secretsmanager:GetSecretValue", KEYS),
+    "put_secret_value": ("secretsmanager:PutSecretValue", KEYS),
+    "update_secret_version_stage": ("secretsmanager:UpdateSecretVersionStage", KEYS),
+}
+"""Each operation of boto3 that may occur in the code, and what it has to be allowed as."""
+
+OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")}
+"""What the event source mapping does in the worker's name."""
+
+GATEWAY = ("app/dispatch/rounds.py", "app/tasks/service.py", "app/tasks/watch.py")
+WORKER = ("app/tasks/home.py", "app/tasks/sweep.py", "app/tasks/worker.py")
+SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/pool.py")
+"""What no function runs: the operator's command, and workers that poll."""
+
+
+def allowed(template: Template, function: str) -> set[Permission]:
+    """By a function's own policies."""
+    found: set[Permission] = set()
+    for statement in template.properties(function)["Policies"][0]["Statement"]:
+        assert statement["Effect"] == "Allow"
+        actions = statement["Action"]
+        found |= {(action, statement["Resource"]) for action in ([actions] if isinstance(actions, str) else actions)}
+    return found
+
+
+def of_stores(modules: tuple[str, ...]) -> set[Permission]:
+    """What modules do to task store, once store and queue."""
+    uses = [use for module in modules for use in _uses(module)]
+    found = [STORES[store].get(method, set()) for store, method in uses]
+    return set().union(*found)
+
+
+def of_module(path: str, *elsewhere: str) -> set[Permission]:
+    """What a module does, whichever of its functions; `elsewhere` are operations of another way to set it up."""
+    names = {node.attr for node in ast.walk(_parsed(path)) if isinstance(node, ast.Attribute)}
+    return {OPERATIONS[name] for name in names & OPERATIONS.keys() - set(elsewhere)}
+
+
+def users_of_stores() -> set[str]:
+    """The modules of app/ that call a method of a store."""
+    modules = (str(path.relative_to(ROOT)) for path in (ROOT / "app").rglob("*.py"))
+    return {module for module in modules if any(STORES[store].get(method) for store, method in _uses(module))}
+
+
+def named_operations() -> set[str]:
+    """Each operation of the services that the modules which hold clients name: an attribute, or a text on its own."""
+    from botocore import xform_name
+    from botocore.session import get_session
+
+    models = [get_session().get_service_model(name) for name in ("dynamodb", "sqs", "secretsmanager", "kms")]
+    operations = {xform_name(name) for model in models for name in model.operation_names}
+    found: set[str] = set()
+    holders = [
+        *(ROOT / "app/storage").glob("*.py"),
+        ROOT / "app/tokens/keys.py",
+        *(ROOT / "infra/rotation").glob("*.py"),
+    ]
+    for path in holders:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            found.add(node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "value", "")))
+    return found & operations
+
+
+def _uses(module: str) -> Iterator[tuple[str, str]]:
+    """Store and method of each `self._store.method` and the like."""
+    for node in ast.walk(_parsed(module)):
+        match node:
+            case ast.Attribute(attr=method, value=ast.Attribute(attr="_store" | "_once" | "_queue" as store)):
+                yield store, method
+            case ast.Attribute(attr=method, value=ast.Attribute(value=ast.Name("stores"), attr=name)):
+                yield {"tasks": "_store", "once": "_once", "queue": "_queue"}[name], method
+
+
+def _methods(path: str, name: str, under: Mapping[str, set[Permission]]) -> dict[str, set[Permission]]:
+    """What each method of a class does, itself, through `self` or through the `_table` under it."""
+    (found,) = (node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
+    bodies = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {method: _does(method, bodies, under, {method}) for method in bodies}
+
+
+def _does(
+    method: str, bodies: Mapping[str, ast.AST], under: Mapping[str, set[Permission]], seen: set[str]
+) -> set[Permission]:
+    found: set[Permission] = set()
+    on_index = False
+    for node in ast.walk(bodies[method]):
+        match node:
+            case ast.Constant(value="IndexName"):
+                on_index = True
+            # by name, as in call("query", …); a comparison with a name calls nothing
+            case ast.Call(args=arguments):
+                found |= {OPERATIONS[one.value] for one in arguments if _is_operation(one)}
+            case ast.Attribute(attr=name, value=ast.Name("client")) if name in OPERATIONS:
+                found.add(OPERATIONS[name])
+            case ast.Attribute(attr=name, value=ast.Name("self")) if name in bodies and name not in seen:
+                found |= _does(name, bodies, under, seen | {name})
+            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table")):
+                found |= under.get(name, set())
+    return {(action, INDEX if on_index else resource) for action, resource in found}
+
+
+def _is_operation(node: Any) -> bool:
+    return isinstance(node, ast.Constant) and node.value in OPERATIONS
+
+
+def _parsed(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text("utf-8"))
+
+
+_TABLE = _methods("app/storage/dynamodb.py", "Table", {})
+TASKS = _methods("app/storage/dynamodb_tasks.py", "DynamoDbTasks", _TABLE)
+STORES: Mapping[str, Mapping[str, set[Permission]]] = {
+    "_store": TASKS,
+    "_once": _methods("app/storage/dynamodb.py", "DynamoDbOnce", _TABLE),
+    "_queue": _methods("app/storage/sqs.py", "SqsQueue", {}),
+}
+"""What the methods of the stores do, by the attribute that has the store."""
