@@ -47,7 +47,9 @@ MAX_CHANGES: Final = 3
 QUIET_TURNS: Final = 10
 """Turns of the event loop without any engine call after which the handler's branches count as at rest."""
 SHED_MARGIN_MS: Final = 250
-"""What has to be left of the time, beyond the longest step so far, for another step to be begun."""
+"""What has to be left of the time, beyond what a step is expected to take, for another to be begun."""
+SLOWER: Final = 1.25
+"""What a step is expected to take: the longest so far times this. Steps of seconds differ by more than a margin."""
 HOLD_MS: Final = 1_000
 """A task that has to wait no longer than this keeps its worker; letting go and being taken up again costs as much."""
 
@@ -236,7 +238,7 @@ class Run:
         if self.suspended:  # between two times of a poll
             raise Suspend
         remaining_ms = self.deadline.remaining_ms()
-        short = remaining_ms is not None and remaining_ms < self._longest_ms + SHED_MARGIN_MS
+        short = remaining_ms is not None and remaining_ms < self._longest_ms * SLOWER + SHED_MARGIN_MS
         if self.yields or (short and self._steps_run > 0):
             self.wants_task = True
             await self._park()

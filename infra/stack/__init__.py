@@ -3,4 +3,12 @@
 curl ──▶ front (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
                                       │ DynamoDB Local, SQS and Secrets Manager of moto
          poller (event source mapping) ◀── queue          schedule ──▶ worker functions
+
+What AWS does and this does not:
+
+    concurrency   AWS throttles what finds no function free; here it waits
+    scaling       AWS adds environments with the load, and polls less after failures; here both are fixed
+    init phase    AWS ends it after 10 s and begins it before the invocation; here it is part of the first one
+    memory, CPU   bounded by MemorySize at AWS; here by the machine
+    permissions   IAM is not evaluated; tests hold the template's policies against the calls that are made
 """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import platform
-import subprocess
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
-from infra.stack.stack import ROOT, Stack, running
+from infra.stack.stack import ROOT, Stack, build_zips, running
 
 DEMO = ROOT / "infra/stack/demo/gateway.yaml"
 
@@ -22,34 +21,31 @@ def main() -> int:
     parser.add_argument("--gateways", type=int, default=3, help="gateway functions at once (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="worker functions at once (default: %(default)s)")
     parser.add_argument("--port", type=int, help="of the API (default: any free one)")
+    parser.add_argument("--directory", type=Path, help="for the functions and their logs (default: a temporary one)")
     arguments = parser.parse_args()
-    package(DEMO if arguments.demo else arguments.config)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that nothing stays behind
     try:
         return asyncio.run(run(arguments))
     except KeyboardInterrupt:
         return 130
 
 
-def package(config: Path) -> None:
-    """The zips for this machine."""
-    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
-    subprocess.run([sys.executable, "-m", "infra.package", "--arch", arch, str(config)], cwd=ROOT, check=True)
-
-
 async def run(arguments: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = (arguments.directory or Path(temporary)).resolve()
+        zips = build_zips(DEMO if arguments.demo else arguments.config, directory / "zips")
         counts = {"gateways": arguments.gateways, "workers": arguments.workers}
-        async with running(Path(directory), **counts, port=arguments.port) as stack:
+        async with running(directory, zips, **counts, port=arguments.port) as stack:
             if arguments.demo:
                 from infra.stack.demo import show
 
                 return await show(stack)
-            await serve(stack, directory)
+            await serve(stack)
     return 0
 
 
-async def serve(stack: Stack, directory: str) -> None:
-    print(f"{stack.url}\nlogs of the functions: {directory}\nCtrl-C ends it")
+async def serve(stack: Stack) -> None:
+    print(f"{stack.url}\nlogs of the functions: {stack.deployment.directory}\nCtrl-C ends it", flush=True)
     await asyncio.Event().wait()
 
 

@@ -1,8 +1,8 @@
 """API Gateway in front of the gateway function: an HTTP API with payload format 2.0.
 
 What it changes is changed here too: header names in lower case, repeated ones joined; `Transfer-Encoding` and the like
-do not pass; `WWW-Authenticate` of an answer comes out as `x-amzn-Remapped-WWW-Authenticate`; 413 above 10 MB; 503 after
-30 s; 500 with `{"message": …}` when the function fails.
+do not pass; `WWW-Authenticate` of an answer comes out as `x-amzn-Remapped-WWW-Authenticate`. Its own answers: 431 above
+10 KB of headers, 413 above 10 MB of body or 6 MB of event, 503 after 30 s, while the function goes on, 500 if it fails.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from infra.stack.functions import InvocationFailed, Pool
+from infra.stack.functions import MAX_PAYLOAD_BYTES, InvocationFailed, PayloadTooLarge, Pool
 
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024
-MAX_PAYLOAD_BYTES: Final = 6 * 1024 * 1024
+MAX_HEADER_BYTES: Final = 10_240
+"""Of the request line and all header values."""
 NOT_PASSED: Final = {
     "connection",
     "content-length",
@@ -38,8 +39,11 @@ REMAPPED: Final = {"www-authenticate": "x-amzn-remapped-www-authenticate"}
 class Front:
     """Routes of the template to one function."""
 
-    def __init__(self, pool: Pool, routes: Iterable[tuple[str, str]], stage: str) -> None:
+    def __init__(
+        self, pool: Pool, routes: Iterable[tuple[str, str]], stage: str, *, integration_s: float = INTEGRATION_S
+    ) -> None:
         self._pool = pool
+        self._integration_s = integration_s
         self._routes = [(method, path.split("/")) for method, path in routes]
         self._stage = stage
 
@@ -51,18 +55,22 @@ class Front:
     async def _answer(self, request: Request) -> Response:
         route = self._route(request.method, request.url.path)
         if route is None:
-            return JSONResponse({"message": "Not Found"}, 404)
+            return _message(404, "Not Found")
+        if len(request.url.path) + sum(map(len, request.headers.values())) > MAX_HEADER_BYTES:
+            return _message(431, "Request Header Fields Too Large")
         body = await request.body()
         if len(body) > MAX_REQUEST_BYTES:
-            return JSONResponse({"message": "Request Entity Too Large"}, 413)
+            return _message(413, "Request Entity Too Large")
         event = self._event(request, route, body)
         try:
-            async with asyncio.timeout(INTEGRATION_S):
+            async with asyncio.timeout(self._integration_s):
                 answer = await self._pool.invoke(event)
         except TimeoutError:
-            return JSONResponse({"message": "Service Unavailable"}, 503)
+            return _message(503, "Service Unavailable")
+        except PayloadTooLarge:
+            return _message(413, "Request Entity Too Large")
         except InvocationFailed:
-            return JSONResponse({"message": "Internal Server Error"}, 500)
+            return _message(500, "Internal Server Error")
         return _response(answer)
 
     def _route(self, method: str, path: str) -> str | None:
@@ -123,10 +131,14 @@ def _headers(items: Iterable[tuple[str, str]]) -> dict[str, str]:
     return joined
 
 
+def _message(status: int, text: str) -> Response:
+    return JSONResponse({"message": text}, status)
+
+
 def _response(answer: Mapping[str, Any]) -> Response:
     text = answer.get("body") or ""
     if len(text.encode()) > MAX_PAYLOAD_BYTES:
-        return JSONResponse({"message": "Internal Server Error"}, 500)
+        return _message(500, "Internal Server Error")
     body = base64.b64decode(text) if answer.get("isBase64Encoded") else text.encode()
     headers = {REMAPPED.get(name.lower(), name): value for name, value in (answer.get("headers") or {}).items()}
     passed = {name: value for name, value in headers.items() if name.lower() not in NOT_PASSED}

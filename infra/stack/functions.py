@@ -1,6 +1,8 @@
 """Lambda functions: execution environments under the Runtime Interface Emulator, as many as are wanted of each.
 
-An environment runs one invocation at a time. One that has died is replaced when it is needed again, as AWS does it.
+An environment runs one invocation at a time, to its end: a caller that does not wait so long changes nothing. One that
+has died is replaced when it is needed again, as AWS does it. Unlike AWS, an invocation that finds none free waits for
+one, where concurrency is limited there it is throttled; and memory is not limited.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import zipfile
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +28,17 @@ import httpx
 from infra.stack.template import Function
 
 START_S = 20
+MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
+"""Of an event and of an answer."""
 INVOCATION = "/2015-03-31/functions/function/invocations"
 
 
 class InvocationFailed(Exception):
     """The function raised, timed out, or its environment died; AWS says no more either."""
+
+
+class PayloadTooLarge(InvocationFailed):
+    """The event is larger than AWS Lambda takes; nothing was invoked."""
 
 
 @dataclass
@@ -45,6 +55,8 @@ class Environment:
     port: int = 0
     invocations: int = 0
     starts: int = 0
+    is_ended: bool = False
+    _ending: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def name(self) -> str:
@@ -55,7 +67,11 @@ class Environment:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """A fresh environment; its init phase begins with the first invocation, as the emulator has it."""
+        """A fresh environment; its init phase begins with the first invocation, as the emulator has it.
+
+        Raises:
+            InvocationFailed: it was killed meanwhile, or cannot be started.
+        """
         self.port, api = free_port(), free_port()
         emulator = [
             str(self.tools.emulator),
@@ -63,11 +79,13 @@ class Environment:
             *("--runtime-api-address", f"127.0.0.1:{api}"),
             *("--log-level", "error"),
         ]
-        with self.log.open("ab") as sink:
+        with self._ending, self.log.open("ab") as sink:
+            if self.is_ended:
+                raise InvocationFailed(f"{self.name} is not to be started again")
             self.process = subprocess.Popen(
                 [*emulator, str(self.tools.python), "-m", "awslambdaric", self.function.handler],
                 cwd=self.code,
-                env=self._environment(),
+                env=self.variables_of_the_process(),
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
@@ -75,11 +93,11 @@ class Environment:
         until = time.monotonic() + START_S
         while not answers(self.port):
             if time.monotonic() > until or not self.is_alive:
-                raise RuntimeError(f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}")
+                raise InvocationFailed(f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}")
             time.sleep(0.01)
         self.starts += 1
 
-    def _environment(self) -> dict[str, str]:
+    def variables_of_the_process(self) -> dict[str, str]:
         function = self.function
         return {
             "PATH": os.environ["PATH"],
@@ -97,8 +115,16 @@ class Environment:
     def kill(self) -> None:
         """End it, with everything in it, as a host that fails would."""
         if self.process is not None and self.is_alive:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            for pid in family(self.process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             self.process.wait()
+
+    def end(self) -> None:
+        """Kill it for good, also while it is being started in another thread."""
+        with self._ending:
+            self.is_ended = True
+        self.kill()
 
 
 @dataclass(frozen=True)
@@ -116,6 +142,7 @@ class Pool:
     environments: list[Environment]
     http: httpx.AsyncClient
     _free: asyncio.Queue[Environment] = field(default_factory=asyncio.Queue)
+    _running: set[asyncio.Task[Any]] = field(default_factory=set)
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
 
     def __post_init__(self) -> None:
@@ -126,32 +153,42 @@ class Pool:
         """What the function returns.
 
         Raises:
-            InvocationFailed
+            PayloadTooLarge, InvocationFailed
         """
+        payload = json.dumps(event, ensure_ascii=False).encode()
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise PayloadTooLarge(f"{len(payload)} bytes")
+        running = asyncio.create_task(self._run(payload))
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    def _ended(self, running: asyncio.Task[Any]) -> None:
+        self._running.discard(running)
+        if not running.cancelled():
+            running.exception()  # whoever asked may not be there any more
+
+    async def _run(self, payload: bytes) -> Any:
         environment = await self._free.get()
         try:
             if not environment.is_alive:
                 await asyncio.to_thread(environment.start)
             environment.invocations += 1
             self.recent.append(environment.name)
-            return await self._invoke(environment, event)
+            return await self._invoke(environment, payload)
         finally:
             self._free.put_nowait(environment)
 
-    async def _invoke(self, environment: Environment, event: Any) -> Any:
+    async def _invoke(self, environment: Environment, payload: bytes) -> Any:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
         try:
-            response = await self.http.post(
-                url, content=json.dumps(event).encode(), timeout=environment.function.timeout_s + 5
-            )
+            response = await self.http.post(url, content=payload, timeout=environment.function.timeout_s + START_S)
         except httpx.HTTPError as error:
             raise InvocationFailed(f"{environment.name}: {type(error).__name__}") from None
-        if response.status_code != 200:
-            environment.kill()  # after a time-out or a crash of the runtime AWS begins with a fresh one
-            raise InvocationFailed(f"{environment.name}: {response.text[:500]}")
         try:
-            result = response.json()
-        except ValueError:
+            result = response.raise_for_status().json()
+        except (httpx.HTTPStatusError, ValueError):  # it is the emulator who speaks, such as "Task timed out after …"
+            environment.kill()  # after a time-out or a crash of the runtime AWS begins with a fresh one
             raise InvocationFailed(f"{environment.name}: {response.text[:500]}") from None
         if isinstance(result, dict) and "errorMessage" in result and "errorType" in result:
             raise InvocationFailed(f"{environment.name}: {result['errorType']}: {result['errorMessage']}")
@@ -159,8 +196,10 @@ class Pool:
 
     def close(self) -> None:
         """End all of them."""
+        for running in self._running:
+            running.cancel()
         for environment in self.environments:
-            environment.kill()
+            environment.end()
 
 
 def unpack(source: Path, directory: Path) -> Path:
@@ -169,6 +208,12 @@ def unpack(source: Path, directory: Path) -> Path:
     with zipfile.ZipFile(source) as archive:
         archive.extractall(directory)
     return directory
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has begun; the emulator gives the runtime a process group of its own."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [pid, *(one for children in tasks for child in children.read_text().split() for one in family(int(child)))]
 
 
 def free_port() -> int:

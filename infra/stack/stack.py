@@ -4,24 +4,77 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import uvicorn
 
-from infra.stack.aws import REGION, Aws, make_resources, services
-from infra.stack.front import Front
+from infra.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
+from infra.stack.front import INTEGRATION_S, Front
 from infra.stack.functions import Environment, Pool, Tools, free_port, unpack
 from infra.stack.template import Template
 from infra.stack.triggers import Poller, Schedule
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "template.yaml"
+
+
+@dataclass(frozen=True)
+class Times:
+    """What of the template's times is another here, because nobody wants to wait for it; `None` is the template's."""
+
+    sweep_every_s: float | None = None
+    gateway_s: int | None = None
+    """The gateway function's time-out."""
+    api_s: float = INTEGRATION_S
+    """For how long the API waits for it."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What the functions of the template are made from here."""
+
+    template: Template
+    zips: Path
+    tools: Tools
+    variables: Mapping[str, str]
+    directory: Path
+    http: httpx.AsyncClient
+    times: Times
+
+    def gateways(self, count: int, name: str = "GatewayFunction", **changes: str) -> Pool:
+        """Environments of the gateway function, or of one that differs from it in these variables."""
+        return self._pool("GatewayFunction", count, name, changes, self.times.gateway_s)
+
+    def workers(self, count: int) -> Pool:
+        """Environments of the worker function."""
+        return self._pool("WorkerFunction", count, "WorkerFunction", {}, None)
+
+    def _pool(self, of: str, count: int, name: str, changes: Mapping[str, str], timeout_s: int | None) -> Pool:
+        deployed = self.template.function(of)
+        function = replace(deployed, name=name, timeout_s=timeout_s or deployed.timeout_s)
+        code, variables = self.directory / of, {**self.variables, **changes}
+        if not code.exists():
+            unpack(self.zips / function.zip.name, code)
+        environments = [
+            Environment(function, number, code, self.tools, variables, self.directory / f"{name}-{number}.log")
+            for number in range(1, count + 1)
+        ]
+        return Pool(environments, self.http)
+
+    def api(self, pool: Pool) -> Front:
+        """The API in front of a pool of gateways."""
+        stage = self.template.properties("Api")["StageName"]
+        events = self.template.function("GatewayFunction").events.values()
+        routes = [(event["Properties"]["Method"], event["Properties"]["Path"]) for event in events]
+        return Front(pool, routes, stage, integration_s=self.times.api_s)
 
 
 @dataclass
@@ -34,6 +87,7 @@ class Stack:
     poller: Poller
     aws: Aws
     resources: Mapping[str, str]
+    deployment: Deployment
 
     @property
     def environments(self) -> list[Environment]:
@@ -44,37 +98,32 @@ class Stack:
 @asynccontextmanager
 async def running(
     directory: Path,
+    zips: Path,
     *,
     gateways: int = 3,
     workers: int = 2,
     port: int | None = None,
-    sweep_every_s: float | None = None,
+    times: Times = Times(),
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stack]:
-    """The stack, as the template describes it, for as long as this lasts.
-
-    `sweep_every_s` is the schedule's own rate unless it is given: a minute is long to wait for here.
-    """
-    tools = find_tools()
+    """The stack, as the template describes it, for as long as this lasts; `more` are variables for both functions."""
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
-    parameters = {"PublicUrl": url}
+    parameters, tools = {"PublicUrl": url}, find_tools()
     with services(directory) as aws:
         resources = make_resources(aws, Template(TEMPLATE, parameters, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template = Template(TEMPLATE, parameters, known)
+        template, variables = Template(TEMPLATE, parameters, known), {**aws.environment, **(more or {})}
         async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)) as http:
-            environment = {**aws.environment, **(more or {})}
-            front = pool_of("GatewayFunction", gateways, template, tools, environment, directory, http)
-            back = pool_of("WorkerFunction", workers, template, tools, environment, directory, http)
-            poller, schedule = triggers(template, aws, resources, back, workers, sweep_every_s)
-            stack = Stack(f"{url}/mcp", front, back, poller, aws, resources)
+            deployment = Deployment(template, zips, tools, variables, directory, http, times)
+            front, back = deployment.gateways(gateways), deployment.workers(workers)
+            poller, schedule = triggers(template, aws, resources, back, times)
             background = [asyncio.create_task(one.run()) for one in (poller, schedule)]
-            server = serve(front, template, port)
+            server = _Server(uvicorn.Config(deployment.api(front), port=port, log_level="warning", lifespan="off"))
             background.append(asyncio.create_task(server.serve()))
             try:
                 await up(server)
-                yield stack
+                yield Stack(f"{url}/mcp", front, back, poller, aws, resources, deployment)
             finally:
                 server.should_exit = True
                 for one in background[:2]:
@@ -85,49 +134,29 @@ async def running(
                 back.close()
 
 
-def pool_of(
-    name: str,
-    count: int,
-    template: Template,
-    tools: Tools,
-    environment: Mapping[str, str],
-    directory: Path,
-    http: httpx.AsyncClient,
-) -> Pool:
-    """The environments of one function of the template."""
-    function = template.function(name)
-    code = unpack(function.zip, directory / name)
-    environments = [
-        Environment(function, number, code, tools, environment, directory / f"{name}-{number}.log")
-        for number in range(1, count + 1)
-    ]
-    return Pool(environments, http)
-
-
 def triggers(
-    template: Template, aws: Aws, resources: Mapping[str, str], workers: Pool, count: int, sweep_every_s: float | None
+    template: Template, aws: Aws, resources: Mapping[str, str], workers: Pool, times: Times
 ) -> tuple[Poller, Schedule]:
     """What the worker's events say."""
     events = template.function("WorkerFunction").events
     source, rule = events["Tasks"]["Properties"], events["Sweep"]["Properties"]
-    arn = f"arn:aws:sqs:{REGION}:123456789012:tasks"
-    poller = Poller(aws.client("sqs"), resources["Queue"], workers, source["BatchSize"], count, arn)
-    return poller, Schedule(workers, sweep_every_s or rate_s(rule["Schedule"]), json.loads(rule["Input"]))
+    poller = Poller(
+        aws.client("sqs"),
+        resources["Queue"],
+        workers.invoke,
+        batch_size=source["BatchSize"],
+        concurrency=len(workers.environments),
+        arn=f"arn:aws:sqs:{REGION}:{ACCOUNT}:tasks",
+        reports_failures="ReportBatchItemFailures" in source.get("FunctionResponseTypes", []),
+    )
+    every_s = times.sweep_every_s or rate_s(rule["Schedule"])
+    return poller, Schedule(workers.invoke, every_s, json.loads(rule["Input"]))
 
 
 def rate_s(expression: str) -> float:
     """`rate(1 minute)` in seconds."""
     number, unit = expression.removeprefix("rate(").rstrip(")").split()
     return float(number) * {"minute": 60, "hour": 3600, "day": 86_400}[unit.rstrip("s")]
-
-
-def serve(pool: Pool, template: Template, port: int) -> uvicorn.Server:
-    """The API of the template on a port."""
-    stage = template.properties("Api")["StageName"]
-    events = template.function("GatewayFunction").events.values()
-    routes = [(event["Properties"]["Method"], event["Properties"]["Path"]) for event in events]
-    front = Front(pool, routes, stage)
-    return _Server(uvicorn.Config(front, port=port, log_level="warning", lifespan="off"))
 
 
 class _Server(uvicorn.Server):
@@ -148,8 +177,34 @@ async def up(server: uvicorn.Server) -> None:
             await asyncio.sleep(0.01)
 
 
+def build_zips(config: Path, out: Path) -> Path:
+    """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed."""
+    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
+    command = [
+        sys.executable,
+        "-m",
+        "infra.package",
+        "--arch",
+        arch,
+        "--out",
+        str(out.resolve()),
+        str(config.resolve()),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return out
+
+
+def why_not() -> str | None:
+    """Why the stack cannot be run here, if it cannot."""
+    finder = [sys.executable, str(ROOT / "scripts/interpreter.py"), "3.13"]
+    if subprocess.run(finder, capture_output=True, check=False).returncode != 0:
+        return "the functions need Python 3.13"
+    return None if shutil.which("java") else "DynamoDB Local needs Java 17"
+
+
 def find_tools() -> Tools:
-    """The emulator and the runtime's Python, installed once."""
+    """The emulator and the runtime's Python; with DynamoDB Local they are installed once."""
+    subprocess.run([ROOT / "scripts/dynamodb-local", "--install"], check=True)
     subprocess.run([ROOT / "scripts/lambda-tools"], check=True)
     emulator = ROOT / ".cache/lambda/aws-lambda-rie"
     python = ROOT / ".cache/lambda/runtime/bin/python"

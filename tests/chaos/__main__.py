@@ -6,24 +6,30 @@ import argparse
 import random
 import sys
 
-from tests.chaos import tasks
+from tests.chaos import functions, tasks
 
-SHORT = 100
+COUNTS = {"tasks": 500, "lambda": 300}
+SHORT = {"tasks": 100, "lambda": 60}
 """Tasks of a run that nobody asked for in particular."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description="Real processes, killed while they work.")
-    parser.add_argument("run", nargs="?", choices=("tasks",), help="the run (default: all, in their short form)")
+    parser.add_argument("run", nargs="?", choices=tuple(COUNTS), help="the run (default: all, in their short form)")
     parser.add_argument("--seed", type=int, help="repeat a run's choices (default: a new one, printed)")
-    parser.add_argument("--store", choices=("sqlite", "dynamodb", "both"), default="both", help="default: %(default)s")
-    parser.add_argument("--count", type=int, help=f"tasks (default: 500, or {SHORT} in the short form)")
+    stores = ("sqlite", "dynamodb", "both")
+    parser.add_argument("--store", choices=stores, default="both", help="of the run `tasks` (default: %(default)s)")
+    parser.add_argument("--count", type=int, help=f"tasks (default: {COUNTS}, in the short form {SHORT})")
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
-    arguments.count = arguments.count or (SHORT if arguments.run is None else 500)
     print(f"seed {arguments.seed}")
-    return 0 if tasks.main(arguments) else 1
+    runs = {"tasks": tasks.main, "lambda": functions.main}
+    results = []
+    for name in runs if arguments.run is None else [arguments.run]:
+        count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]
+        results.append(runs[name](argparse.Namespace(**{**vars(arguments), "count": count})))
+    return 0 if all(results) else 1
 
 
 sys.exit(main())

@@ -72,14 +72,14 @@ async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
 @pytest.mark.parametrize(
     ("step_ms", "left_ms", "sheds"),
     [
-        (1_000, 1_000 + SHED_MARGIN_MS - 1, True),
-        (1_000, 1_000 + SHED_MARGIN_MS, False),
-        (10, 10 + SHED_MARGIN_MS - 1, True),
-        (10, 10 + SHED_MARGIN_MS, False),
+        (1_000, 1_250 + SHED_MARGIN_MS - 1, True),
+        (1_000, 1_250 + SHED_MARGIN_MS, False),
+        (100, 125 + SHED_MARGIN_MS - 1, True),
+        (100, 125 + SHED_MARGIN_MS, False),
     ],
     ids=["no room for another second", "just room", "no room for a short one", "just room for a short one"],
 )
-async def test_the_next_step_is_begun_if_the_longest_so_far_and_a_margin_would_fit(
+async def test_the_next_step_is_begun_if_one_that_is_a_quarter_longer_than_any_so_far_would_fit(
     step_ms: int, left_ms: int, sheds: bool
 ) -> None:
     work = Work(step_ms / 1000)

@@ -13,7 +13,7 @@ import httpx
 from infra.stack.stack import Stack
 from tests.support import wire
 
-CAPABILITIES = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+CAPABILITIES: dict[str, Any] = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
 ANSWERS: dict[str, dict[str, Any]] = {
     "where": {"city": "Lisbon"},
     "agree": {"go": True},

@@ -42,3 +42,12 @@ async def place_order(ctx: Context, order: int) -> str:
     answer = await ctx.elicit("ship", f"Ship {packed} to {address.street}?", Consent)
     shipped = await ctx.step("ship", effect, order, "ship") if answer.go else "-"
     return f"{order} {address.street} {reserved} {packed} {shipped}"
+
+
+@tool(task="optional")
+async def haul(ctx: Context, order: int, seconds: int) -> str:
+    """Takes as long as it is told to, a second at a time."""
+    for second in range(seconds):
+        await ctx.step(f"second-{second}", asyncio.sleep, 1)
+    receipt: str = await ctx.step("haul", effect, order, "haul")
+    return receipt

@@ -1,0 +1,88 @@
+"""One stack for all of these tests: three gateways and two workers of AWS Lambda, behind API Gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from infra.stack.functions import Environment, Pool
+from infra.stack.stack import Deployment, Stack, Times, build_zips, running, why_not
+from tests.support.asgi import Client
+from tests.support.task_client import TaskClient
+
+CONFIG = Path(__file__).parent / "served/gateway.yaml"
+TIMES = Times(sweep_every_s=1, gateway_s=5, api_s=6)
+"""A sixth of the deployed ones for calls: nobody wants to wait for the others."""
+
+
+@dataclass
+class Deployed:
+    """A stack, and where what its tools do leaves its traces."""
+
+    stack: Stack
+    effects: Path
+
+    def done(self, order: str) -> list[str]:
+        """What was done for an order: `what receipt`, once for each time."""
+        lines = self.effects.read_text().splitlines() if self.effects.exists() else []
+        return [line.removeprefix(f"{order} ") for line in lines if line.startswith(f"{order} ")]
+
+
+def last(pool: Pool) -> Environment:
+    """The environment that the latest invocation went to."""
+    return next(one for one in pool.environments if one.name == pool.recent[-1])
+
+
+async def until(tasks: TaskClient, task_id: str, status: str, within_s: float = 40) -> dict[str, Any]:
+    """The task once it has a status; asked for no more often than a good client would."""
+    end = time.monotonic() + within_s
+    while (task := await tasks.get(task_id))["status"] != status:
+        assert time.monotonic() < end, task
+        await asyncio.sleep(0.2)
+    return task
+
+
+def to_api(deployment: Deployment, pool: Pool) -> httpx.AsyncClient:
+    """Speaks to an API of its own in front of a pool."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(deployment.api(pool)), base_url="http://127.0.0.1")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deployed]:
+    """The stack, up; skipped where it cannot be."""
+    if reason := why_not():
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("stack")
+    effects = directory / "effects.txt"
+    zips = build_zips(CONFIG, directory / "zips")
+    async with running(directory, zips, times=TIMES, more={"EFFECTS": str(effects)}) as up:
+        yield Deployed(up, effects)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def http(stack: Deployed) -> AsyncIterator[httpx.AsyncClient]:
+    """Speaks to the API, with a connection for each request."""
+    url = stack.stack.url.removesuffix("/mcp")
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, trust_env=False, limits=limits, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture
+def mcp(http: httpx.AsyncClient) -> Client:
+    """A client of the API."""
+    return Client(http)
+
+
+@pytest.fixture
+def tasks(mcp: Client) -> TaskClient:
+    """One that declares the tasks extension."""
+    return TaskClient(mcp)

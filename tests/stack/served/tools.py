@@ -1,0 +1,80 @@
+"""What is called through the stack; effects leave lines in a file, which tell what happened from what was said."""
+
+import asyncio
+import os
+import secrets
+import time
+
+from pydantic import BaseModel
+
+from app import Context, tool
+
+
+class Name(BaseModel):
+    name: str
+
+
+@tool
+async def greet(name: str) -> str:
+    """Greets somebody."""
+    return f"Hello, {name}!"
+
+
+@tool
+async def introduce(ctx: Context) -> str:
+    """Asks three things in three rounds, so that the fourth answers."""
+    names = [(await ctx.elicit(key, f"The {key} name?", Name)).name for key in ("first", "middle", "last")]
+    return " ".join(names)
+
+
+def leave_trace(line: str) -> None:
+    with open(os.environ["EFFECTS"], "a") as file:
+        file.write(line)
+
+
+async def effect(what: str) -> str:
+    """Does something that leaves a trace; returns what identifies this doing."""
+    receipt = secrets.token_hex(4)
+    leave_trace(f"{what} {receipt}\n")
+    await asyncio.sleep(0.5)  # it has happened, and nobody has noted it yet
+    return receipt
+
+
+@tool(task="required")
+async def deliver(ctx: Context, order: str) -> list[str]:
+    """Two steps, each followed by a question."""
+    await ctx.continue_as_task()
+    packed = await ctx.step("pack", effect, f"{order} pack")
+    to = await ctx.elicit("to", f"To whom? ({packed})", Name)
+    sent = await ctx.step("send", effect, f"{order} send")
+    by = await ctx.elicit("by", f"By whom? ({sent})", Name)
+    return [packed, to.name, sent, by.name]
+
+
+@tool(task="optional")
+async def dig(ctx: Context, seconds: int, order: str) -> str:
+    """Takes as long as it is told to, a second at a time."""
+    for second in range(seconds):
+        await ctx.step(f"second-{second}", asyncio.sleep, 1)
+    receipt: str = await ctx.step("done", effect, f"{order} dug")
+    return receipt
+
+
+@tool
+async def stare(seconds: float) -> str:
+    """Takes its time without a step, so that there is nothing to shed."""
+    await asyncio.sleep(seconds)
+    return "stared"
+
+
+@tool
+async def talk(megabytes: int) -> str:
+    """Says a lot."""
+    return "m" * (megabytes * 1024 * 1024)
+
+
+@tool
+async def hang() -> str:
+    """Stops the event loop, so that nobody can put an end to it but AWS Lambda."""
+    time.sleep(60)  # noqa: ASYNC251
+    return "hung"
