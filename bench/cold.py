@@ -23,7 +23,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,14 @@ def samples(settings: Settings) -> Iterator[Sample]:
         resources = make_resources(aws, Template(TEMPLATE, {}, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
         template = Template(TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
-        build(folder)
+        with redirect_stdout(sys.stderr):  # samples alone go to the other
+            build(folder)
         measure = Measure(settings, tools, template, aws, folder)
-        yield from measure.starts(WITH_BYTE_CODE, COLD)
+        yield from measure.starts(WITH_BYTE_CODE, COLD, settings.cold_starts)
         yield from measure.breakdowns()
         for path in folder.glob("*/**/__pycache__"):
             shutil.rmtree(path)
-        yield from measure.starts(WITHOUT, [one for one in COLD if "task" not in one.name])
+        yield from measure.starts(WITHOUT, [one for one in COLD if "task" not in one.name], settings.rounds)
 
 
 # What is measured
@@ -165,9 +166,9 @@ class Measure:
     aws: Aws
     folder: Path
 
-    def starts(self, case: str, rows: Sequence[Cold]) -> Iterator[Sample]:
+    def starts(self, case: str, rows: Sequence[Cold], count: int) -> Iterator[Sample]:
         """First answers; the first of each row only warms the page cache."""
-        for number in range(self.settings.cold_starts + 1):
+        for number in range(count + 1):
             for row in rotated(rows, number):
                 start_ms = self.start_ms(row)
                 if number > 0:
@@ -205,16 +206,14 @@ class Measure:
 
     def breakdowns(self) -> Iterator[Sample]:
         """What the imports of the init phase cost, by package: the sum of what its modules take themselves."""
-        for _ in range(self.settings.rounds):
-            for row in COLD:
-                if row.name in BREAKDOWN_OF:
-                    spent = self.imports(row)
-                    most = dict(spent.most_common(SHOWN))
-                    case = f"imports of {row.name}"
-                    for name in sorted(most):
-                        yield Sample(case, name, {"import_ms": most[name]})
-                    yield Sample(case, "all others", {"import_ms": spent.total() - sum(most.values())})
-                    yield Sample(case, "together", {"import_ms": spent.total()})
+        for row in [one for one in COLD if one.name in BREAKDOWN_OF]:
+            rounds = [self.imports(row) for _ in range(self.settings.rounds)]
+            shown = sorted(name for name, _ in rounds[0].most_common(SHOWN))
+            for spent in rounds:
+                values = {name: spent[name] for name in shown}
+                values |= {"all others": spent.total() - sum(values.values()), "together": spent.total()}
+                for name, ms in values.items():
+                    yield Sample(f"imports of {row.name}", name, {"import_ms": ms})
 
     def imports(self, row: Cold) -> Counter[str]:
         """Package → milliseconds, of one process that makes the handler."""

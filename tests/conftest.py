@@ -9,25 +9,12 @@ settings.load_profile("repeatable")
 EMULATED = {"dynamodb", "emulator", "sqs", "endpoint"}
 """Fixtures behind which a service of AWS is emulated."""
 
-PROCESSES = {
-    "cli",
-    "fleet",
-    "test_any_replica.py",
-    "test_once.py",
-    "test_readme.py",
-    "test_server_process.py",
-    "test_several_workers.py",
-}
-"""Folders and files whose tests are about processes that they start."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what takes minutes and no version of Python changes, for `scripts/test` to leave out where it was run."""
     for item in items:
         if set(getattr(item, "fixturenames", ())) & EMULATED or item.path.name == "test_sqs.py":
             item.add_marker("emulated")
-        if {item.path.name, item.path.parent.name} & PROCESSES:
-            item.add_marker("processes")
         if item.path.name == "test_crash_points.py":
             item.add_marker("crash_points")
         if "stack" in getattr(item, "fixturenames", ()):
