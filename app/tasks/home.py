@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
 from app.clock import Clock, Deadline
@@ -108,8 +108,9 @@ class Home:
             yield
         finally:
             heart.cancel()
-            with suppress(asyncio.CancelledError):
-                await heart
+            await asyncio.wait([heart])  # unlike `await heart`, this tells its end from a cancellation of ours
+            if not heart.cancelled():
+                heart.result()
 
     async def _beat(self, running: asyncio.Task[Any]) -> None:
         every_s = min(1.0, self._lease_ms / 6000)

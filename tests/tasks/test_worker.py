@@ -615,6 +615,20 @@ async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> N
     assert [message.ref for message in await shop.messages()] == [ref]
 
 
+async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(shared: Shared) -> None:
+    async def returns(ctx: Context) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)  # while the heartbeat is being stopped
+        return "done"
+
+    shop = shared.workshop(returns=returns)
+    ref = await shop.begin("returns")
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(shop.worker.work(ref))
+    assert (await shop.record(ref)).lease_until_ms == 0
+
+
 # What the client sees meanwhile
 
 
