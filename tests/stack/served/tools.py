@@ -36,7 +36,7 @@ async def effect(what: str) -> str:
     """Does something that leaves a trace; returns what identifies this doing."""
     receipt = secrets.token_hex(4)
     leave_trace(f"{what} {receipt}\n")
-    await asyncio.sleep(0.5)  # it has happened, and nobody has noted it yet
+    await asyncio.sleep(1)  # it has happened, and nobody has noted it yet
     return receipt
 
 
