@@ -20,6 +20,7 @@ from mangum.types import LambdaContext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import config, logs, main, settings
+from app.http.guard import HEALTH
 from app.http.hosting import Hosting
 from app.protocol import jsonrpc
 from app.protocol.jsonrpc import Request
@@ -97,7 +98,7 @@ def _own_path(path: str, endpoint: str) -> str:
     at = path.find("/.well-known/")
     if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
         return path[at:]
-    for own in (endpoint, endpoint + "/", "/healthz"):
+    for own in (endpoint, endpoint + "/", HEALTH):
         if path.endswith(own):
             return own
     return path

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure the gateway beside its peers.")
     names = [each.name for each in (*MEASUREMENTS, *SUBJECTS)]
-    parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds: under three minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument(
         "--only", action="append", default=[], choices=names, metavar="NAME",
         help=f"a measurement or a subject, can be repeated: {', '.join(names)}",
