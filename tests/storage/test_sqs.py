@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -35,12 +37,37 @@ class Sqs:
         return self._session.client("sqs", endpoint_url=self.url, config=Config(**{**CONFIG, "proxies": {}, **config}))
 
 
+def received_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
+    """Of two requests at once moto may give a message to both: it looks first and hides later, without a lock."""
+    from moto.sqs.models import SQSBackend
+
+    look, lock = SQSBackend.receive_message, threading.Lock()
+
+    def receive(self: Any, queue: str, count: int, wait_s: int, *rest: Any, **more: Any) -> Any:
+        until = time.monotonic() + wait_s
+        while True:
+            with lock:
+                found = look(self, queue, count, 0, *rest, **more)
+            if found or time.monotonic() >= until:
+                return found
+            time.sleep(0.05)
+
+    patch.setattr(SQSBackend, "receive_message", receive)
+
+
 @pytest.fixture(scope="module")
 def sqs() -> Iterator[Sqs]:
     from moto.server import ThreadedMotoServer
 
+    with pytest.MonkeyPatch.context() as patch:
+        received_one_at_a_time(patch)
+        yield from served(ThreadedMotoServer)
+
+
+def served(server_class: Any) -> Iterator[Sqs]:
+    """For as long as the tests of this module run."""
     logging.getLogger("werkzeug").setLevel("ERROR")
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server = server_class("127.0.0.1", 0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
     yield Sqs(f"http://127.0.0.1:{port}")
