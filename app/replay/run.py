@@ -535,7 +535,8 @@ class Run:
         since_ms = self._clock.monotonic_ms() - self._stopped_at_ms
         is_hopeless = self._refusals > MAX_REFUSALS or since_ms > STOP_GRACE_S * 1000
         place = here.get()
-        if is_hopeless and isinstance(place, Branch) and not place.is_thread:
+        is_in_thread = isinstance(place, Branch) and place.is_thread
+        if is_hopeless and not is_in_thread:  # also when nobody drives it any more and Python closes it
             await END
         raise Suspend
 
