@@ -429,6 +429,15 @@ class Run:
         key = self._place(branch).key("sleep", name)
         await self._wait_until(branch, self._time_of(key, "sleep", seconds))
 
+    async def sleep_until(self, name: str, until_ms: int) -> None:
+        """Wait for a moment, in milliseconds since the epoch."""
+        branch = await self._enter("sleep", name)
+        key = self._place(branch).key("sleep", name)
+        what = None if self.journal.version == 1 else f"sleep until {until_ms}"
+        self._compare(key, what)
+        self.journal.add(Slept(key, until_ms, what))
+        await self._wait_until(branch, until_ms)
+
     async def begin_limit(self, name: str, seconds: float) -> tuple[Branch, int]:
         """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
         branch = await self._enter("timeout", name)

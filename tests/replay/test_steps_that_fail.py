@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -216,6 +217,27 @@ async def test_what_was_done_within_a_limit_is_served_after_it(task: Home) -> No
     assert isinstance(await task.run(handler), Suspended)
     task.clock.skip(601)  # type: ignore[attr-defined]
     assert await twice(task, handler) == [1, 1]
+
+
+async def test_a_sleep_until_a_moment_is_the_same_in_every_run(task: Home) -> None:
+    moment = datetime.fromtimestamp(task.clock.now_ms() / 1000 + 60, UTC)
+
+    async def handler(ctx: Context) -> str:
+        await ctx.sleep_until(moment)
+        return "awake"
+
+    outcome = await task.run(handler)
+    assert isinstance(outcome, Suspended)
+    assert outcome.wake_ms == task.clock.now_ms() + 60_000
+    task.clock.skip(60)  # type: ignore[attr-defined]
+    assert await twice(task, handler) == ["awake"] * 2
+
+
+async def test_a_moment_without_a_time_zone_is_refused(task: Home) -> None:
+    async def handler(ctx: Context) -> None:
+        await ctx.sleep_until(datetime(2026, 11, 22))
+
+    assert "time zone" in str(error_of(await task.run(handler)))
 
 
 async def test_a_question_has_a_default_after_its_time(task: Home) -> None:
