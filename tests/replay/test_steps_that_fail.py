@@ -103,13 +103,16 @@ async def test_a_step_that_a_failing_sibling_cuts_is_cut_by_it_again(task: Home)
 async def test_a_checkpoint_is_finished_though_its_handler_is_being_cancelled() -> None:
     class Slow(Home):
         async def checkpoint(self, entry: Entry) -> None:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(1)
             await super().checkpoint(entry)
+
+    async def done() -> str:
+        return "done"
 
     async def handler(ctx: Context) -> str:
         try:
-            async with asyncio.timeout(0.05):
-                await ctx.step("one", lambda: "done")
+            async with asyncio.timeout(0.5):
+                await ctx.step("one", done)
         except TimeoutError:
             return "late"
         return "never"
