@@ -96,7 +96,7 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
                 ],
                 "Projection": {
                     "ProjectionType": "INCLUDE",
-                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms", "resends"],
+                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms", "resends", "unsent"],
                 },
             },
             {

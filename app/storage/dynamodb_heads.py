@@ -13,7 +13,7 @@ Besides the fields of `TaskRecord` it has
     noted       the number of the lease's last write of entries: app/storage/noted.py
 
 Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`, `alone`, `deaths`, `declined_ms`,
-`resends`; and so is a `journal_version` of 1.
+`resends`, and so is `unsent` of `OpenTask`, and so is a `journal_version` of 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AT_ONCE: Final = 50
 _STATUSES: Final = {f":{status.value}": status.value for status in Status}
 _ONE_MORE: Final = Expression("#revision + :one")
 NOT_LEASED: Final[Mapping[str, Any]] = MappingProxyType({"lease_until_ms": 0, "wake_ms": 0})
-_OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType({"shard": None, "due_ms": None, "owner": None})
+_OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType({"shard": None, "due_ms": None, "owner": None, "unsent": None})
 _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
 )
@@ -190,6 +190,7 @@ def claimed(until_ms: int, due_ms: int, alone: bool) -> dict[str, Any]:
         "wake_ms": 0,
         "alone": 1 if alone else None,
         "resends": None,
+        "unsent": 1,
         "noted": 0,
     }
 
@@ -382,4 +383,5 @@ def open_task_of(row: Row) -> OpenTask:
     """A row of the index."""
     facts = {name: row[name] for name in ("tool", "created_ms", "expires_ms", "due_ms")}
     ref = TaskRef.parse(row["pk"].removeprefix("T#"))
-    return OpenTask(ref=ref, status=Status(row["status"]), resends=row.get("resends", 0), **facts)
+    swept = {"resends": row.get("resends", 0), "unsent": bool(row.get("unsent", 0))}
+    return OpenTask(ref=ref, status=Status(row["status"]), **facts, **swept)

@@ -62,6 +62,7 @@ from app.storage.tasks import (
     OpenTask,
     TaskRecord,
     TaskRef,
+    is_for_a_sweep,
 )
 
 EXACTLY: Final = 200
@@ -253,7 +254,7 @@ class DynamoDbTasks:
         def asked(draft: Draft) -> Mapping[str, Any]:
             kept = draft.keep_each("1", requests, ROOM)
             questions = {key: {"n": place, "b": value} for place, (key, value) in enumerate(kept)}
-            due = {"due_ms": Expression("#expires_ms")}
+            due = {"due_ms": Expression("#expires_ms"), "unsent": None}
             status = {"status": target(Event.ASK).value, "requests": questions}
             return {**NOT_LEASED, **PROGRESS, **seen(now_ms), **due, **status}
 
@@ -272,7 +273,8 @@ class DynamoDbTasks:
         keeps_blame: bool = False,
     ) -> None:
         """See `TaskStore`."""
-        times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms}
+        unsent = 1 if is_for_a_sweep(wake_ms, due_ms) else None
+        times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
         told = {"attempts": attempts, "declined_ms": declined_ms or None}
         sets = {**times, **told, **({} if keeps_blame else NO_BLAME)}
         await self._write(lease, added, now_ms, lambda draft: sets)
@@ -291,7 +293,8 @@ class DynamoDbTasks:
         before = refs_for_work(lease.notes.known.head)
 
         def begun(draft: Draft) -> Mapping[str, Any]:
-            return {**NOT_LEASED, **PROGRESS, "due_ms": due_ms, **work(call, journal, state, journal_version, draft)}
+            due = {"due_ms": due_ms, "unsent": None}
+            return {**NOT_LEASED, **PROGRESS, **due, **work(call, journal, state, journal_version, draft)}
 
         await self._write(lease, NOTHING, now_ms, begun)
         await self._drop(lease.ref, before)
@@ -304,7 +307,7 @@ class DynamoDbTasks:
 
     async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
         """See `TaskStore`."""
-        sets = {**NOT_LEASED, "due_ms": due_ms, **(BLAMED if blame else {})}
+        sets = {**NOT_LEASED, "due_ms": due_ms, "unsent": 1, **(BLAMED if blame else {})}
         change = Change(sets, [IS_FOUND, *lease_holds()], values_of(now_ms, fence=fence))
         return isinstance(await self._table.update(pk_of(ref), change), Won)
 
@@ -396,7 +399,7 @@ class DynamoDbTasks:
     async def _move(self, move: Move) -> bool:
         resends = {"resends": move.task.resends + 1} if move.resends else {}
         change = Change(
-            {"due_ms": move.due_ms, **resends},
+            {"due_ms": move.due_ms, "unsent": None, **resends},
             # Whoever moved it before us does what is to be done; what is terminal has none.
             when=["#due_ms = :due"],
             values={":due": move.task.due_ms},
@@ -452,7 +455,7 @@ class DynamoDbTasks:
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""
         change = Change(
-            {**NOT_LEASED, **PROGRESS, "fence": Expression("#fence + :one"), "due_ms": due_ms, "resends": None},
+            {**NOT_LEASED, **PROGRESS, "fence": Expression("#fence + :one"), "due_ms": due_ms, "resends": None, "unsent": None},
             # Whether somebody has it does not matter: that is what this is for.
             when=[IS_FOUND, is_in(Event.RUN)],
             values=values_of(now_ms),
