@@ -110,7 +110,10 @@ class TasksConfig(Model):
         30, description="Seconds after which a task that no worker has taken up is queued again.", ge=1, le=3_600
     )
     requeue_at_most_s: float = Field(
-        900, description="To where the pause grows after which a task that still waits is queued again.", ge=1, le=86_400
+        900,
+        description="To where the pause grows after which a task that still waits is queued again.",
+        ge=1,
+        le=86_400,
     )
     sweep_every_s: float = Field(5, description="Seconds between two looks for late tasks.", gt=0, le=3_600)
     shards: int = Field(

@@ -46,7 +46,9 @@ _AT_ONCE: Final = 50
 _STATUSES: Final = {f":{status.value}": status.value for status in Status}
 _ONE_MORE: Final = Expression("#revision + :one")
 NOT_LEASED: Final[Mapping[str, Any]] = MappingProxyType({"lease_until_ms": 0, "wake_ms": 0})
-_OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType({"shard": None, "due_ms": None, "owner": None, "unsent": None})
+_OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType(
+    {"shard": None, "due_ms": None, "owner": None, "unsent": None}
+)
 _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
 )
@@ -111,11 +113,10 @@ def lease_holds(noted: bool = False) -> list[str]:
     return [is_the_last_claim, is_working, is_leased, *([is_as_left] if noted else [])]
 
 
-def is_held(head: Row | None, fence: int) -> bool:
+def is_held(head: Row, fence: int) -> bool:
     """The same of a head that was read, but for what is noted in it."""
-    if head is None or head["fence"] != fence or head["status"] not in sources(Event.RUN):
-        return False
-    return bool(head["lease_until_ms"] > 0)
+    is_working = head["status"] in sources(Event.RUN)
+    return bool(head["fence"] == fence and is_working and head["lease_until_ms"] > 0)
 
 
 def values_of(now_ms: int, **more: Any) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def _chunks(refs: Sequence[str], rows: Mapping[str, Row]) -> tuple[Any, ...]:
 
 def entries_of(head: Row, rows: Mapping[str, Row]) -> list[bytes]:
     """The journal, in order."""
-    return [entry for ref in head["chunks"] for entry in unpacked(whole(ref, rows))] + head["tail"]
+    return [*(entry for ref in head["chunks"] for entry in unpacked(whole(ref, rows))), *head["tail"]]
 
 
 def answers_of(head: Row, rows: Mapping[str, Row]) -> dict[str, bytes]:

@@ -295,6 +295,11 @@ class SqliteTasks:
         select = f"select {_OPEN_TASK} from tasks where due_ms <= ?{part} order by due_ms limit ?"
         return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
 
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """See `TaskStore`."""
+        select = f"select distinct n % {SHARDS} from tasks where due_ms <= ?"
+        return await self._database.read(lambda db: [shard for (shard,) in db.execute(select, (now_ms,))])
+
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
         statement = (
@@ -490,8 +495,9 @@ def _to_record(row: dict[str, Any], requests: Mapping[str, bytes], outcome: byte
 
 
 def _open_task(row: tuple[Any, ...]) -> OpenTask:
-    owner, task_id, tool, status, *facts, unsent = row
-    return OpenTask(TaskRef(owner, task_id), tool, Status(status), *facts, unsent=bool(unsent))
+    owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
+    ref = TaskRef(owner, task_id)
+    return OpenTask(ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent))
 
 
 def _key(task: OpenTask) -> tuple[str, str, int]:

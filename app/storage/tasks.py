@@ -242,7 +242,7 @@ class Move:
 
 def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
     """Whether a task that is released is to be woken by a sweep, with no message on its way."""
-    return 0 < wake_ms and due_ms <= wake_ms + 1_000
+    return wake_ms > 0 and due_ms <= wake_ms + 1_000
 
 
 class TaskStore(Protocol):
@@ -390,6 +390,9 @@ class TaskStore(Protocol):
 
         Eventually consistent.
         """
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """The shards in which `due` finds something now."""
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in the past: give it

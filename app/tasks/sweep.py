@@ -28,8 +28,9 @@ from app.storage.queue import TaskQueue
 from app.storage.tasks import Move, OpenTask, TaskStore
 
 AT_ONCE: Final = 200
-SHARD_MS: Final = 15_000
-"""For how long a sweeper has a shard to itself: longer than it needs for `AT_ONCE` tasks, or the next one helps."""
+SHARD_MS: Final = 5_000
+"""For how long a sweeper has a shard to itself: usually enough for `AT_ONCE` tasks, and how long one that dies delays
+them."""
 LONG: Final = 100
 """A queue with more messages than this, and more than there are late tasks, has lost none of them as it seems."""
 SENT_ANYWAY: Final = 7
@@ -61,20 +62,15 @@ class Sweep:
         """
         deadline = deadline or Deadline(self._clock, None)
         found = 0
-        for shard in await self._shards_with_late_tasks():
+        shards = list(await self._store.late_shards(self._clock.now_ms()))
+        random.shuffle(shards)  # sweepers that begin together are to begin with different ones
+        for shard in shards:
             found += await self._sweep_shard(shard, deadline)
         while not deadline.is_past and await self._store.forget(self._clock.now_ms()):
             pass  # in bites, so that others can write in between
         if found:
             log.info("late tasks", extra={"fields": {"count": found}})
         return found
-
-    async def _shards_with_late_tasks(self) -> list[int]:
-        """In an order of our own: sweepers that begin together are to begin with different ones."""
-        now_ms, shards = self._clock.now_ms(), range(self._store.shards)
-        firsts = await asyncio.gather(*(self._store.due(now_ms, 1, shard) for shard in shards))
-        late = [shard for shard, first in zip(shards, firsts, strict=True) if first]
-        return random.sample(late, len(late))
 
     async def _sweep_shard(self, shard: int, deadline: Deadline) -> int:
         found = 0

@@ -733,9 +733,7 @@ class TaskStoreContract:
     # let_go
 
     @pytest.mark.parametrize(("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)])
-    async def test_a_lease_is_ended_from_outside(
-        self, store: TaskStore, alone: bool, blame: bool, deaths: int
-    ) -> None:
+    async def test_a_lease_is_ended_from_outside(self, store: TaskStore, alone: bool, blame: bool, deaths: int) -> None:
         await store.create(new())
         before = (await claim(store, alone=alone)).record
         assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True
@@ -1308,6 +1306,8 @@ class TaskStoreContract:
             await store.create(new(ref, due_ms=NOW + n))
         parts = [await store.due(NOW + 49, 100, shard) for shard in range(store.shards)]
         assert sorted(task.ref for part in parts for task in part) == sorted(refs[:50])
+        assert sorted(await store.late_shards(NOW + 49)) == [shard for shard, part in enumerate(parts) if part]
+        assert list(await store.late_shards(NOW - 1)) == []
         assert all([task.due_ms for task in part] == sorted(task.due_ms for task in part) for part in parts)
         assert len([part for part in parts if part]) > store.shards // 2
         largest = max(parts, key=len)

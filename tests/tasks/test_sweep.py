@@ -149,9 +149,7 @@ async def sent_over(
     return sent
 
 
-async def test_a_task_that_still_waits_is_sent_again_after_ever_longer_pauses(
-    share: Share, clock: FixedClock
-) -> None:
+async def test_a_task_that_still_waits_is_sent_again_after_ever_longer_pauses(share: Share, clock: FixedClock) -> None:
     shared = share(requeue_after_s=30, requeue_at_most_s=200)
     shops = [shared.workshop(quick=quick) for _ in range(3)]
     refs = [await shops[0].begin("quick") for _ in range(25)]
