@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,7 +147,7 @@ async def _fill(shop: Workshop, count: int) -> None:
 async def _one_task(shop: Workshop) -> float:
     begun = time.monotonic()
     ref = await shop.begin("quick", principal=FEW)
-    while not (await shop.record(ref)).status.is_terminal:
+    while not (await shop.record(ref)).status.is_terminal:  # noqa: ASYNC110 (other event loops end it)
         await asyncio.sleep(0.02)
     return time.monotonic() - begun
 
@@ -172,7 +173,7 @@ def _rates(seen: Sequence[tuple[float, int]]) -> tuple[float, float, float]:
     """Of the time in which there was enough for every worker to do."""
     full = [one for one in seen if one[1] > POOLS * CONFIG.concurrency] or list(seen)
     cuts = [full[(len(full) - 1) * n // 3] for n in range(4)]
-    slices = [(a[1] - b[1], max(b[0] - a[0], 0.001)) for a, b in zip(cuts, cuts[1:], strict=False)]
+    slices = [(a[1] - b[1], max(b[0] - a[0], 0.001)) for a, b in pairwise(cuts)]
     first, second, third = (done / seconds for done, seconds in slices)
     return first, second, third
 

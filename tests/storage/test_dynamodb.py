@@ -494,6 +494,27 @@ async def metered(dynamodb: Emulator, table: str) -> AsyncIterator[Metered]:
     await made.store.aclose()
 
 
+async def test_what_the_documentation_says_that_operations_cost(metered: Metered) -> None:
+    store, units = metered.store, metered.of
+    assert await units(store.create(new(call=blob(300)))) == (0, 3)
+    assert await units(store.claim(REF, NOW, UNTIL)) == (0, 3)
+    await store.let_go(REF, 1, NOW, SOON, blame=False)
+    lease = (await claim(store)).lease
+    assert await units(store.checkpoint(lease, Added([blob(60)], status_message="on it"), NOW)) == (0, 1)
+    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 1)) == (0, 3)
+    assert await units(store.read(REF, NOW)) == (1, 0)
+    assert await units(store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)) == (0, 3)
+    assert await units(store.answer(REF, {"a": b"!"}, NOW, SOON)) == (0, 2)
+    assert await units(store.answer(REF, {"b": b"!"}, NOW, SOON)) == (0, 3)
+    lease = (await claim(store)).lease
+    assert await units(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 1)) == (0, 3)
+    lease = (await claim(store)).lease
+    assert await units(store.finish(lease, Status.COMPLETED, b"{}", None, NOW)) == (0, 3)
+    other = TaskRef("owner", "other")
+    await store.create(new(other))
+    assert await units(store.cancel(other, "cancelled", NOW)) == (0, 3)
+
+
 async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(metered: Metered) -> None:
     store = metered.store
     await store.create(new(call=blob(350)))
