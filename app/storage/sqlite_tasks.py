@@ -303,6 +303,9 @@ class SqliteTasks:
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
+        held = "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
+        if await self._database.read(lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()):
+            return False  # without a lock that whoever has it would have to wait for
         statement = (
             "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
             " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"

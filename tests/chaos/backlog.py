@@ -43,6 +43,8 @@ TASK_S: Final = 0.2
 POOLS: Final = 2
 CONFIG: Final = TasksConfig(requeue_after_s=2, requeue_at_most_s=60, sweep_every_s=1, concurrency=16)
 AWAY_S: Final = 0.25
+PAUSE_S: Final = 0.2
+"""Between two sweeps of a process."""
 LATE: Final = {"sqlite": 4_000, "dynamodb": 1_500}
 """Tasks for the sweepers."""
 MOST_MESSAGES, MOST_DELAY_S, LEAST_FLATNESS = 1.2, 2.0, 0.6
@@ -245,10 +247,10 @@ async def _sweep_all(kind: str, place: str, table: str) -> None:
     await store.late_shards(0)  # connected
     print("ready", flush=True)
     sys.stdin.readline()
-    found = 0
+    found, sweep = 0, Sweep(store, queue, Clock(), TasksConfig(requeue_after_s=3_000))
     while await store.late_shards(Clock().now_ms()):
-        found += await Sweep(store, queue, Clock(), TasksConfig(requeue_after_s=3_000)).sweep()
-        await asyncio.sleep(0.05)
+        found += await sweep.sweep()
+        await asyncio.sleep(PAUSE_S)
     print(found)
 
 
