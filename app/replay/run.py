@@ -40,7 +40,7 @@ from app.replay.journal import (
     wire_key,
 )
 from app.replay.questions import Answer, BadAnswer, Question, digest_of
-from app.replay.quiescence import Quiescence
+from app.replay.quiescence import Parked, Quiescence
 from app.replay.steps import ONCE, Options, StepFailed, Task, attempt, check_return, outcome_of
 
 log = logging.getLogger("app.replay")
@@ -111,13 +111,14 @@ class Run:
         self.stopped: Stop | None = None
         self.wake_ms: int | None = None
         """When a suspended run is to go on, in milliseconds since the epoch; `None`: as soon as can be."""
-        self.root = Branch(self)
+        self._owner = object()
+        self.root = Branch(self._owner)
         self.root_task: asyncio.Task[Any] | None = None
         self.is_enforced = False
         """Whether the handler was cancelled because it went on after its run had ended."""
         self._clock = call.deadline.clock
         self._checkpointer = checkpointer
-        self._quiescence = Quiescence(self._come_to_rest, self._hold_s)
+        self._made_quiescence: Quiescence | None = None
         self._is_stopping = False
         self._steps_run = 0
         self._longest_ms = 0.0
@@ -156,7 +157,7 @@ class Run:
                 return answers
             await self._within_scopes(branch)
             until_ms = self._open(opened, timeout_s)
-            await self._quiescence.park(branch, until_ms, self._left_ms(until_ms))
+            await self.quiescence.park(branch, until_ms, self._left_ms(until_ms))
 
     async def ask_anew(self, asked: Mapping[str, Question]) -> NoReturn:
         """Ask, whether or not there was an answer before: the low-level form, which looks answers up itself."""
@@ -326,19 +327,19 @@ class Run:
             self.wants_task = True
             await self._park(branch)
         if self._checkpointer is not None:
-            with self._quiescence.moving():
+            with self.quiescence.moving():
                 await self._checkpointer.admit()
 
     async def _run_step(
         self, task: Task, options: Options, attempts: int, *, only_values: bool = False
     ) -> Entry | None:
         """What is remembered of the step now; `None` if that is nothing."""
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             begun_ms = self._clock.monotonic_ms()
             if options.at_most_once:
                 await self._remember(Began(task.key, task.what))
             try:
-                with inside(InStep(self, task.key)):
+                with inside(InStep(self._owner, task.key)):
                     entry = await attempt(task, options.timeout_s, self.call.step_threads)
             except asyncio.CancelledError:
                 if self.stopped is None:  # the handler itself gave it up, and will again in every replay
@@ -384,7 +385,7 @@ class Run:
     async def _be_cut_again(self, branch: Branch, cut: Cut, name: str) -> NoReturn:
         """Wait to be cancelled as in the run in which the step was cut: by the same time-out, or the same sibling."""
         self._fire_scopes(branch)
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             await asyncio.sleep(cut.after_ms / 1000 + CUT_GRACE_S)
         raise StepFailed(f"step {name!r} was given up by its handler in an earlier run, and was not in this one")
 
@@ -428,6 +429,15 @@ class Run:
         branch = await self._enter("sleep", name)
         key = self._place(branch).key("sleep", name)
         await self._wait_until(branch, self._time_of(key, "sleep", seconds))
+
+    async def sleep_until(self, name: str, until_ms: int) -> None:
+        """Wait for a moment, in milliseconds since the epoch."""
+        branch = await self._enter("sleep", name)
+        key = self._place(branch).key("sleep", name)
+        what = None if self.journal.version == 1 else f"sleep until {until_ms}"
+        self._compare(key, what)
+        self.journal.add(Slept(key, until_ms, what))
+        await self._wait_until(branch, until_ms)
 
     async def begin_limit(self, name: str, seconds: float) -> tuple[Branch, int]:
         """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
@@ -474,17 +484,17 @@ class Run:
         if self.call.task_id is None and not self.call.may_become_task:
             await self._wait_here(here_ms)
         self.wants_task = True
-        await self._quiescence.park(branch, until_ms, until_ms - self._clock.now_ms())
+        await self.quiescence.park(branch, until_ms, until_ms - self._clock.now_ms())
 
     async def _wait_here(self, for_ms: float) -> None:
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             await asyncio.sleep(max(0.0, for_ms) / 1000)
 
     async def _park(self, branch: Branch) -> NoReturn:
         """Wait until every branch has come to rest, then suspend."""
         if self.stopped is not None:
             await self._refuse()
-        await self._quiescence.park(branch)
+        await self.quiescence.park(branch)
         raise AssertionError("what waits for nothing is only ever woken by Suspend")
 
     async def _within_scopes(self, branch: Branch) -> None:
@@ -492,7 +502,7 @@ class Run:
         if self._fire_scopes(branch):
             if branch.is_thread:  # which nobody can cancel
                 raise TimeoutError("the time limit around it is over")
-            with self._quiescence.moving():
+            with self.quiescence.moving():
                 await asyncio.get_running_loop().create_future()
 
     def _fire_scopes(self, branch: Branch) -> bool:
@@ -519,13 +529,13 @@ class Run:
         for name in names:
             if not NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -")
-        if isinstance(place, InStep) and place.owner is self:
+        if isinstance(place, InStep) and place.owner is self._owner:
             # a later run remembers the step as a whole: what it contains would be skipped there, or never answered
             raise RuntimeError(
                 f"step {place.key!r} contains the {kind} {', '.join(map(repr, names))}; "
                 "a step is one piece: use ctx beside it"
             )
-        if not isinstance(place, Branch) or place.owner is not self:
+        if not isinstance(place, Branch) or place.owner is not self._owner:
             raise RuntimeError("ctx can be used by its handler and by tasks that it creates, not from outside of it")
         return place
 
@@ -535,7 +545,8 @@ class Run:
         since_ms = self._clock.monotonic_ms() - self._stopped_at_ms
         is_hopeless = self._refusals > MAX_REFUSALS or since_ms > STOP_GRACE_S * 1000
         place = here.get()
-        if is_hopeless and isinstance(place, Branch) and not place.is_thread:
+        is_in_thread = isinstance(place, Branch) and place.is_thread
+        if is_hopeless and not is_in_thread:  # also when nobody drives it any more and Python closes it
             await END
         raise Suspend
 
@@ -553,11 +564,11 @@ class Run:
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self._clock.monotonic_ms()
-            waits = [one.until_ms for one in self._quiescence.parked if one.until_ms is not None]
-            limits = [scope.until_ms for one in self._quiescence.parked for scope in one.branch.scopes]
+            waits = [one.until_ms for one in self._parked if one.until_ms is not None]
+            limits = [scope.until_ms for one in self._parked for scope in one.branch.scopes]
             self.wake_ms = None if self._must_go_on() else min([*waits, *limits], default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
-        self._quiescence.unpark(Suspend)
+        self.quiescence.unpark(Suspend)
 
     def fail(self, error: Exception) -> None:
         """End the run with an error that its handler cannot catch."""
@@ -566,24 +577,33 @@ class Run:
 
     def close(self) -> None:
         """The handler has ended: branches that it left behind begin nothing more."""
-        of_this_loop().drop(self)
-        self.stopped = self.stopped or Stop.OVER
-        for one in self._quiescence.parked:
-            one.future.cancel()
+        if self.stopped is None:
+            self.stopped, self._stopped_at_ms = Stop.OVER, self._clock.monotonic_ms()
+        else:
+            of_this_loop().drop(self)
+        self.root_task = None
+        if self._made_quiescence is not None:
+            self._made_quiescence.close()
 
     def begin_thread(self) -> None:
         """The handler is a plain function: between two calls of the engine its thread moves, and nobody sees that."""
         self.root.is_thread = True
-        self._quiescence.begin()
+        self.quiescence.begin()
 
     @property
     def quiescence(self) -> Quiescence:
-        """What moves and what waits, for branches that are threads."""
-        return self._quiescence
+        """What moves and what waits; made for a handler that asks for the first time, most never do."""
+        if self._made_quiescence is None:
+            self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s)
+        return self._made_quiescence
+
+    @property
+    def _parked(self) -> Sequence[Parked]:
+        return () if self._made_quiescence is None else self._made_quiescence.parked
 
     def _must_go_on(self) -> bool:
         """Whether a branch waits only for its next turn."""
-        return any(one.until_ms is None for one in self._quiescence.parked) and not self.requests
+        return any(one.until_ms is None for one in self._parked) and not self.requests
 
     def _come_to_rest(self) -> None:
         self.stop(Stop.SUSPENDED)
@@ -595,7 +615,7 @@ class Run:
         """For how long a task at rest is worth keeping: until a time limit ends one of its waits, if that is soon."""
         if self.call.task_id is None or self.requests or self._is_stopping:
             return 0.0
-        branches = [one.branch for one in self._quiescence.parked]
+        branches = [one.branch for one in self._parked]
         limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in branch.scopes}
         soon = [left_ms / 1000 for left_ms in limits if 0 < left_ms <= HOLD_MS]
         return max(0.0, min([*soon, *self._timeouts_s(branches)], default=0.0))
