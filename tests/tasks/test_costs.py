@@ -29,15 +29,15 @@ from tests.support.tasks import Fast, Handler, Workshop, catalog_of
 T = TypeVar("T")
 
 TABLE = """
-| operation | store calls | messages |
-|---|---|---|
-| `tools/call` that becomes a task | 1 write | 1 |
-| `tasks/get` | 1 consistent read | 0 |
-| `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 1, 0 |
-| `tasks/update` that answers some, or sends more than was asked | 2 | 0 or 1 |
-| a turn of a worker: claim, and its end | 1 + 1 | 0, or 1 if it goes on |
-| a step in it | 1 | 0 |
-| a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 0 |
+| operation | store calls | DynamoDB: write units | read units | messages |
+|---|---|---|---|---|
+| `tools/call` that becomes a task | 1 write | 3 | 0 | 1 |
+| `tasks/get` | 1 consistent read | 0 | 1, and 1 each 4 KB of questions or result | 0 |
+| `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 3 | 0 | 1, 0 |
+| `tasks/update` that answers some, or sends more than was asked | 2 | 2 to 4 | 0 | 0 or 1 |
+| a turn of a worker: claim, and its end | 1 + 1 | 3 + 3 | 1 each 4 KB outside the head | 0, or 1 if it goes on |
+| a step in it | 1 | 1 (1.3 over 10,000 steps) | 0 | 0 |
+| a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 3 | 1 | 0 |
 """
 LEASE_S = 1
 
