@@ -92,6 +92,10 @@ async def _nowhere(entry: Entry) -> None:
     """The checkpoint of a journal that travels with the client."""
 
 
+async def _at_once() -> None:
+    """Nobody has to be asked before a step."""
+
+
 @dataclass(slots=True)
 class Run:
     """One run of a handler: what its context asks of the engine."""
@@ -100,6 +104,7 @@ class Run:
     capabilities: ClientCapabilities
     deadline: Deadline
     checkpoint: Checkpoint = _nowhere
+    admit: Callable[[], Awaitable[None]] = _at_once
     task_id: str | None = None
     """The task that this run belongs to, if it does."""
     may_become_task: bool = False
@@ -242,6 +247,14 @@ class Run:
         if self.yields or (short and self._steps_run > 0):
             self.wants_task = True
             await self._park()
+        self._in_flight += 1
+        try:
+            await self.admit()
+        finally:
+            self._in_flight -= 1
+            self._stir()
+        if self.suspended:
+            raise Suspend
 
     async def _run_step(
         self, key: str, function: Callable[..., Any], args: Any, kwargs: Any, *, only_values: bool = False
