@@ -109,9 +109,10 @@ class Watchdog:
             elif self._ask(loop):
                 stood_s = 0.0
             else:
-                return
+                break
             if held and stood_s >= self._limit_s:
-                return self._bite(loop, watched, held)
+                self._bite(loop, watched, held)
+                break
 
     def _ask(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Have the loop answer with its next turn; `False` if it is closed."""

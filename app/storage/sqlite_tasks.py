@@ -308,9 +308,7 @@ class SqliteTasks:
 
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. One transaction."""
-        statement = (
-            "update tasks set due_ms = ?, resends = resends + ? where owner = ? and id = ? and due_ms = ?"
-        )
+        statement = "update tasks set due_ms = ?, resends = resends + ? where owner = ? and id = ? and due_ms = ?"
 
         def write(db: sqlite3.Connection) -> list[bool]:
             with transaction(db):

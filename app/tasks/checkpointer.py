@@ -147,7 +147,7 @@ class Checkpointer:
     # for the heartbeat
 
     async def attend(self, *, look: bool) -> None:
-        """One beat: renew the lease and write the message if that is due, else see if the task is still ours if told to.
+        """One beat: renew the lease and write the message if that is due; else, if told to, see if it is still ours.
 
         Raises:
             LeaseLost

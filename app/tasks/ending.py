@@ -6,7 +6,7 @@
 | asked, released | free, or waits for its client | 0 | lifted |
 | declined: this worker cannot serve it | free after a pause | as before | stays |
 | fault of ours | free after a pause | one more | stays |
-| the process ran out of memory, or ends in a way that a handler may have caused | free, a suspect | as before | begins |
+| the process crashes, perhaps because of a handler | free, a suspect | as before | begins |
 """
 
 from __future__ import annotations

@@ -27,27 +27,32 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Heartbeat:
-        self._task = asyncio.create_task(self._go_on())
+        self._start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None, "it was begun"
         self._is_over = True
-        self._task.cancel()
-        await asyncio.wait([self._task])  # unlike `await task`, this tells its end from a cancellation of ours
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])  # unlike `await task`, this tells its end from a cancellation of ours
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._go_on())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Begin again, unless this is the end. (It may have been cancelled before it even began.)"""
+        if self._is_over:
+            return
+        log.warning("a heartbeat was stopped, and goes on", extra={"fields": self._fields})
+        self._start()
 
     async def _go_on(self) -> None:
         while not self._is_over:
+            await asyncio.sleep(self._every_s)
             try:
-                await asyncio.sleep(self._every_s)
                 await self._beat()
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self._is_over or task is None:
-                    raise
-                task.uncancel()
-                log.warning("a heartbeat was cancelled and goes on", extra={"fields": self._fields})
             except Exception as error:
                 log.warning("a heartbeat failed", exc_info=error, extra={"fields": self._fields})

@@ -1,6 +1,6 @@
 """One run of a task's handler: kept alive by a heartbeat, brought to its end, abandoned if it does not come to one.
 
-    told to stop (lease lost, time is up, it asked a question and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
+    told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
 The handler runs in an asyncio task of its own, so that a turn ends whatever the handler makes of a cancellation.
 """
@@ -30,6 +30,7 @@ LATE_S: Final = 0.5
 """The same once the turn's own deadline is past."""
 TICK_S: Final = 0.25
 """How often it is looked at whether a handler has to be ended."""
+TOO_LONG: Final = "The task took longer than a task of this server may (tasks.task_timeout_s)"
 
 Outcome: TypeAlias = Completed[ToolResult] | Suspended | Failed
 
@@ -70,6 +71,8 @@ class Running:
             LeaseLost: the task is not ours any more.
             Exception: a fault of ours: what the store said, for instance.
         """
+        if self._is_late:
+            return Failed(TaskTimeout(TOO_LONG))
         self._root = root = asyncio.create_task(self._run(handler))
         try:
             async with Heartbeat(self._every_s, self._beat, **self.facts()):
@@ -126,13 +129,16 @@ class Running:
     # while it runs
 
     async def _beat(self) -> None:
-        checkpointer, now_ms = self.checkpointer, self._clock.now_ms()
-        if now_ms >= self._give_up_ms:
-            checkpointer.end(TaskTimeout("The task took longer than a task of this server may (tasks.task_timeout_s)"))
+        if self._is_late:
+            self.checkpointer.end(TaskTimeout(TOO_LONG))
         try:
-            await checkpointer.attend(look=self._is_time_to_look())
+            await self.checkpointer.attend(look=self._is_time_to_look())
         except LeaseLost:
-            checkpointer.lose()
+            self.checkpointer.lose()
+
+    @property
+    def _is_late(self) -> bool:
+        return self._clock.now_ms() >= self._give_up_ms
 
     def _is_time_to_look(self) -> bool:
         now_ms = self._clock.monotonic_ms()

@@ -30,7 +30,7 @@ from app.tasks.call import TaskCall
 from app.tasks.checkpointer import Checkpointer
 from app.tasks.ending import Declined, Endings, GivenUp, Turn
 from app.tasks.patience import to_its_end
-from app.tasks.turn import Running, TaskTimeout
+from app.tasks.turn import Outcome, Running
 from app.tracing import NoTracing, Tracing
 
 JOURNAL_VERSION: Final = 1
@@ -53,15 +53,17 @@ class Worker:
         config: TasksConfig,
         publish: Publish,
         *,
+        skew_s: float = 5.0,
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
     ) -> None:
+        """`skew_s` is by how much the clocks of those who share the store may differ, unless `config` says so."""
         self._catalog = catalog
         self._store = store
         self._clock = clock
         self._config = config
         self._lease_ms = int(config.lease_s * 1000)
-        self._skew_ms = int(config.clock_skew_s * 1000)
+        self._skew_ms = int((skew_s if config.clock_skew_s is None else config.clock_skew_s) * 1000)
         self._publish = publish
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or NoMetrics()
@@ -166,9 +168,7 @@ class Worker:
 
     def _begin(self, claimed: Claimed, call: TaskCall, deadline: Deadline) -> Running:
         try:
-            checkpointer = Checkpointer(
-                self._store, claimed, call, self._clock, self._config, self._skew_ms, deadline
-            )
+            checkpointer = Checkpointer(self._store, claimed, call, self._clock, self._config, self._skew_ms, deadline)
         except _UNREADABLE as error:
             raise Declined("can read its journal") from error
         give_up_ms = claimed.record.created_ms + int(self._config.task_timeout_s * 1000)

@@ -11,7 +11,7 @@ from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.storage.tasks import Claimed, TaskRef
 from app.tasks import sweep
-from app.tasks.worker import Turn
+from app.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.tasks import Shared, Workshop
