@@ -12,17 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
-from app.clock import Clock, Deadline
+from app.clock import Clock
 from app.config import TasksConfig
 from app.errors import LeaseLost, NotJson, ToolError
 from app.protocol import jsonrpc
-from app.protocol.capabilities import ClientCapabilities
 from app.protocol.jsonrpc import encode
 from app.protocol.tasks import Status
-from app.replay.engine import Run, Suspend
-from app.replay.journal import Answered, Asked, Entry, Journal, from_row, plain, row
+from app.replay.branches import Suspend
+from app.replay.call import Call
+from app.replay.journal import JOURNAL_VERSION, Answered, Asked, Entry, Journal, Unanswered, from_row, plain, row
+from app.replay.run import Run, Stop
 from app.storage.tasks import Added, Claimed, Lease, TaskRef, TaskStore
 from app.tasks.call import TaskCall
 from app.tasks.lease import LeaseTime, Moment
@@ -39,11 +42,11 @@ class Checkpointer:
         self,
         store: TaskStore,
         claimed: Claimed,
-        call: TaskCall,
+        task: TaskCall,
+        call: Call,
         clock: Clock,
         config: TasksConfig,
         skew_ms: int,
-        deadline: Deadline,
     ) -> None:
         self._store = store
         self._lease = claimed.lease
@@ -52,7 +55,7 @@ class Checkpointer:
         self._max_bytes = config.max_journal_bytes
         self._time = LeaseTime(clock, int(config.lease_s * 1000), skew_ms)
         self._time.claimed(claimed.record.lease_until_ms)
-        self._patience = Patience(lambda: self.run.deadline.is_past, task=claimed.record.ref.id)
+        self._patience = Patience(lambda: call.deadline.is_past, task=claimed.record.ref.id)
         self._keeping = asyncio.Lock()
         self._renewing = asyncio.Lock()
         self._message = claimed.record.status_message
@@ -60,19 +63,21 @@ class Checkpointer:
         self._bytes = sum(map(len, claimed.journal))
         self.lost = False
         self.fault: Exception | None = None
-        self.run = self._begin(claimed, ClientCapabilities(call.capabilities), deadline)
+        self._task = task
+        self.run = self._begin(claimed, call)
         # what is there at the beginning is there the next time too, answers by way of their questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
 
-    def _begin(self, claimed: Claimed, capabilities: ClientCapabilities, deadline: Deadline) -> Run:
-        journal = Journal(state=jsonrpc.decode(claimed.state))
+    def _begin(self, claimed: Claimed, call: Call) -> Run:
+        version, generation = claimed.record.journal_version, self._task.generation
+        journal = Journal(state=jsonrpc.decode(claimed.state), version=version, generation=generation)
         for entry in claimed.journal:
             journal.add(_entry(entry))
         # the keys of a task are never used twice, so old answers find no question any more
         journal.receive({key: jsonrpc.decode(answer) for key, answer in claimed.answers.items()})
-        return Run(
-            journal, capabilities, deadline, self.checkpoint, self.admit, task_id=self.ref.id, message=self._message
-        )
+        run = Run(call, journal, self)
+        run.message = self._message
+        return run
 
     @property
     def ref(self) -> TaskRef:
@@ -187,13 +192,12 @@ class Checkpointer:
     def lose(self) -> None:
         """The task is not ours any more: the handler ends at its next engine call."""
         self.lost = True
-        self.run.cancelled = True
-        self.run.stop()
+        self.run.stop(Stop.LOST)
 
     def end(self, error: Exception) -> None:
         """Let the run end with this error, whatever its handler does from now on."""
         self.fault = self.fault or error
-        self.run.stop()
+        self.run.stop(Stop.FAULT)
 
     def hurry(self) -> None:
         """The process is about to end: wait no longer for a store that cannot be reached."""
@@ -233,6 +237,24 @@ class Checkpointer:
         status, outcome, message = ended.status, ended.outcome, ended.status_message
         await self._last(lambda: self._store.finish(self._lease, status, outcome, message, self._clock.now_ms()))
 
+    async def restart(self, arguments: Mapping[str, Any], due_ms: int) -> None:
+        """Begin anew with these arguments, and nothing remembered.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        call = replace(self._task, arguments=arguments, generation=self._task.generation + 1).to_bytes()
+        anew = partial(self._store.restart, self._lease, call, (), b"{}", JOURNAL_VERSION)
+        await self._last(lambda: anew(self._clock.now_ms(), due_ms))
+
+    async def park(self, why: str) -> None:
+        """Put the task aside for its operator.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        await self._last(lambda: self._store.park(self._lease, why, self._clock.now_ms()))
+
     async def _last(self, write: Callable[[], Awaitable[None]]) -> None:
         await to_its_end(self._patience.attempt("the last write of a turn", write))
 
@@ -259,7 +281,7 @@ class Checkpointer:
         self._message = self._message if added.status_message is None else added.status_message
 
 
-_QUESTIONS: Final = (Asked, Answered)
+_QUESTIONS: Final = (Asked, Answered, Unanswered)
 
 
 def _place(entry: Entry) -> tuple[bool, str]:

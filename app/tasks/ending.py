@@ -5,6 +5,8 @@
 | finished | terminal | | |
 | asked, released | free, or waits for its client | 0 | lifted |
 | declined: this worker cannot serve it | free after a pause | as before | stays |
+| restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted |
+| parked: the handler went another way | asleep until its operator wakes it | as before | stays |
 | fault of ours | free after a pause | one more | stays |
 | the process crashes, perhaps because of a handler | free, a suspect | as before | begins |
 """
@@ -18,8 +20,9 @@ from typing import Final
 
 from app.clock import Clock
 from app.config import TasksConfig
-from app.errors import CallTimeout, InternalError, LeaseLost, NotJson, Unavailable
-from app.replay.engine import HOLD_MS, Completed, Failed, Suspended
+from app.errors import CallTimeout, InternalError, LeaseLost, NondeterminismError, NotJson, Unavailable
+from app.replay.engine import Completed, Failed, Restarted, Suspended
+from app.replay.run import HOLD_MS
 from app.storage.queue import TaskQueue
 from app.storage.tasks import NOTHING, Added, Claimed, TaskRef, TaskStore
 from app.tasks.checkpointer import Checkpointer
@@ -31,6 +34,9 @@ MAX_MESSAGE_DELAY_MS: Final = 900_000
 BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
 DECLINED_MS: Final = (1_000, 60_000)
 """The shortest and the longest pause after a task was declined; in between, a quarter of how long it has waited."""
+
+PARKED: Final = "Waiting for the operator of this server"
+"""How the status message of a task begins that was put aside."""
 
 log = logging.getLogger("app.tasks")
 
@@ -44,6 +50,8 @@ class Turn(StrEnum):
     FINISHED = "finished"
     ASKED = "asked"
     RELEASED = "released"
+    RESTARTED = "restarted"
+    PARKED = "parked"
     DECLINED = "declined"
     LOST = "lost"
     FAULT = "fault"
@@ -90,11 +98,23 @@ class Endings:
             case Suspended(wake_ms=wake_ms):
                 await self.release(run, wake_ms or 0)
                 return Turn.RELEASED
-            case Failed(CallTimeout()) if run.run.deadline.is_past:
+            case Restarted(arguments=arguments):
+                due_ms, delay_ms = self._next(0)
+                await run.restart(arguments, due_ms)
+                await self._wake(run.ref, delay_ms)
+                return Turn.RESTARTED
+            case Failed(NondeterminismError() as error):
+                await self._park(run, tool, error)
+                return Turn.PARKED
+            case Failed(CallTimeout()) if run.run.call.deadline.is_past:
                 raise Fault("a step takes longer than a worker may run")
             case Completed() | Failed():
                 await run.finish(ended(outcome, tool, self._clock, self._config.max_result_bytes))
                 return Turn.FINISHED
+
+    async def _park(self, run: Checkpointer, tool: str, error: NondeterminismError) -> None:
+        reference = log_failure(f"task {run.ref.id} (tool {tool})", error, self._clock)
+        await run.park(f"{PARKED}: its handler went another way than before, at {error.key!r} (reference {reference})")
 
     async def release(self, run: Checkpointer, wake_ms: int) -> None:
         """Let go, and have the task taken up again at its time.

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from app.errors import LeaseLost
+from app.replay.branches import inside
 
 T = TypeVar("T")
 
@@ -20,7 +21,7 @@ log = logging.getLogger("app.tasks")
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """What the work returns. A cancellation meanwhile does not reach it, and is raised once it is over."""
-    task = asyncio.create_task(work)
+    task = _apart(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -70,8 +71,14 @@ class Patience:
         log.warning("%s failed, trying again", what, extra={"fields": fields})
 
     async def _pause(self, pause_s: float) -> None:
+        hurry = _apart(self._hurry.wait())
         try:
-            async with asyncio.timeout(pause_s):
-                await self._hurry.wait()
-        except TimeoutError:
-            pass
+            await asyncio.wait([hurry], timeout=pause_s)
+        finally:
+            hurry.cancel()
+
+
+def _apart(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that is no part of a handler, whoever has it made."""
+    with inside(None):
+        return asyncio.create_task(work)

@@ -111,8 +111,10 @@ class Pool:
 
     @property
     def _is_crashing(self) -> bool:
-        """Whether all of the event loop's tasks are being cancelled, and not by us: so ends a process in which a handler
-        called `sys.exit`. The turns let go of their tasks as suspects."""
+        """Whether all of the event loop's tasks are being cancelled, and not by us.
+
+        So ends a process in which something called `sys.exit`. The turns let go of their tasks as suspects.
+        """
         return not self._is_stopping and any(loop.cancelling() for loop in self._loops)
 
     # messages

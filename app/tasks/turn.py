@@ -17,7 +17,8 @@ from app.clock import Clock
 from app.errors import CallTimeout, LeaseLost, ToolError
 from app.protocol.content import ToolResult
 from app.replay import engine
-from app.replay.engine import Completed, Failed, Suspended
+from app.replay.engine import Failed, Suspended
+from app.replay.run import Stop
 from app.tasks.checkpointer import Checkpointer
 from app.tasks.heartbeat import Heartbeat
 from app.watchdog import RUNNING
@@ -32,7 +33,7 @@ TICK_S: Final = 0.25
 """How often it is looked at whether a handler has to be ended."""
 TOO_LONG: Final = "The task took longer than a task of this server may (tasks.task_timeout_s)"
 
-Outcome: TypeAlias = Completed[ToolResult] | Suspended | Failed
+Outcome: TypeAlias = engine.Outcome[ToolResult]
 
 log = logging.getLogger("app.tasks")
 
@@ -57,12 +58,13 @@ class Running:
 
     def stop_soon(self) -> None:
         """Have it let go of its task at its next step."""
-        self.checkpointer.run.yields = True
+        self.checkpointer.run.stop_soon()
 
     @property
     def is_abandoned(self) -> bool:
         """Whether the turn is over and the handler is not."""
-        return self._root is not None and not self._root.done()
+        root = self.checkpointer.run.root_task
+        return root is not None and not root.done()
 
     async def outcome(self, handler: Callable[[], Awaitable[ToolResult]]) -> Outcome:
         """How the handler ended, or was ended.
@@ -105,18 +107,16 @@ class Running:
     def _ended(self) -> Outcome:
         """The outcome of a handler that did not come to one."""
         run = self.checkpointer.run
-        if run.deadline.is_past:
+        if run.call.deadline.is_past:
             return Failed(CallTimeout("The call did not finish within the time of its worker"))
-        if run.suspended:  # it asked something, was told to wait, and went on all the same
+        if run.stopped is Stop.SUSPENDED:  # it asked something, was told to wait, and went on all the same
             return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
         return Failed(RuntimeError("the handler cancelled itself"))
 
     def _leave(self, root: asyncio.Task[Outcome]) -> None:
-        if root.done():
-            _seen(root)
-        else:
+        root.add_done_callback(_seen)
+        if self.is_abandoned:
             log.error("a handler does not end and is abandoned", extra={"fields": self.facts()})
-            root.add_done_callback(_seen)
 
     async def _cancel(self) -> None:
         """The process is stopping: end the handler, within bounds."""
@@ -150,11 +150,11 @@ class Running:
     def _is_given_up(self) -> bool:
         """Whether it was told to stop so long ago that nobody waits for it any more; cancels it halfway to that."""
         run = self.checkpointer.run
-        if not (run.suspended or run.deadline.is_past):
+        if run.stopped is None and not run.call.deadline.is_past:
             return False
         now_s = asyncio.get_running_loop().time()
         self._told_s = now_s if self._told_s is None else self._told_s
-        grace_s = LATE_S if run.deadline.is_past else GRACE_S
+        grace_s = LATE_S if run.call.deadline.is_past else GRACE_S
         if now_s - self._told_s >= grace_s and self._root is not None:
             self._root.cancel()
         return now_s - self._told_s >= 2 * grace_s

@@ -22,8 +22,10 @@ from app.clock import Clock, Deadline
 from app.config import TasksConfig
 from app.errors import LeaseLost
 from app.metrics import Metrics, NoMetrics
-from app.replay.context import Call, Context, Publish
+from app.replay.call import Call, Publish
+from app.replay.context import Context
 from app.replay.engine import Failed
+from app.replay.journal import JOURNAL_VERSION
 from app.storage.queue import TaskQueue
 from app.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from app.tasks.call import TaskCall
@@ -33,8 +35,6 @@ from app.tasks.patience import to_its_end
 from app.tasks.turn import Outcome, Running
 from app.tracing import NoTracing, Tracing
 
-JOURNAL_VERSION: Final = 1
-"""The newest journal that this version reads."""
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
 """What comes of bytes that a later version wrote, or none of ours."""
 
@@ -166,13 +166,24 @@ class Worker:
             raise Declined(f"serves {call.tool}")
         return call, served
 
-    def _begin(self, claimed: Claimed, call: TaskCall, deadline: Deadline) -> Running:
+    def _begin(self, claimed: Claimed, task: TaskCall, deadline: Deadline) -> Running:
+        config, call = self._config, self._call(claimed.record.ref, task, deadline)
         try:
-            checkpointer = Checkpointer(self._store, claimed, call, self._clock, self._config, self._skew_ms, deadline)
+            checkpointer = Checkpointer(self._store, claimed, task, call, self._clock, config, self._skew_ms)
         except _UNREADABLE as error:
             raise Declined("can read its journal") from error
-        give_up_ms = claimed.record.created_ms + int(self._config.task_timeout_s * 1000)
-        return Running(checkpointer, call.tool, self._clock, lease_s=self._config.lease_s, give_up_ms=give_up_ms)
+        give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
+        return Running(checkpointer, task.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
+
+    def _call(self, ref: TaskRef, task: TaskCall, deadline: Deadline) -> Call:
+        return Call(
+            principal=task.principal,
+            meta=task.meta(),
+            deadline=deadline,
+            publish=self._publish,
+            task_id=ref.id,
+            idempotency=ref.id,
+        )
 
     async def _carry(self, running: Running, call: TaskCall, served: ServedTool) -> Turn:
         self._running[running] = None
@@ -190,8 +201,7 @@ class Worker:
             self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
 
     async def _outcome(self, running: Running, call: TaskCall, served: ServedTool) -> Outcome:
-        run = running.checkpointer.run
-        context = Context(Call(call.principal, call.meta(), run.deadline, None, self._publish), run)
+        context = Context(running.checkpointer.run)
         with self._tracing.turn(call.tool, call.origin) as span:
             outcome = await running.outcome(lambda: served.tool.call(context, dict(call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
