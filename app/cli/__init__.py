@@ -57,9 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
     worker.add_argument("config", nargs="?", type=Path, help="as for serve")
     worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="as for serve")
-    # for processes that this program begins itself
-    worker.add_argument("--only", type=task_ref, help=argparse.SUPPRESS)
-    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # for processes that this program begins
 
     _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))
 

@@ -207,7 +207,9 @@ class Table:
             except client.exceptions.ConditionalCheckFailedException as error:
                 row = _decoded(error.response.get("Item"))
                 was_us = row is not None and row.get("version") == version
-                return Won(row) if was_us else Lost(row)  # of an old row that was asked for, the new one is what is left
+                return (
+                    Won(row) if was_us else Lost(row)
+                )  # of an old row that was asked for, the new one is what is left
 
         won_or_lost: Won | Lost = await self._aws.do(attempt)
         return won_or_lost

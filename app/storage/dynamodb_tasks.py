@@ -319,9 +319,7 @@ class DynamoDbTasks:
 
         await self._write(lease, NOTHING, now_ms, ended)
 
-    async def _write(
-        self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]
-    ) -> None:
+    async def _write(self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]) -> None:
         """One write under a lease, of what is made with a draft for its large values, and of what is added.
 
         Raises:
