@@ -77,5 +77,6 @@ def _add_tasks(tasks: argparse.ArgumentParser) -> None:
         ("show", "what is known of one, without its arguments, answers and result"),
         ("cancel", "end one"),
         ("requeue", "take one from whoever has it, and queue it again"),
+        ("retry", "the same: for a task that was parked, once its tool is mended"),
     ):
         actions.add_parser(action, help=does).add_argument("task", type=task_ref, help="as `list` prints it")

@@ -1,6 +1,6 @@
 """`mcp-gateway worker`: a process that works on tasks and serves nothing.
 
-With `--parent` it takes turns only at suspects that another process sends it, one at a time, over a socket that both have
+With `--parent` it takes turns only at suspects that another process sends it, one at a time, over a socket they share
 (`app/tasks/isolation.py`).
 """
 

@@ -142,6 +142,7 @@ class Children:
         self._clock = clock
         self._busy: set[Child] = set()
         self._idle: dict[Child, asyncio.TimerHandle] = {}
+        self._ending: dict[asyncio.Task[int], Child] = {}
         self._is_stopping = False
 
     async def run(self, ref: TaskRef) -> bool:
@@ -157,8 +158,7 @@ class Children:
         if is_well:
             self._keep(child)
             return False
-        child.dismiss()
-        return await self._died(ref, fence, await child.process.wait())
+        return await self._died(ref, fence, await self._end(child))
 
     def _take(self) -> Child | None:
         """One that waits, if one does."""
@@ -171,13 +171,21 @@ class Children:
 
     def _keep(self, child: Child) -> None:
         if self._is_stopping:
-            child.dismiss()
+            self._end(child)
         else:
             self._idle[child] = asyncio.get_running_loop().call_later(IDLE_S, self._dismiss, child)
 
     def _dismiss(self, child: Child) -> None:
         self._idle.pop(child, None)
+        self._end(child)
+
+    def _end(self, child: Child) -> asyncio.Task[int]:
+        """Have one end by itself; its exit status."""
         child.dismiss()
+        ending = asyncio.create_task(child.process.wait())
+        self._ending[ending] = child
+        ending.add_done_callback(self._ending.pop)
+        return ending
 
     async def _died(self, ref: TaskRef, fence: int | None, status: int) -> bool:
         fields = {"task": ref.id, "status": status}
@@ -199,15 +207,20 @@ class Children:
         while self._idle:
             child, timer = self._idle.popitem()
             timer.cancel()
-            child.dismiss()
+            self._end(child)
         for child in self._busy:
             child.send(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """End them now."""
+    async def aclose(self, within_s: float = END_GRACE_S) -> None:
+        """Have them end, and kill what has not by then."""
         self.stop_soon()
         for child in self._busy:
             child.send(signal.SIGKILL)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=within_s)
+        for ending, child in list(self._ending.items()):
+            child.send(signal.SIGKILL)
+            await ending
 
 
 class Lone:

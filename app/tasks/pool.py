@@ -102,7 +102,7 @@ class Pool:
                 turn.cancel()
         await _over(self._turns, END_GRACE_S)
         if self._children is not None:
-            self._children.kill()
+            await self._children.aclose()
         await _over(self._isolated, END_GRACE_S)
         if self._watchdog is not None:
             self._watchdog.stop()

@@ -201,7 +201,9 @@ async def run(kind: str, plan: Plan, seed: int, title: str) -> bool:
         ]
         async with shop(environment) as (tasks, stores):
             began = time.monotonic()
-            wanted = [("innocent", {"order": n, "steps": STEPS, "seconds": plan.seconds}) for n in range(plan.innocents)]
+            wanted = [
+                ("innocent", {"order": n, "steps": STEPS, "seconds": plan.seconds}) for n in range(plan.innocents)
+            ]
             wanted += [("poison", {"kind": one}) for one in plan.poisons]
             dice.shuffle(wanted)
             with Fleet(members) as fleet:
@@ -229,7 +231,9 @@ async def run(kind: str, plan: Plan, seed: int, title: str) -> bool:
         return result
 
 
-async def _ends(tasks: Tasks, stores: core.Stores, refs: Sequence[tuple[TaskRef, str, Any]]) -> list[tuple[str, Any, Any]]:
+async def _ends(
+    tasks: Tasks, stores: core.Stores, refs: Sequence[tuple[TaskRef, str, Any]]
+) -> list[tuple[str, Any, Any]]:
     """Tool, arguments and the task as its client sees it, once all are settled."""
     left, ended = {ref: (tool, facts) for ref, tool, facts in refs}, []
     until = time.monotonic() + GIVE_UP_S

@@ -733,9 +733,7 @@ class TaskStoreContract:
     # let_go
 
     @pytest.mark.parametrize(("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)])
-    async def test_a_lease_is_ended_from_outside(
-        self, store: TaskStore, alone: bool, blame: bool, deaths: int
-    ) -> None:
+    async def test_a_lease_is_ended_from_outside(self, store: TaskStore, alone: bool, blame: bool, deaths: int) -> None:
         await store.create(new())
         before = (await claim(store, alone=alone)).record
         assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True

@@ -165,7 +165,13 @@ def test_a_file_of_the_version_before_goes_on(path: Path) -> None:
     async def look() -> None:
         store, queue = SqliteTasks(Database(path)), SqliteQueue(Database(path), Clock())
         found = await record(store)
-        assert (found.attempts, found.deaths, found.suspect, found.journal_version, found.resends) == (2, 0, False, 1, 0)
+        assert (found.attempts, found.deaths, found.suspect, found.journal_version, found.resends) == (
+            2,
+            0,
+            False,
+            1,
+            0,
+        )
         assert await store.count_open("owner", 10) == 1
         assert sorted(str(message.ref) for message in await queue.receive(10, 0)) == ["other.x", "owner.id"]
         claimed = await take_over(store)

@@ -149,7 +149,12 @@ async def test_what_is_refused_of_a_batch_is_sent_again_under_the_group_of_its_o
     client = Refusing()
     refs = [TaskRef(f"owner{n % 2}", f"{n}") for n in range(12)]
     await SqsQueue("url", lambda: client).send_many(refs)
-    assert [entry["MessageBody"] for entry in client.told] == [*map(str, refs[:10]), "owner1.3", "owner1.7", *map(str, refs[10:])]
+    assert [entry["MessageBody"] for entry in client.told] == [
+        *map(str, refs[:10]),
+        "owner1.3",
+        "owner1.7",
+        *map(str, refs[10:]),
+    ]
     assert [entry["MessageGroupId"] for entry in client.told[:4]] == ["owner0", "owner1", "owner0", "owner1"]
 
 

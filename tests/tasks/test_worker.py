@@ -341,7 +341,9 @@ async def test_after_an_hour_without_a_worker_that_serves_its_tool_a_task_fails_
     assert message.startswith("Given up because for 3600 s there was no worker that serves quick (reference ")
 
 
-async def test_a_journal_of_a_later_version_is_left_to_a_worker_that_reads_it(shared: Shared, clock: FixedClock) -> None:
+async def test_a_journal_of_a_later_version_is_left_to_a_worker_that_reads_it(
+    shared: Shared, clock: FixedClock
+) -> None:
     shop = shared.workshop(quick=quick)
     now_ms = clock.now_ms()
     call = TaskCall("quick", {}, LOCAL, {}).to_bytes()
@@ -556,7 +558,9 @@ async def test_a_worker_that_was_stopped_past_its_lease_renews_it_before_it_goes
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("error", [Unavailable("not now"), RuntimeError("ExpiredTokenException")], ids=["away", "token"])
+@pytest.mark.parametrize(
+    "error", [Unavailable("not now"), RuntimeError("ExpiredTokenException")], ids=["away", "token"]
+)
 async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
     shared: Shared, clock: FixedClock, error: Exception
 ) -> None:
