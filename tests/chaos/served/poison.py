@@ -16,6 +16,7 @@ import resource
 import secrets
 import sys
 import time
+from contextlib import suppress
 
 from pydantic import BaseModel
 
@@ -73,7 +74,7 @@ async def _dies() -> None:
 
 
 async def _blocks() -> None:
-    time.sleep(3_600)
+    time.sleep(3_600)  # noqa: ASYNC251
 
 
 async def _burns() -> None:
@@ -91,10 +92,8 @@ async def _hoards() -> None:
 
 async def _hangs() -> None:
     while True:
-        try:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(3_600)
-        except asyncio.CancelledError:
-            pass
 
 
 POISONS = {"exit": _exits, "segv": _dies, "block": _blocks, "burn": _burns, "hoard": _hoards, "hang": _hangs}
@@ -107,10 +106,8 @@ async def poison(ctx: Context, kind: str) -> str:
         await asyncio.gather(asyncio.sleep(0.05), asyncio.create_task(_quits()))
     elif kind == "swallow":
         while True:
-            try:
+            with suppress(BaseException):
                 await ctx.elicit("who", "Who?", Name)
-            except BaseException:  # noqa: S110
-                pass
     else:
         await ctx.step(kind, POISONS[kind])
     return "unharmed"
