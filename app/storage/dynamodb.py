@@ -96,7 +96,7 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
                 ],
                 "Projection": {
                     "ProjectionType": "INCLUDE",
-                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms", "resends"],
+                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms", "resends", "unsent"],
                 },
             },
             {
@@ -273,7 +273,7 @@ class Table:
         found = 0
         while True:
             page = await self._aws.call("query", **arguments, Limit=max(1, up_to - found))
-            found += page["Count"]
+            found += int(page["Count"])
             if "LastEvaluatedKey" not in page or found >= up_to:
                 return min(found, up_to)
             arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]

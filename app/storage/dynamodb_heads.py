@@ -13,7 +13,7 @@ Besides the fields of `TaskRecord` it has
     noted       the number of the lease's last write of entries: app/storage/noted.py
 
 Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`, `alone`, `deaths`, `declined_ms`,
-`resends`; and so is a `journal_version` of 1.
+`resends`, and so is `unsent` of `OpenTask`, and so is a `journal_version` of 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _AT_ONCE: Final = 50
 _STATUSES: Final = {f":{status.value}": status.value for status in Status}
 _ONE_MORE: Final = Expression("#revision + :one")
 NOT_LEASED: Final[Mapping[str, Any]] = MappingProxyType({"lease_until_ms": 0, "wake_ms": 0})
-_OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType({"shard": None, "due_ms": None, "owner": None})
+_OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType(
+    {"shard": None, "due_ms": None, "owner": None, "unsent": None}
+)
 _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
 )
@@ -111,11 +113,10 @@ def lease_holds(noted: bool = False) -> list[str]:
     return [is_the_last_claim, is_working, is_leased, *([is_as_left] if noted else [])]
 
 
-def is_held(head: Row | None, fence: int) -> bool:
+def is_held(head: Row, fence: int) -> bool:
     """The same of a head that was read, but for what is noted in it."""
-    if head is None or head["fence"] != fence or head["status"] not in sources(Event.RUN):
-        return False
-    return bool(head["lease_until_ms"] > 0)
+    is_working = head["status"] in sources(Event.RUN)
+    return bool(head["fence"] == fence and is_working and head["lease_until_ms"] > 0)
 
 
 def values_of(now_ms: int, **more: Any) -> dict[str, Any]:
@@ -190,6 +191,7 @@ def claimed(until_ms: int, due_ms: int, alone: bool) -> dict[str, Any]:
         "wake_ms": 0,
         "alone": 1 if alone else None,
         "resends": None,
+        "unsent": 1,
         "noted": 0,
     }
 
@@ -247,7 +249,7 @@ def _chunks(refs: Sequence[str], rows: Mapping[str, Row]) -> tuple[Any, ...]:
 
 def entries_of(head: Row, rows: Mapping[str, Row]) -> list[bytes]:
     """The journal, in order."""
-    return [entry for ref in head["chunks"] for entry in unpacked(whole(ref, rows))] + head["tail"]
+    return [*(entry for ref in head["chunks"] for entry in unpacked(whole(ref, rows))), *head["tail"]]
 
 
 def answers_of(head: Row, rows: Mapping[str, Row]) -> dict[str, bytes]:
@@ -382,4 +384,5 @@ def open_task_of(row: Row) -> OpenTask:
     """A row of the index."""
     facts = {name: row[name] for name in ("tool", "created_ms", "expires_ms", "due_ms")}
     ref = TaskRef.parse(row["pk"].removeprefix("T#"))
-    return OpenTask(ref=ref, status=Status(row["status"]), resends=row.get("resends", 0), **facts)
+    swept = {"resends": row.get("resends", 0), "unsent": bool(row.get("unsent", 0))}
+    return OpenTask(ref=ref, status=Status(row["status"]), **facts, **swept)

@@ -62,6 +62,7 @@ from app.storage.tasks import (
     OpenTask,
     TaskRecord,
     TaskRef,
+    is_for_a_sweep,
 )
 
 EXACTLY: Final = 200
@@ -88,8 +89,8 @@ class DynamoDbTasks:
         row = new_head(task, draft, self._shards)
         await self._table.put(draft)
         match await self._table.put_new(row):
-            case Lost():
-                await self._table.drop(pk, draft.names)
+            case Lost(row=head):
+                await self._drop_draft(pk, draft, head)
                 return False
         return True
 
@@ -154,6 +155,13 @@ class DynamoDbTasks:
         names = [name for value in kept for name in names_of(value)]
         if names:
             await self._table.drop(pk_of(ref), names)
+
+    async def _drop_draft(self, pk: str, draft: Draft, head: Row | None) -> None:
+        """Of a write that did not happen; or it had, and botocore sent it again when others had written since."""
+        live = {name for kept in (*refs_shown(head), *refs_for_work(head or {})) for name in names_of(kept)}
+        names = [name for name in draft.names if name not in live]
+        if names:
+            await self._table.drop(pk, names)
 
     async def _answer_some(
         self, ref: TaskRef, head: Row | None, answers: Mapping[str, bytes], now_ms: int, due_ms: int
@@ -253,7 +261,7 @@ class DynamoDbTasks:
         def asked(draft: Draft) -> Mapping[str, Any]:
             kept = draft.keep_each("1", requests, ROOM)
             questions = {key: {"n": place, "b": value} for place, (key, value) in enumerate(kept)}
-            due = {"due_ms": Expression("#expires_ms")}
+            due = {"due_ms": Expression("#expires_ms"), "unsent": None}
             status = {"status": target(Event.ASK).value, "requests": questions}
             return {**NOT_LEASED, **PROGRESS, **seen(now_ms), **due, **status}
 
@@ -272,7 +280,8 @@ class DynamoDbTasks:
         keeps_blame: bool = False,
     ) -> None:
         """See `TaskStore`."""
-        times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms}
+        unsent = 1 if is_for_a_sweep(wake_ms, due_ms) else None
+        times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
         told = {"attempts": attempts, "declined_ms": declined_ms or None}
         sets = {**times, **told, **({} if keeps_blame else NO_BLAME)}
         await self._write(lease, added, now_ms, lambda draft: sets)
@@ -291,7 +300,8 @@ class DynamoDbTasks:
         before = refs_for_work(lease.notes.known.head)
 
         def begun(draft: Draft) -> Mapping[str, Any]:
-            return {**NOT_LEASED, **PROGRESS, "due_ms": due_ms, **work(call, journal, state, journal_version, draft)}
+            due = {"due_ms": due_ms, "unsent": None}
+            return {**NOT_LEASED, **PROGRESS, **due, **work(call, journal, state, journal_version, draft)}
 
         await self._write(lease, NOTHING, now_ms, begun)
         await self._drop(lease.ref, before)
@@ -304,7 +314,7 @@ class DynamoDbTasks:
 
     async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
         """See `TaskStore`."""
-        sets = {**NOT_LEASED, "due_ms": due_ms, **(BLAMED if blame else {})}
+        sets = {**NOT_LEASED, "due_ms": due_ms, "unsent": 1, **(BLAMED if blame else {})}
         change = Change(sets, [IS_FOUND, *lease_holds()], values_of(now_ms, fence=fence))
         return isinstance(await self._table.update(pk_of(ref), change), Won)
 
@@ -349,11 +359,8 @@ class DynamoDbTasks:
         sets = {**this.sets, **({"noted": number} if has_entries and "noted" not in this.sets else {})}
         match await self._table.update(pk, Change(sets, lease_holds(has_entries), values)):
             case Lost(row=head):
-                await self._table.drop(pk, draft.names)
-                doubt = notes.noted.settle(head["noted"]) if has_entries and is_held(head, lease.fence) else None
-                if doubt is None:
-                    raise LeaseLost(str(lease.ref))
-                return doubt
+                await self._drop_draft(pk, draft, head)
+                return _what_had_happened(lease, head)
         notes.noted.settle(number)
         notes.known = this.known
         await self._drop(lease.ref, this.superseded)
@@ -371,6 +378,11 @@ class DynamoDbTasks:
         if shard is None:
             return await self._index(now_ms, limit)
         return [open_task_of(row) for row in await self._table.index(str(shard), now_ms, limit)]
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """See `TaskStore`."""
+        firsts = await asyncio.gather(*(self._table.index(f"{shard}", now_ms, 1) for shard in range(self.shards)))
+        return [shard for shard, first in enumerate(firsts) if first]
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
@@ -394,7 +406,7 @@ class DynamoDbTasks:
     async def _move(self, move: Move) -> bool:
         resends = {"resends": move.task.resends + 1} if move.resends else {}
         change = Change(
-            {"due_ms": move.due_ms, **resends},
+            {"due_ms": move.due_ms, "unsent": None, **resends},
             # Whoever moved it before us does what is to be done; what is terminal has none.
             when=["#due_ms = :due"],
             values={":due": move.task.due_ms},
@@ -450,7 +462,14 @@ class DynamoDbTasks:
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""
         change = Change(
-            {**NOT_LEASED, **PROGRESS, "fence": Expression("#fence + :one"), "due_ms": due_ms, "resends": None},
+            {
+                **NOT_LEASED,
+                **PROGRESS,
+                "fence": Expression("#fence + :one"),
+                "due_ms": due_ms,
+                "resends": None,
+                "unsent": None,
+            },
             # Whether somebody has it does not matter: that is what this is for.
             when=[IS_FOUND, is_in(Event.RUN)],
             values=values_of(now_ms),
@@ -460,3 +479,16 @@ class DynamoDbTasks:
     async def aclose(self) -> None:
         """Let go of the connections."""
         await self._table.aclose()
+
+
+def _what_had_happened(lease: Lease, head: Row | None) -> Doubt[Known]:
+    """The write that makes a refused one too late, while the lease holds.
+
+    Raises:
+        LeaseLost
+    """
+    notes: Notes = lease.notes
+    doubt = notes.noted.settle(head["noted"]) if head is not None and is_held(head, lease.fence) else None
+    if doubt is None:
+        raise LeaseLost(str(lease.ref))
+    return doubt

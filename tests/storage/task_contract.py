@@ -1257,6 +1257,33 @@ class TaskStoreContract:
         (task,) = await store.due(END, 10)
         assert task.resends == 0
 
+    async def test_what_is_due_with_no_message_on_its_way_says_so(self, store: TaskStore) -> None:
+        async def unsent() -> bool:
+            (task,) = await store.open_tasks(10)
+            return task.unsent
+
+        await store.create(new())
+        assert not await unsent(), "whoever creates it sends one"
+        lease = (await claim(store)).lease
+        assert await unsent(), "that message is gone"
+        (task,) = await store.due(UNTIL, 10)
+        assert await store.postpone(task, UNTIL + 1)
+        assert not await unsent(), "the sweep sends one"
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 1)
+        assert not await unsent(), "its worker has sent one that is delayed"
+        lease = (await claim(store, now_ms=SOON)).lease
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+        assert await unsent(), "it sleeps for too long for a message"
+        lease = (await claim(store, now_ms=SOON)).lease
+        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False)
+        assert await unsent()
+        await store.requeue(REF, NOW, SOON)
+        assert not await unsent()
+        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
+        assert not await unsent()
+        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        assert not await unsent()
+
     async def test_many_are_postponed_at_once_and_each_by_itself(self, stores: list[TaskStore]) -> None:
         refs = [TaskRef("owner", f"{n:03}") for n in range(60)]
         for ref in refs:
@@ -1279,6 +1306,8 @@ class TaskStoreContract:
             await store.create(new(ref, due_ms=NOW + n))
         parts = [await store.due(NOW + 49, 100, shard) for shard in range(store.shards)]
         assert sorted(task.ref for part in parts for task in part) == sorted(refs[:50])
+        assert sorted(await store.late_shards(NOW + 49)) == [shard for shard, part in enumerate(parts) if part]
+        assert list(await store.late_shards(NOW - 1)) == []
         assert all([task.due_ms for task in part] == sorted(task.due_ms for task in part) for part in parts)
         assert len([part for part in parts if part]) > store.shards // 2
         largest = max(parts, key=len)

@@ -571,8 +571,9 @@ async def test_a_batch_that_is_never_taken_is_unavailable(tasks: Counted, monkey
 class SentTwice:
     """What botocore does when an answer gets lost: it sends the call again."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, between: Callable[[], None] = lambda: None) -> None:
         self._client = client
+        self._between = between
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
@@ -582,9 +583,32 @@ class SentTwice:
         def twice(**arguments: Any) -> Any:
             with suppress(self._client.exceptions.ConditionalCheckFailedException):
                 found(**arguments)
+            self._between()
             return found(**arguments)
 
         return twice
+
+
+async def test_what_was_sent_again_after_others_had_written_keeps_its_rows(dynamodb: Emulator, table: str) -> None:
+    """A sweep moved the due time between the write and its repetition: that is refused, and the write has happened."""
+    client = dynamodb.client()
+
+    def move() -> None:
+        update = {"UpdateExpression": "SET version = :v", "ExpressionAttributeValues": {":v": {"S": Clock().new_id()}}}
+        client.update_item(TableName=table, Key={"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}, **update)
+
+    store = DynamoDbTasks(dynamodb.open(table, lambda: SentTwice(dynamodb.client(), move)))
+    assert await store.create(new(call=blob(9000))) is False, "there is one, and it is this one"
+    plain = DynamoDbTasks(dynamodb.open(table))
+    lease = (await claim(plain)).lease
+    await store.checkpoint(lease, Added([blob(9000)], blob(8000)), NOW)
+    await store.checkpoint(lease, Added([b"next"]), NOW)
+    claimed = await take_over(plain)
+    assert (claimed.call, claimed.state) == (blob(9000), blob(8000))
+    assert list(claimed.journal) == [blob(9000), b"next"]
+    await store.aclose()
+    await plain.aclose()
+    client.close()
 
 
 async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, table: str) -> None:
