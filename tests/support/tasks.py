@@ -30,10 +30,10 @@ from app.storage.sqlite_queue import SqliteQueue
 from app.storage.sqlite_tasks import SqliteTasks
 from app.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from app.tasks.call import TaskCall, owner_of
+from app.tasks.ending import Turn
 from app.tasks.pool import Pool
 from app.tasks.service import Tasks
 from app.tasks.sweep import Sweep
-from app.tasks.ending import Turn
 from app.tasks.worker import Worker
 from tests.support.rounds import CAPABILITIES
 

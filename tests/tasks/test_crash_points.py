@@ -21,7 +21,6 @@ from app.storage.sqlite_queue import SqliteQueue
 from app.storage.sqlite_tasks import SqliteTasks
 from app.storage.tasks import TaskStore
 from app.tasks import patience
-from app.tasks import turn as turn_module
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
 from tests.support.dynamodb import Emulator

@@ -13,8 +13,8 @@ from app.replay.context import Context
 from app.storage.queue import TaskQueue
 from app.storage.tasks import Claimed, Move, TaskRef, TaskStore
 from app.tasks import sweep
-from app.tasks.sweep import Sweep
 from app.tasks.ending import Turn
+from app.tasks.sweep import Sweep
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.tasks import Shared, Workshop

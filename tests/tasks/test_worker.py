@@ -24,7 +24,7 @@ from app.storage.tasks import NOTHING, Added, Claimed, NewTask, NotClaimed, Task
 from app.tasks import patience
 from app.tasks import turn as turn_module
 from app.tasks.call import TaskCall, owner_of
-from app.tasks.ending import BACKOFF_MS, DECLINED_MS, Turn
+from app.tasks.ending import DECLINED_MS, Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
@@ -725,7 +725,7 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
         return await ctx.step("one", effects.do, "again") if effects.seen == [] else "done"
 
     shop = shared.workshop(impatient=impatient)
-    ref = await shop.begin("impatient")
+    await shop.begin("impatient")
     slow = Workshop(shop.catalog, Slow(shop.store), shop.queue, shop.clock)
     assert await slow.turns() == [Turn.RELEASED]
     assert await shop.turns() == [Turn.FINISHED]
