@@ -103,6 +103,13 @@ class TasksConfig(Model):
         1_000, description="How often clients are asked to poll, and how often watched tasks are looked at.", ge=100
     )
     concurrency: int = Field(16, description="Tasks that one process works on at once.", ge=1, le=1_000)
+    max_running_per_owner: int | None = Field(
+        None,
+        description="Tasks of one owner that one process works on at once. Unset: half of concurrency, or all of it"
+        " without auth, where there is one owner.",
+        ge=1,
+        le=1_000,
+    )
     lease_s: float = Field(
         30, description="Seconds after which the task of a worker that died is taken up by another.", ge=1, le=900
     )
@@ -116,6 +123,13 @@ class TasksConfig(Model):
         le=86_400,
     )
     sweep_every_s: float = Field(5, description="Seconds between two looks for late tasks.", gt=0, le=3_600)
+    clock_skew_s: float | None = Field(
+        None,
+        description="By how much the clocks of workers may differ: a dead worker's task is taken up lease_s and this"
+        " later. Unset: 5 with SQLite, which is one machine, 60 with DynamoDB.",
+        ge=0,
+        le=900,
+    )
     shards: int = Field(
         8,
         description="Parts of DynamoDB's index of open tasks: each takes 1,000 writes a second and one sweeper at a"
@@ -124,7 +138,34 @@ class TasksConfig(Model):
         le=1_000,
     )
     max_attempts: int = Field(
-        5, description="Turns in a row without progress (workers that died, faults) after which a task fails.", ge=1
+        5, description="Turns in a row without progress that faults of ours ended, after which a task fails.", ge=1
+    )
+    max_deaths: int = Field(
+        3, description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.", ge=1
+    )
+    stall_part: float = Field(
+        0.6,
+        description="Part of lease_s for which a handler may block the event loop; then its process lets go of all"
+        " tasks and ends with status 70.",
+        gt=0,
+        lt=1,
+    )
+    stop_grace_s: float | None = Field(
+        None,
+        description="Seconds for which steps may go on when the process is told to stop. Unset: 10 for serve, 25 for"
+        " worker.",
+        ge=0,
+        le=3_600,
+    )
+    task_timeout_s: float = Field(
+        86_400, description="Seconds from its creation after which a task that still runs is ended.", gt=0, le=2_592_000
+    )
+    unserved_s: float = Field(
+        3_600,
+        description="Seconds for which a task waits for a worker that serves its tool, as during a deployment; then it"
+        " fails.",
+        ge=0,
+        le=2_592_000,
     )
     max_result_bytes: int = Field(
         5_000_000, description="Largest result of a task; AWS Lambda returns 6 MB at most.", ge=1_024
@@ -132,6 +173,11 @@ class TasksConfig(Model):
     max_journal_bytes: int = Field(
         3_000_000, description="Most that one task may have remembered of its steps.", ge=1_024, le=100_000_000
     )
+
+    @property
+    def share(self) -> int:
+        """How many of the turns of a process may be at tasks of one owner."""
+        return self.max_running_per_owner or max(1, self.concurrency // 2)
 
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]

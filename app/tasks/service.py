@@ -62,6 +62,7 @@ class Tasks:
             status=Status.WORKING if ended is None else ended.status,
             status_message=message if ended is None else ended.status_message,
             outcome=None if ended is None else ended.outcome,
+            journal_version=journal.version,
         )
         await self._store.create(task)
         if ended is None:

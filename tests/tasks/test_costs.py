@@ -19,7 +19,7 @@ from app.storage.dynamodb_tasks import DynamoDbTasks
 from app.storage.sqlite_queue import SqliteQueue
 from app.storage.sqlite_tasks import SqliteTasks
 from app.storage.tasks import TaskRef, TaskStore
-from app.tasks.worker import Turn
+from app.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Plan
 from tests.support.dynamodb import ROOT, Emulator
