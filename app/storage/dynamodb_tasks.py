@@ -62,19 +62,14 @@ class DynamoDbTasks:
 
     # for the owner
 
-    async def create(self, task: NewTask) -> bool:
+    async def create(self, task: NewTask) -> None:
         """See `TaskStore`."""
         draft = self._table.draft(pk_of(task.ref), ttl_of(task.expires_ms))
         row = new_head(task, draft)
         await self._table.put(draft)
         match await self._table.put_new(row):
             case Lost():
-                return False
-        return True
-
-    async def count_open(self, owner: str, up_to: int) -> int:
-        """See `TaskStore`."""
-        return 0
+                raise ValueError(f"there is a task {task.ref} already")
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """See `TaskStore`."""

@@ -38,7 +38,7 @@ class SqliteTasks:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, task: NewTask) -> bool:
+    async def create(self, task: NewTask) -> None:
         """See `TaskStore`."""
         head: dict[str, Any] = {
             "owner": task.ref.owner,
@@ -57,27 +57,18 @@ class SqliteTasks:
             "attempts": 0,
         }
 
-        def write(db: sqlite3.Connection) -> bool:
+        def write(db: sqlite3.Connection) -> None:
             with transaction(db):
                 places = ", ".join("?" * len(head))
-                insert = f"insert into tasks ({', '.join(head)}) values ({places}) on conflict do nothing"
-                row = db.execute(insert, tuple(head.values()))
-                if not row.rowcount:
-                    return False
+                row = db.execute(f"insert into tasks ({', '.join(head)}) values ({places})", tuple(head.values()))
                 n = row.lastrowid
                 _put(db, n, "call", [("", task.call)])
                 _put(db, n, "state", [("", task.state)])
                 _put(db, n, "journal", (("", entry) for entry in task.journal))
                 if task.outcome is not None:
                     _put(db, n, "outcome", [("", task.outcome)])
-                return True
 
-        return await self._database.write(write)
-
-    async def count_open(self, owner: str, up_to: int) -> int:
-        """See `TaskStore`."""
-        select = "select count(*) from (select 1 from tasks where owner = ? and due_ms is not null limit ?)"
-        return await self._database.read(lambda db: int(db.execute(select, (owner, up_to)).fetchone()[0]))
+        await self._database.write(write)
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """See `TaskStore`."""

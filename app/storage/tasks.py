@@ -200,15 +200,8 @@ class TaskStore(Protocol):
 
     # for the owner
 
-    async def create(self, task: NewTask) -> bool:
-        """Keep a task. When this returns, `read` finds it, in any process.
-
-        `False` if this owner has a task of this id already, which is left as it is. Safe to repeat after `Unavailable`:
-        the answer is then `True` or `False`, and the task is there once.
-        """
-
-    async def count_open(self, owner: str, up_to: int) -> int:
-        """How many open tasks an owner has, counted up to a bound. Eventually consistent."""
+    async def create(self, task: NewTask) -> None:
+        """Keep a task. When this returns, `read` finds it, in any process. The id must be new."""
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """The task as of the last write, strongly consistent; `None` if it is unknown or has expired. One call."""
