@@ -87,7 +87,11 @@ class Worker:
             Unavailable
         """
         now_ms = self._clock.now_ms()
-        return await self._store.claim(ref, now_ms, now_ms + int(self._config.lease_s * 1000))
+        until_ms = now_ms + int(self._config.lease_s * 1000)
+        claimed = await self._store.claim(ref, now_ms, until_ms)
+        if claimed is NotClaimed.SUSPECT:
+            return await self._store.claim(ref, now_ms, until_ms, alone=True)
+        return claimed
 
     async def work(self, ref: TaskRef, deadline: Deadline | None = None) -> Turn:
         """A whole turn.
@@ -135,7 +139,7 @@ class Worker:
             return await self._retry_or_fail(claimed, error)
 
     async def _carry(self, claimed: Claimed, deadline: Deadline) -> Turn:
-        if claimed.record.attempts > self._config.max_attempts:
+        if claimed.record.deaths > self._config.max_attempts - 2:
             raise Fault("a worker died in each of them, or a step took longer than a worker lives")
         call = TaskCall.from_bytes(claimed.call)
         served = self._catalog.tools.get(call.tool)
@@ -221,14 +225,14 @@ class Worker:
             log.warning("a task could not be let go of", extra={"fields": {"task": home.ref.id, "error": str(error)}})
 
     async def _retry_or_fail(self, claimed: Claimed, error: Exception) -> Turn:
-        ref, attempts = claimed.record.ref, claimed.record.attempts
+        ref, attempts = claimed.record.ref, claimed.record.attempts + 1
         reference = log_failure(f"task {ref.id} (tool {claimed.record.tool}, attempt {attempts})", error, self._clock)
         now_ms = self._clock.now_ms()
-        if attempts < self._config.max_attempts:
+        if attempts < self._config.max_attempts and not claimed.record.deaths > self._config.max_attempts - 2:
             wake_ms = now_ms + BACKOFF_MS[min(attempts, len(BACKOFF_MS)) - 1]
             due_ms, delay_ms = self._next(wake_ms)
             await self._store.release(
-                claimed.lease, NOTHING, now_ms, wake_ms=wake_ms, due_ms=due_ms, keeps_attempts=True
+                claimed.lease, NOTHING, now_ms, wake_ms=wake_ms, due_ms=due_ms, attempts=attempts, keeps_blame=True
             )
             await self._wake(ref, delay_ms)
         else:
