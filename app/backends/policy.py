@@ -107,4 +107,3 @@ def _asking(name: str, call: CallTool, properties: Mapping[str, Any], ask: Seque
 
 def _form(properties: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {"type": "object", "properties": {name: properties[name] for name in names}, "required": list(names)}
-

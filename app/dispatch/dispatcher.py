@@ -282,7 +282,7 @@ class Dispatcher:
         journal = round_.journal if end is None else Journal()
         task_call = _task_call(served, round_, call)
         try:
-            created = await self._tasks.create(task_call, round_.task_id, journal, message=message, ended=end)
+            created = await self._tasks.create(task_call, journal, task_id=round_.task_id, message=message, ended=end)
         except Unavailable as error:
             return await self._in_doubt(error, round_, call, None if end is None else end.to_json())
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
@@ -435,9 +435,7 @@ class Dispatcher:
     ) -> Round:
         """The round that this request is; a later one is linked to where the call began."""
         origin = context.span.carrier()
-        round_ = self._rounds.begin(
-            target, asked, context.principal, origin, takes_unasked=takes_unasked, key=key
-        )
+        round_ = self._rounds.begin(target, asked, context.principal, origin, takes_unasked=takes_unasked, key=key)
         if round_.opened is not None:
             context.span.link(round_.origin)
         return round_

@@ -44,22 +44,23 @@ class Tasks:
     async def create(
         self,
         call: TaskCall,
-        task_id: str,
         journal: Journal,
         *,
+        task_id: str | None = None,
         message: str | None = None,
         ended: Ended | None = None,
     ) -> dict[str, Any]:
         """A task for a call that is to go on, or that has ended already; the schema's `CreateTaskResult`.
 
-        Whoever comes with an id that the caller has a task of is told of that one, which is left as it is.
+        Whoever comes with an id that the caller has a task of is told of that one, which is left as it is. Without an
+        id it is a new one.
 
         Raises:
             Unavailable: there is a task, or there is none; calling again under the same id finds out.
             ToolError: the caller has too many open tasks, or the call is too large.
             NotJson: in `ctx.state`.
         """
-        task = self._new(call, task_id, journal, message, ended)
+        task = self._new(call, task_id or self._clock.new_id(), journal, message, ended)
         if ended is None:
             await self._check_room(task.ref)
         try:
@@ -119,9 +120,7 @@ class Tasks:
     def _told(self, shown: Shown) -> dict[str, Any]:
         return {"resultType": "task", **to_wire(shown, self._config.poll_interval_ms)}
 
-    def _new(
-        self, call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None
-    ) -> NewTask:
+    def _new(self, call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None) -> NewTask:
         now_ms = self._clock.now_ms()
         return NewTask(
             ref=TaskRef(owner_of(call.principal), task_id),

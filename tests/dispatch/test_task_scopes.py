@@ -46,8 +46,12 @@ class Bank:
         return TaskClient(self.mcp, DECLARED, bearer(token(scope=scope, **claims)))
 
     def stream(self, task_ids: list[str], scope: str = "", **claims: Any) -> Exchange:
-        asked = wire.message("subscriptions/listen", {"notifications": {"taskIds": task_ids}}, clientCapabilities=DECLARED)
-        return Exchange(self.app, asked, {**wire.headers(asked), "authorization": f"Bearer {token(scope=scope, **claims)}"})
+        asked = wire.message(
+            "subscriptions/listen", {"notifications": {"taskIds": task_ids}}, clientCapabilities=DECLARED
+        )
+        return Exchange(
+            self.app, asked, {**wire.headers(asked), "authorization": f"Bearer {token(scope=scope, **claims)}"}
+        )
 
 
 @pytest.fixture
@@ -56,7 +60,9 @@ async def bank(tmp_path: Path) -> AsyncIterator[Bank]:
         keys = await stack.enter_async_context(service(answer(jwks("ec"))))
         auth = {"issuer": ISSUER, "scopes": []}
         file = guarded(f"{keys.url}/jwks", vault, greet, auth=auth, tasks={"poll_interval_ms": 100})
-        app = await stack.enter_async_context(stoppable(build_app(file, task_settings(tmp_path, public_url=PUBLIC_URL))))
+        app = await stack.enter_async_context(
+            stoppable(build_app(file, task_settings(tmp_path, public_url=PUBLIC_URL)))
+        )
         yield Bank(app, await stack.enter_async_context(client(app)))
 
 

@@ -323,5 +323,3 @@ async def test_the_same_holds_for_the_tools_of_a_service(method: str, asks: bool
     if asks:
         shown = body["result"]["inputRequests"]["approve"]["params"]["message"]
         assert shown.splitlines()[1] == "Sure?"
-
-

@@ -108,11 +108,11 @@ def test_what_must_happen_once_needs_a_question_that_was_asked(tmp_path: Path) -
     with pytest.raises(ValueError, match="unasked_answers and once"):
         tool(once=True, unasked_answers=True)(greet)
     module = tmp_path / "tools.py"
-    module.write_text("from app import tool\n\n@tool(once=True, unasked_answers=True)\ndef f() -> str:\n    return ''\n")
+    module.write_text(
+        "from app import tool\n\n@tool(once=True, unasked_answers=True)\ndef f() -> str:\n    return ''\n"
+    )
     file = config_file()
     raw = {"kind": "python", "name": "python", "path": str(module)}
     config = type(file.config).model_validate({"backends": [raw]})
     with pytest.raises(ConfigError, match="unasked_answers and once"):
         build_app(type(file)(config, file.origin), USING)
-
-

@@ -172,8 +172,8 @@ def _long_step(clock: FixedClock) -> Callable[[Context], Awaitable[str]]:
 # the rows of the table
 
 
-async def test_a_task_is_created_by_one_write_and_one_message(costs: Costs) -> None:
-    assert await costs.counts.of(costs.shop.begin("at_once")) == (["create"], 1, 1)
+async def test_a_task_is_created_by_one_count_one_write_and_one_message(costs: Costs) -> None:
+    assert await costs.counts.of(costs.shop.begin("at_once")) == (["count_open", "create"], 2, 1)
 
 
 async def test_a_look_is_one_read(costs: Costs) -> None:
@@ -181,7 +181,7 @@ async def test_a_look_is_one_read(costs: Costs) -> None:
     over = await costs.shop.begin("at_once")
     await costs.shop.all_turns()
     for ref in (waiting, over):
-        assert await costs.counts.of(costs.shop.tasks.get(LOCAL, ref.id)) == (["read"], 1, 0)
+        assert await costs.counts.of(costs.shop.tasks.record(LOCAL, ref.id)) == (["read"], 1, 0)
 
 
 async def test_the_answers_to_everything_are_one_write_and_one_message(costs: Costs) -> None:
