@@ -147,7 +147,7 @@ async def until_created(ann: TaskClient, params: dict[str, Any], **meta: Any) ->
             return valid_created(response.json()), doubts
         asked = valid_input_required(response.json())
         doubts += "inputRequests" not in asked
-        sent = retry(params, asked, **{key: YES for key in asked.get("inputRequests", {})})
+        sent = retry(params, asked, **dict.fromkeys(asked.get("inputRequests", {}), YES))
 
 
 NAMES = ["at_once", "between", "asks", "over", "steps_first"]

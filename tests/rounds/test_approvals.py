@@ -1,4 +1,4 @@
-"""Approvals under attack: who was not asked has not approved, what is shown is what runs, and one approval is one run."""
+"""Approvals under attack: nobody approves what they were not asked; what is shown is what runs, once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from app import Context, tool
-from app.config import ConfigFile, GatewayConfig
 from app.main import build_app
 from app.settings import Settings
 from tests.support import rounds

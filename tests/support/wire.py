@@ -41,7 +41,7 @@ ALLOWED_CODES = {-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022}
 
 
 def envelope(**meta: Any) -> dict[str, Any]:
-    """`_meta` of a request: keyword `logLevel` and other names of the revision get their prefix, unless they have one."""
+    """`_meta` of a request: `logLevel` and other names of the revision get their prefix, unless they have one."""
     whole = {name for name in meta if name == "progressToken" or "/" in name}
     prefixed = {name if name in whole else PREFIX + name: value for name, value in meta.items()}
     return {
