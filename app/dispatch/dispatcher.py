@@ -223,7 +223,7 @@ class Dispatcher:
     def _check_scopes(self, tool: str, principal: Principal) -> None:
         """What a caller may do with a tool, and with the tasks of its calls, is what its token of now grants.
 
-        A tool that is not served here was taken away, or is yet to be deployed: its tasks are their owners' all the same.
+        A tool that is not served here was taken away, or is yet to be deployed: its tasks remain their owners'.
 
         Raises:
             InsufficientScope

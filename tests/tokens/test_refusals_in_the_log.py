@@ -17,7 +17,7 @@ from app.tokens.request_state import Binding, StateSealer
 from app.tokens.sealed import KeyRing
 from tests.support import rounds
 from tests.support.asgi import STATE_KEY, client, config_file
-from tests.support.clocks import SkippingClock
+from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.functions import EVERYTHING
 from tests.support.rounds import REFUSAL
 
@@ -33,7 +33,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 async def test_a_thousand_bad_states_of_one_caller_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    clock = SkippingClock()
+    clock = FixedClock()
     app = build_app(config_file(*EVERYTHING), Settings(state_keys=STATE_KEY), clock=clock)
     method, params = rounds.tool("echo", text="x")
     async with client(app) as mcp:
