@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from app.auth.principal import Principal
@@ -32,7 +32,7 @@ from app.errors import (
     Unavailable,
 )
 from app.protocol import params, tasks
-from app.protocol.capabilities import ClientCapabilities, merged
+from app.protocol.capabilities import merged
 from app.protocol.content import ToolResult, without_none
 from app.protocol.inbound import Inbound
 from app.protocol.jsonrpc import encode
@@ -40,9 +40,11 @@ from app.protocol.methods import SUPPORTED_VERSIONS
 from app.protocol.pages import Page, Pages
 from app.protocol.tasks import EXTENSION
 from app.replay import engine
-from app.replay.context import Call, Notify
-from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.call import Call, Notify
+from app.replay.context import run_of
+from app.replay.engine import Completed, Failed, Restarted, Suspended
 from app.replay.journal import Journal
+from app.replay.run import Run
 from app.storage.tasks import TaskRecord
 from app.tasks.call import TaskCall
 from app.tasks.outcome import Ended, ended, log_failure, tool_result
@@ -59,7 +61,6 @@ log = logging.getLogger("app.dispatch")
 MAX_PAGES_KEPT: Final = 64
 MAX_STREAM_S: Final = 30 * 86_400
 """How long a stream lives whose token holds for longer than anybody should hold one."""
-NO_CAPABILITIES: Final = ClientCapabilities({})
 _UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
 
 
@@ -211,8 +212,8 @@ class Dispatcher:
             context.inbound.meta.capabilities.require(requires, f"tool {served.name}")
         target = Target("tools/call", served.name, asked.arguments)
         key = context.inbound.meta.raw.get(IDEMPOTENCY_KEY)
-        round_ = self._begin(target, asked, context, takes_unasked=served.tool.unasked_answers, key=key)
-        call = self._call(context)
+        round_ = self._begin(target, asked, context, key=key)
+        call = self._call(context, round_, takes_unasked=served.tool.unasked_answers)
         if not served.tool.once:
             return await self._run_tool(served, round_, call)
         try:
@@ -239,27 +240,28 @@ class Dispatcher:
         may_become_task = served.tool.task != "forbidden" and call.meta.capabilities.has(tasks.REQUIRED)
         if may_become_task and (known := await self._known_task(served, round_, call)) is not None:
             return known
+        call = replace(call, may_become_task=may_become_task, needs_row=served.tool.task == "required")
         outcome = await self._rounds.run_or_defer(
-            round_, call, lambda ctx: served.tool.call(ctx, arguments), may_become_task=may_become_task
+            round_, call, lambda ctx: served.tool.call(ctx, run_of(ctx).journal.arguments or arguments)
         )
         match outcome:
             case InputRequired():
                 return self._input_reply(outcome)
-            case BecomesTask(message=message):
-                return await self._create_task(served, round_, call, message=message)
+            case BecomesTask(journal, message):
+                return await self._create_task(served, round_, call, journal, message=message)
             case Failed(MissingCapability() as error):  # the call can be sent again with it, a task could not
                 raise error
             case Completed() | Failed():
                 if served.tool.task == "required":
                     end = ended(outcome, served.name, self._clock, self._max_result_bytes)
-                    return await self._create_task(served, round_, call, end=end)
+                    return await self._create_task(served, round_, call, Journal(), end=end)
                 return self._tool_reply(tool_result(outcome, served.name, self._clock))
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
         """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
         if served.tool.task == "required":
             try:
-                self._tasks.check_size(_task_call(served, round_, call))
+                self._tasks.check_size(_task_call(served, round_, call, round_.journal))
             except ToolError as error:  # before anything is run that would be lost
                 return self._tool_reply(ToolResult.error(str(error)))
         destiny = round_.destiny
@@ -268,31 +270,37 @@ class Dispatcher:
         try:
             created = await self._tasks.created(call.principal, destiny.task_id)
         except Unavailable as error:
-            return await self._in_doubt(error, round_, call, destiny.ended)
+            return await self._in_doubt(error, round_, call, round_.journal, destiny.ended)
         if created is not None:
             return Reply(self._stamp(created), "task")
         if destiny.ended is None:
             return None
-        return await self._create_task(served, round_, call, end=Ended.from_json(destiny.ended))
+        return await self._create_task(served, round_, call, Journal(), end=Ended.from_json(destiny.ended))
 
     async def _create_task(
-        self, served: ServedTool, round_: Round, call: Call, *, message: str | None = None, end: Ended | None = None
+        self,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+        journal: Journal,
+        *,
+        message: str | None = None,
+        end: Ended | None = None,
     ) -> Reply:
         """The task of a call that goes on, or, with an end, of one that is over already."""
-        journal = round_.journal if end is None else Journal()
-        task_call = _task_call(served, round_, call)
+        task_call = _task_call(served, round_, call, journal)
         try:
             created = await self._tasks.create(task_call, journal, task_id=round_.task_id, message=message, ended=end)
         except Unavailable as error:
-            return await self._in_doubt(error, round_, call, None if end is None else end.to_json())
+            return await self._in_doubt(error, round_, call, journal, None if end is None else end.to_json())
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
             return self._tool_reply(tool_result(Failed(error), served.name, self._clock))
         return Reply(self._stamp(created), "task")
 
-    async def _in_doubt(self, error: Unavailable, round_: Round, call: Call, end: Any) -> Reply:
+    async def _in_doubt(self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any) -> Reply:
         fields = {"task": round_.task_id, "error": str(error)}
         log.warning("a task may have been created or not; its client is asked to call again", extra={"fields": fields})
-        return self._input_reply(await self._rounds.in_doubt(round_, call, end))
+        return self._input_reply(await self._rounds.in_doubt(round_, call, journal, end))
 
     def _input_reply(self, outcome: InputRequired) -> Reply:
         return Reply(self._stamp(outcome.wire), "input_required")
@@ -306,7 +314,7 @@ class Dispatcher:
         _check_prompt_arguments(prompt.definition.get("arguments", ()), asked.arguments)
         target = Target("prompts/get", asked.name, asked.arguments)
         round_ = self._begin(target, asked, context)
-        call = self._call(context)
+        call = self._call(context, round_)
         outcome = await self._rounds.run(round_, call, lambda ctx: prompt.get(ctx, asked.arguments))
         if isinstance(outcome, InputRequired):
             return self._input_reply(outcome)
@@ -318,7 +326,7 @@ class Dispatcher:
         asked = params.validate(params.ReadResourceParams, context.inbound.params)
         resource, values = self._catalog.resource(asked.uri)
         round_ = self._begin(Target("resources/read", asked.uri), asked, context)
-        call = self._call(context)
+        call = self._call(context, round_)
         outcome = await self._rounds.run(round_, call, lambda ctx: resource.read(ctx, asked.uri, values))
         if isinstance(outcome, InputRequired):
             return self._input_reply(outcome)
@@ -334,9 +342,8 @@ class Dispatcher:
         if completer is None:
             return Reply(self._stamp({"completion": {"values": []}}))
         call = self._call(context)
-        state = Run(Journal(), NO_CAPABILITIES, call.deadline)  # a completion can ask nobody anything
-        outcome = await engine.run(lambda: completer(asked.argument.value), state)
-        if isinstance(outcome, Suspended):
+        outcome = await engine.run(lambda: completer(asked.argument.value), Run(call, Journal()))
+        if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
             error = RuntimeError("it asked something")
             raise InternalError(log_failure(f"completion of {name[:200]}", error, self._clock))
         return Reply(self._stamp({"completion": self._value(outcome, f"completion of {name[:200]}").to_wire()}))
@@ -424,26 +431,25 @@ class Dispatcher:
         if self._has_scoped_tasks:
             await self._record(principal, task_id)
 
-    def _begin(
-        self,
-        target: Target,
-        asked: params.InputParams,
-        context: CallContext,
-        *,
-        takes_unasked: bool = False,
-        key: Any = None,
-    ) -> Round:
+    def _begin(self, target: Target, asked: params.InputParams, context: CallContext, *, key: Any = None) -> Round:
         """The round that this request is; a later one is linked to where the call began."""
-        origin = context.span.carrier()
-        round_ = self._rounds.begin(target, asked, context.principal, origin, takes_unasked=takes_unasked, key=key)
+        round_ = self._rounds.begin(target, asked, context.principal, context.span.carrier(), key=key)
         if round_.opened is not None:
             context.span.link(round_.origin)
         return round_
 
-    def _call(self, context: CallContext) -> Call:
+    def _call(self, context: CallContext, round_: Round | None = None, *, takes_unasked: bool = False) -> Call:
         limit_ms = self._call_timeout_ms if context.remaining_ms is None else context.remaining_ms
         deadline = self._clock.deadline(min(limit_ms, self._call_timeout_ms))
-        return Call(context.principal, context.inbound.meta, deadline, context.notify, self._hub.publish)
+        return Call(
+            principal=context.principal,
+            meta=context.inbound.meta,
+            deadline=deadline,
+            notify=context.notify,
+            publish=self._hub.publish,
+            takes_unasked=takes_unasked,
+            idempotency=None if round_ is None else round_.task_id,
+        )
 
     def _value(self, outcome: Completed[T] | Failed, what: str) -> T:
         """What a handler returned, where there is no tool error to answer with.
@@ -488,15 +494,16 @@ def _features(catalog: Catalog, streams: bool) -> frozenset[str]:
     return frozenset(feature for feature, is_served in served.items() if is_served)
 
 
-def _task_call(served: ServedTool, round_: Round, call: Call) -> TaskCall:
+def _task_call(served: ServedTool, round_: Round, call: Call, journal: Journal) -> TaskCall:
     """The call as its task keeps it."""
     return TaskCall(
         served.name,
-        round_.target.arguments,
+        journal.arguments or round_.target.arguments,
         call.principal,
         call.meta.capabilities.declared,
         call.meta.client_info,
         round_.origin,
+        journal.generation,
     )
 
 

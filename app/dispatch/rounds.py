@@ -23,6 +23,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from app.auth.principal import Principal
@@ -41,9 +42,11 @@ from app.protocol import jsonrpc
 from app.protocol.digest import digest
 from app.protocol.params import InputParams
 from app.replay import engine
-from app.replay.context import Call, Context
-from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.call import Call
+from app.replay.context import Context
+from app.replay.engine import Completed, Failed, Restarted, Suspended
 from app.replay.journal import Journal
+from app.replay.run import Run
 from app.storage.base import OnceRecord, OnceStore
 from app.tokens.request_state import Binding, Destiny, Opened, StateSealer
 
@@ -151,13 +154,12 @@ class Rounds:
         principal: Principal,
         origin: Mapping[str, str],
         *,
-        takes_unasked: bool = False,
         key: Any = None,
     ) -> Round:
         """The round that a request is, with its answers taken into the journal.
 
         An answer counts for a question that the state says was asked, and for no other. Those of a request without
-        state count only where the handler takes them unasked.
+        state are only looked at where the handler takes them unasked (`Call.takes_unasked`).
 
         Raises:
             StateRefused: its state is not one that we sealed for this caller and this call.
@@ -167,8 +169,7 @@ class Rounds:
         keyed_id = None if key is None else _id_for_key(key, target, principal)
         if asked.request_state is None:
             journal = Journal()
-            if takes_unasked:
-                journal.receive_unasked(responses)
+            journal.receive_unasked(responses)
             return Round(1, journal, target, None, origin, keyed_id or self._clock.new_id(), keyed_id is not None)
         opened = self._sealer.open(asked.request_state, principal, target.binding())
         try:
@@ -186,22 +187,26 @@ class Rounds:
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
     ) -> Completed[T] | InputRequired | Failed:
         """Run a handler for one round."""
-        outcome = await self.run_or_defer(round_, call, handler, may_become_task=False)
+        outcome = await self.run_or_defer(round_, call, handler)
         assert not isinstance(outcome, BecomesTask), "it may not"
         return outcome
 
     async def run_or_defer(
-        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]], *, may_become_task: bool
+        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
     ) -> Completed[T] | InputRequired | BecomesTask | Failed:
         """Run a handler for one round, after which the call may have to go on as a task."""
-        state = Run(round_.journal, call.meta.capabilities, call.deadline, may_become_task=may_become_task)
-        context = Context(call, state)
-        outcome = await engine.run(lambda: handler(context), state)
+        journal = round_.journal
+        while True:
+            run = Run(call, journal)
+            outcome = await engine.run(partial(handler, Context(run)), run)
+            if not isinstance(outcome, Restarted):
+                break
+            journal = journal.restarted(outcome.arguments)
         if not isinstance(outcome, Suspended):
             return outcome
         # what the client can be asked at once is asked before there is a task (SEP-2663, "Task Creation")
-        if may_become_task and outcome.wants_task and not outcome.requests:
-            return BecomesTask(outcome.journal, state.message)
+        if call.may_become_task and outcome.wants_task and not outcome.requests:
+            return BecomesTask(outcome.journal, run.message)
         if round_.number >= self._max_rounds:
             return Failed(ToolError(f"The call needed more than {self._max_rounds} rounds; ask for less at once"))
         try:
@@ -217,7 +222,7 @@ class Rounds:
         questions = {"inputRequests": dict(outcome.requests)} if outcome.requests else {}
         return InputRequired({"resultType": "input_required", **questions, "requestState": state})
 
-    async def in_doubt(self, round_: Round, call: Call, ended: Any = None) -> InputRequired:
+    async def in_doubt(self, round_: Round, call: Call, journal: Journal, ended: Any = None) -> InputRequired:
         """The end of a round whose task may have been written or not: state alone, with the task's id inside.
 
         The retry comes back with it, finds the row or writes it, and answers with the one task. `ended` is how the call
@@ -230,7 +235,7 @@ class Rounds:
             raise Unavailable("The task of this call could not be written; send the same request again")
         await asyncio.sleep(min(_DOUBT_PAUSE_S, (call.deadline.remaining_ms() or 0) / 2000))
         try:
-            state = self._seal(round_.journal, round_, call.principal, Destiny(round_.task_id, ended))
+            state = self._seal(journal, round_, call.principal, Destiny(round_.task_id, ended))
         except (StateTooLarge, TypeError):
             raise Unavailable("The task of this call could not be written; send the same request again") from None
         return InputRequired({"resultType": "input_required", "requestState": state})
