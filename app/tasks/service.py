@@ -113,9 +113,13 @@ class Tasks:
         record = record or await self._store.read(ref, self._clock.now_ms())
         if record is None:
             raise TaskNotFound
-        if record.status is Status.WORKING and record.fence == 0:  # who wrote it may have died before its message
-            await self._wake(ref)
+        if record.status is Status.WORKING and record.fence == 0 and self._is_young(record):
+            await self._wake(ref)  # who wrote it may have died before its message
         return self._told(record.shown())
+
+    def _is_young(self, record: TaskRecord) -> bool:
+        """Whether the sweep has had no reason yet to send a message of its own."""
+        return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
 
     def _told(self, shown: Shown) -> dict[str, Any]:
         return {"resultType": "task", **to_wire(shown, self._config.poll_interval_ms)}

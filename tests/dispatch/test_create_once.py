@@ -416,6 +416,49 @@ async def test_the_id_of_the_request_is_no_key(orders: Orders, tmp_path: Path) -
     assert len(ids) == 3
 
 
+# ---- what services are told of a call that is sent again
+
+
+@tool(task="optional")
+async def keyed(ctx: Context, fails: bool = False) -> str:
+    """Says by which key a service would know what it does now."""
+    await ctx.elicit("sure", "Sure?", Go)
+    key = await ctx.idempotency_key("charge")
+    if fails:
+        await ctx.continue_as_task()
+    return key
+
+
+async def test_a_service_gets_the_same_key_however_often_a_round_is_sent(tmp_path: Path) -> None:
+    params: dict[str, Any] = {"name": "keyed", "arguments": {}}
+    async with tasked(tmp_path, keyed) as ann:
+
+        async def key_of(sent: dict[str, Any]) -> str:
+            result = wire.valid_result("tools/call", (await ann.send("tools/call", sent)).json())
+            text: str = result["content"][0]["text"]
+            return text
+
+        first, second = [valid_input_required((await ann.send("tools/call", params)).json()) for _ in range(2)]
+        keys = [await key_of(retry(params, first, sure=YES)) for _ in range(3)]
+        other_answers = await key_of(retry(params, first, sure=accept(go=False)))
+        other_call = await key_of(retry(params, second, sure=YES))
+    assert len(set(keys)) == 1
+    assert len({keys[0], other_answers, other_call}) == 3
+
+
+async def test_the_key_of_a_call_is_that_of_its_task(tmp_path: Path) -> None:
+    params: dict[str, Any] = {"name": "keyed", "arguments": {"fails": True}}
+    stores, _ = doubting(tmp_path, failed=1)
+    async with tasked(tmp_path, keyed, stores=stores) as ann:
+        asked = valid_input_required((await ann.send("tools/call", params)).json())
+        answered = retry(params, asked, sure=YES)
+        doubt = valid_input_required((await ann.send("tools/call", answered)).json())
+        created = valid_created((await ann.send("tools/call", retry(params, doubt))).json())
+        key = await ann.text(created["taskId"])
+        again = valid_created((await ann.send("tools/call", answered)).json())
+        assert (again["taskId"], await ann.text(again["taskId"])) == (created["taskId"], key)
+
+
 # ---- the row comes before the first step
 
 
