@@ -109,7 +109,20 @@ class TasksConfig(Model):
     requeue_after_s: float = Field(
         30, description="Seconds after which a task that no worker has taken up is queued again.", ge=1, le=3_600
     )
+    requeue_at_most_s: float = Field(
+        900,
+        description="To where the pause grows after which a task that still waits is queued again.",
+        ge=1,
+        le=86_400,
+    )
     sweep_every_s: float = Field(5, description="Seconds between two looks for late tasks.", gt=0, le=3_600)
+    shards: int = Field(
+        8,
+        description="Parts of DynamoDB's index of open tasks: each takes 1,000 writes a second and one sweeper at a"
+        " time. Never lower it while tasks are open.",
+        ge=1,
+        le=1_000,
+    )
     max_attempts: int = Field(
         5, description="Turns in a row without progress (workers that died, faults) after which a task fails.", ge=1
     )

@@ -94,13 +94,13 @@ def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores |
     """
     backends = make_backends(file)
     served = catalog.build(backends, file.config.limits.page_size)
-    stores = stores or make_stores(using, clock)
+    stores = stores or make_stores(using, clock, file.config.tasks.shards)
     if not using.on_demand:
         stores.prepare()
     return Core(backends, served, Hub(file.config.http.max_streams), stores)
 
 
-def make_stores(using: Settings, clock: Clock) -> Stores:
+def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     """The stores that the settings name. Nothing is opened yet, and what is not named is not imported.
 
     Raises:
@@ -118,7 +118,7 @@ def make_stores(using: Settings, clock: Clock) -> Stores:
         from app.storage.dynamodb_tasks import DynamoDbTasks
 
         table = dynamodb.Table(using.dynamodb_table, lambda: aws_client("dynamodb", **dynamodb.CONFIG), clock)
-        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table)
+        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
         prepares.append(table.prepare)
     else:
         from app.storage.sqlite import Database, SqliteOnce

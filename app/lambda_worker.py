@@ -88,7 +88,7 @@ class Function:
             case {"Records": [{"eventSource": "aws:sqs"}, *_] as records}:
                 return {"batchItemFailures": await self._batch(records, remaining_ms)}
             case {"source": "aws.events" | "aws.scheduler"} | {"task": "sweep"}:
-                return await self._swept()
+                return await self._swept(remaining_ms)
         kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
         raise ValueError(f"This function serves the task queue and the schedule of the sweep, not {kind}")
 
@@ -110,8 +110,8 @@ class Function:
             return False
         return True
 
-    async def _swept(self) -> dict[str, float]:
-        late = await self._sweep.sweep()
+    async def _swept(self, remaining_ms: int) -> dict[str, float]:
+        late = await self._sweep.sweep(self._clock.deadline(max(1, remaining_ms - MARGIN_MS)))
         census = await self._sweep.census()
         self._metrics.census(census)
         fields = {**census.fields(), "late": late}

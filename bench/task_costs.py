@@ -162,6 +162,9 @@ class _Wrapped:
         self._what = what
 
     def __getattr__(self, name: str) -> Any:
+        if not callable(getattr(self._port, name)):
+            return getattr(self._port, name)
+
         async def call(*args: Any, **kwargs: Any) -> Any:
             with self._meter.store_call(name):
                 self._meter.add(**{self._what: 1})

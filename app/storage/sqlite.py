@@ -83,6 +83,7 @@ alter table tasks add column declined_ms integer not null default 0;
 alter table tasks add column journal_version integer not null default 1;
 alter table tasks add column resends integer not null default 0;
 alter table tasks add column noted integer not null default 0;
+alter table tasks add column unsent integer not null default 0;
 create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
 create table sweepers (
     shard integer primary key,

@@ -22,6 +22,7 @@ from app.storage.tasks import (
     OpenTask,
     TaskRecord,
     TaskRef,
+    is_for_a_sweep,
 )
 
 FORGET_AFTER_MS: Final = 2 * 86_400_000
@@ -38,7 +39,7 @@ _HEAD: Final = (
 )
 _NO_FIELDS: Final = frozenset({"n", "owner", "id", "status", "noted"})
 """Columns that are no fields of a record under their names."""
-_OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends"
+_OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
 _CLEARED: Final[Mapping[str, Any]] = {"deaths": 0, "suspect": 0}
 _PROGRESS: Final[Mapping[str, Any]] = {**_CLEARED, "attempts": 0, "declined_ms": 0}
 
@@ -179,6 +180,7 @@ class SqliteTasks:
                     "deaths": row["deaths"] + (has_lapsed and row["alone"]),
                     "alone": alone,
                     "resends": 0,
+                    "unsent": 1,
                     "noted": 0,
                 }
                 _set(db, row["n"], changes)
@@ -203,7 +205,8 @@ class SqliteTasks:
         def ask(db: sqlite3.Connection, n: int) -> None:
             _put(db, n, "request", requests.items())
             db.execute(
-                "update tasks set status = ?, due_ms = expires_ms, updated_ms = ?, revision = revision + 1 where n = ?",
+                "update tasks set status = ?, due_ms = expires_ms, unsent = 0, updated_ms = ?, revision = revision + 1"
+                " where n = ?",
                 (target(Event.ASK).value, now_ms, n),
             )
 
@@ -222,7 +225,7 @@ class SqliteTasks:
         keeps_blame: bool = False,
     ) -> None:
         """See `TaskStore`."""
-        changes = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms}
+        changes = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": is_for_a_sweep(wake_ms, due_ms)}
         told = {"attempts": attempts, "declined_ms": declined_ms}
         blame = {} if keeps_blame else _CLEARED
         await self._under_lease(lease, added, {**changes, **told, **blame}, now_ms)
@@ -246,6 +249,7 @@ class SqliteTasks:
             _put(db, n, "journal", (("", entry) for entry in journal))
 
         changes = {"lease_until_ms": 0, "wake_ms": 0, "due_ms": due_ms, "journal_version": journal_version}
+        changes |= {"unsent": 0}
         await self._under_lease(lease, NOTHING, {**changes, **_PROGRESS}, now_ms, replace)
 
     async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
@@ -261,7 +265,7 @@ class SqliteTasks:
         """See `TaskStore`."""
         (working,) = sources(Event.RUN)
         statement = (
-            "update tasks set lease_until_ms = 0, wake_ms = 0, due_ms = ?,"
+            "update tasks set lease_until_ms = 0, wake_ms = 0, due_ms = ?, unsent = 1,"
             " suspect = suspect or ?, deaths = deaths + (? and alone)"
             " where owner = ? and id = ? and fence = ? and status = ? and lease_until_ms > 0 and expires_ms > ?"
         )
@@ -291,6 +295,11 @@ class SqliteTasks:
         select = f"select {_OPEN_TASK} from tasks where due_ms <= ?{part} order by due_ms limit ?"
         return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
 
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """See `TaskStore`."""
+        select = f"select distinct n % {SHARDS} from tasks where due_ms <= ?"
+        return await self._database.read(lambda db: [shard for (shard,) in db.execute(select, (now_ms,))])
+
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
         statement = (
@@ -309,7 +318,7 @@ class SqliteTasks:
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. One transaction."""
         statement = (
-            "update tasks set due_ms = ?, resends = resends + ? where owner = ? and id = ? and due_ms = ?"
+            "update tasks set due_ms = ?, resends = resends + ?, unsent = 0 where owner = ? and id = ? and due_ms = ?"
         )
 
         def write(db: sqlite3.Connection) -> list[bool]:
@@ -371,7 +380,7 @@ class SqliteTasks:
         (working,) = sources(Event.RUN)
         statement = (
             "update tasks set fence = fence + 1, lease_until_ms = 0, wake_ms = 0, attempts = 0, due_ms = ?,"
-            " deaths = 0, suspect = 0, declined_ms = 0, resends = 0"
+            " deaths = 0, suspect = 0, declined_ms = 0, resends = 0, unsent = 0"
             " where owner = ? and id = ? and status = ? and expires_ms > ?"
         )
         facts = (due_ms, ref.owner, ref.id, working.value, now_ms)
@@ -486,8 +495,9 @@ def _to_record(row: dict[str, Any], requests: Mapping[str, bytes], outcome: byte
 
 
 def _open_task(row: tuple[Any, ...]) -> OpenTask:
-    owner, task_id, tool, status, *facts = row
-    return OpenTask(TaskRef(owner, task_id), tool, Status(status), *facts)
+    owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
+    ref = TaskRef(owner, task_id)
+    return OpenTask(ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent))
 
 
 def _key(task: OpenTask) -> tuple[str, str, int]:

@@ -35,6 +35,9 @@ to 0 and lifts the suspicion: `checkpoint` with entries, `suspend`, `restart`, a
 index and not by a scan; nobody looks at the others. It is moved by creation, `answer`, `release` and `let_go` as told,
 by `claim` and a renewal as told or to the end of the lease, by `suspend` and `park` to the task's end.
 
+Where a task becomes due with no message on its way it is `unsent`: from a claim on, from `let_go`, and when it is
+released to be due within a second of when it wakes. A sweep that postpones it sends one.
+
 **Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards (`take_shard`); the
 right to a shard saves work that would be done twice, and nothing depends on it.
 """
@@ -223,6 +226,8 @@ class OpenTask:
     due_ms: int
     resends: int = 0
     """See `TaskRecord`."""
+    unsent: bool = False
+    """Whether nobody has sent a message for this due time: a worker has it or had it, or it sleeps until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +238,11 @@ class Move:
     due_ms: int
     resends: bool = True
     """Whether this counts in `TaskRecord.resends`."""
+
+
+def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
+    """Whether a task that is released is to be woken by a sweep, with no message on its way."""
+    return wake_ms > 0 and due_ms <= wake_ms + 1_000
 
 
 class TaskStore(Protocol):
@@ -380,6 +390,9 @@ class TaskStore(Protocol):
 
         Eventually consistent.
         """
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """The shards in which `due` finds something now."""
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in the past: give it

@@ -20,6 +20,7 @@ from app.storage.tasks import (
     Answered,
     Claimed,
     Lease,
+    Move,
     NewTask,
     NotClaimed,
     OpenTask,
@@ -268,6 +269,21 @@ class TaskStoreContract:
         await store.create(new())
         assert await store.read(TaskRef("owner", "unknown"), NOW) is None
 
+    async def test_the_open_tasks_of_an_owner_are_counted_up_to_a_bound(self, store: TaskStore) -> None:
+        await working(store, TaskRef("a", "1"))
+        await asking(store, {"x": b"?"}, TaskRef("a", "2"))
+        for n in range(3, 8):
+            await store.create(new(TaskRef("a", f"{n}")))
+        await store.create(new(TaskRef("a", "over"), status=Status.COMPLETED))
+        await store.create(new(TaskRef("b", "1")))
+        assert [await store.count_open("a", up_to) for up_to in (1, 6, 7, 8, 1000)] == [1, 6, 7, 7, 7]
+        assert await store.count_open("b", 10) == 1
+        assert await store.count_open("nobody", 10) == 0
+        await store.cancel(TaskRef("a", "3"), "cancelled", NOW)
+        await store.finish((await claim(store, TaskRef("a", "4"))).lease, Status.COMPLETED, b"", None, NOW)
+        await store.expire(TaskRef("a", "5"), END)
+        assert await store.count_open("a", 10) == 4
+
     async def test_ids_and_owners_do_not_meet(self, store: TaskStore) -> None:
         refs = [TaskRef(owner, task) for owner in ("a", "aa", "A") for task in ("a", "aa", "A", "a-_", "ä", "0")]
         for ref in refs:
@@ -398,6 +414,30 @@ class TaskStoreContract:
         entries = [b"%d %b" % (n, blob(900)) for n in range(20)]
         await asyncio.gather(*(store.checkpoint(lease, Added([entry]), NOW) for entry in entries))
         assert sorted((await take_over(store)).journal) == sorted(entries)
+
+    async def test_a_checkpoint_that_was_cut_off_may_be_tried_again(self, store: TaskStore) -> None:
+        """Its caller was cancelled and does not know whether it has happened."""
+        lease = await working(store)
+        for n in range(12):
+            cut = asyncio.ensure_future(store.checkpoint(lease, Added([b"%d" % n]), NOW))
+            for _ in range(n % 4):
+                await asyncio.sleep(0)
+            cut.cancel()
+            await asyncio.wait([cut])
+            await store.checkpoint(lease, Added([b"%d" % n]), NOW)
+        assert list((await take_over(store)).journal) == [b"%d" % n for n in range(12)]
+
+    async def test_after_a_checkpoint_that_was_cut_off_others_are_kept_too(self, store: TaskStore) -> None:
+        lease = await working(store)
+        for n in range(8):
+            cut = asyncio.ensure_future(store.checkpoint(lease, Added([b"cut %d" % n]), NOW))
+            await asyncio.sleep(0.001 * (n % 3))
+            cut.cancel()
+            await asyncio.wait([cut])
+            await store.checkpoint(lease, Added([b"%d" % n]), NOW)
+        journal = list((await take_over(store)).journal)
+        assert [entry for entry in journal if not entry.startswith(b"cut")] == [b"%d" % n for n in range(8)]
+        assert len(set(journal)) == len(journal)
 
     async def test_the_next_worker_goes_on_where_the_last_one_was(self, stores: list[TaskStore]) -> None:
         await stores[0].create(new(journal=[b"0"]))
@@ -693,9 +733,7 @@ class TaskStoreContract:
     # let_go
 
     @pytest.mark.parametrize(("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)])
-    async def test_a_lease_is_ended_from_outside(
-        self, store: TaskStore, alone: bool, blame: bool, deaths: int
-    ) -> None:
+    async def test_a_lease_is_ended_from_outside(self, store: TaskStore, alone: bool, blame: bool, deaths: int) -> None:
         await store.create(new())
         before = (await claim(store, alone=alone)).record
         assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True
@@ -1205,6 +1243,96 @@ class TaskStoreContract:
         assert await store.forget(END) == 0
         assert await store.read(TaskRef("owner", "later"), END) is not None
         assert sorted(ids(await store.find())) == ["id", "later"]
+
+    async def test_postponing_counts_until_the_next_claim(self, store: TaskStore) -> None:
+        await store.create(new())
+        for n in range(3):
+            (task,) = await store.due(END, 10)
+            assert (task.resends, (await record(store)).resends) == (n, n)
+            assert await store.postpone(task, SOON + n + 1) is True
+        (task,) = await store.due(END, 10)
+        assert await store.postpone_many([Move(task, SOON + 9, resends=False)]) == [True]
+        assert (await record(store)).resends == 3
+        assert (await claim(store)).record.resends == 0
+        (task,) = await store.due(END, 10)
+        assert task.resends == 0
+
+    async def test_what_is_due_with_no_message_on_its_way_says_so(self, store: TaskStore) -> None:
+        async def unsent() -> bool:
+            (task,) = await store.open_tasks(10)
+            return task.unsent
+
+        await store.create(new())
+        assert not await unsent(), "whoever creates it sends one"
+        lease = (await claim(store)).lease
+        assert await unsent(), "that message is gone"
+        (task,) = await store.due(UNTIL, 10)
+        assert await store.postpone(task, UNTIL + 1)
+        assert not await unsent(), "the sweep sends one"
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 1)
+        assert not await unsent(), "its worker has sent one that is delayed"
+        lease = (await claim(store, now_ms=SOON)).lease
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+        assert await unsent(), "it sleeps for too long for a message"
+        lease = (await claim(store, now_ms=SOON)).lease
+        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False)
+        assert await unsent()
+        await store.requeue(REF, NOW, SOON)
+        assert not await unsent()
+        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
+        assert not await unsent()
+        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        assert not await unsent()
+
+    async def test_many_are_postponed_at_once_and_each_by_itself(self, stores: list[TaskStore]) -> None:
+        refs = [TaskRef("owner", f"{n:03}") for n in range(60)]
+        for ref in refs:
+            await stores[0].create(new(ref))
+        tasks = sorted(await stores[0].due(SOON, 100), key=lambda task: task.ref)
+        await stores[0].cancel(refs[7], "cancelled", NOW)
+        await claim(stores[1], refs[8])
+        moves = [Move(task, UNTIL + n) for n, task in enumerate(tasks)]
+        got = await asyncio.gather(*(store.postpone_many(moves) for store in stores[:3]))
+        assert [sum(each) for each in zip(*got, strict=True)] == [n not in (7, 8) for n in range(60)]
+        left = {task.ref: task.due_ms for task in await stores[0].open_tasks(100)}
+        assert left == {ref: UNTIL + (n if n != 8 else 0) for n, ref in enumerate(refs) if n != 7}
+        assert await stores[0].postpone_many([]) == []
+
+    # shards
+
+    async def test_the_shards_together_have_every_late_task_once(self, store: TaskStore) -> None:
+        refs = [TaskRef(f"owner{n % 3}", f"{n}") for n in range(60)]
+        for n, ref in enumerate(refs):
+            await store.create(new(ref, due_ms=NOW + n))
+        parts = [await store.due(NOW + 49, 100, shard) for shard in range(store.shards)]
+        assert sorted(task.ref for part in parts for task in part) == sorted(refs[:50])
+        assert sorted(await store.late_shards(NOW + 49)) == [shard for shard, part in enumerate(parts) if part]
+        assert list(await store.late_shards(NOW - 1)) == []
+        assert all([task.due_ms for task in part] == sorted(task.due_ms for task in part) for part in parts)
+        assert len([part for part in parts if part]) > store.shards // 2
+        largest = max(parts, key=len)
+        shard = parts.index(largest)
+        assert await store.due(NOW + 49, 2, shard) == largest[:2]
+
+    async def test_a_shard_is_for_one_sweeper_at_a_time(self, stores: list[TaskStore]) -> None:
+        got = await asyncio.gather(*(one.take_shard(3, f"{n}", NOW, SOON) for n, one in enumerate(stores * 3)))
+        assert sum(got) == 1
+        mine = f"{got.index(True)}"
+        assert await stores[0].take_shard(3, "late", SOON - 1, END) is False
+        assert await stores[0].take_shard(4, "late", NOW, SOON) is True, "another shard"
+        assert await stores[0].take_shard(3, mine, NOW + 1, UNTIL) is True, "for longer"
+        assert await stores[0].take_shard(3, "late", SOON, END) is False
+        assert await stores[0].take_shard(3, "late", UNTIL, END) is True
+
+    async def test_a_shard_is_given_back(self, store: TaskStore) -> None:
+        assert await store.take_shard(0, "me", NOW, UNTIL) is True
+        assert await store.take_shard(0, "me", NOW, NOW) is True
+        assert await store.take_shard(0, "you", NOW, UNTIL) is True
+
+    async def test_shards_that_are_taken_are_no_tasks(self, store: TaskStore) -> None:
+        await store.take_shard(0, "me", NOW, UNTIL)
+        assert await store.find() == []
+        assert await store.open_tasks(10) == []
 
     # the operator
 

@@ -78,8 +78,8 @@ class _Witnessed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, *args: Any) -> Any:
-        claimed = await self._store.claim(*args)
+    async def claim(self, *args: Any, **kwargs: Any) -> Any:
+        claimed = await self._store.claim(*args, **kwargs)
         if isinstance(claimed, Claimed):
             ref, fence = claimed.lease.ref, claimed.lease.fence
             self._witness.fences[ref] = max(self._witness.fences[ref], fence)
