@@ -39,7 +39,7 @@ def test_marks_never_pile_up(text: str) -> None:
         assert run <= MAX_MARKS
 
 
-PLAIN = ["plain", "Grüße", "日本語", "مرحبا", "e\u0301", "🙂", "a b", "tab and \\ and \""]
+PLAIN = ["plain", "Grüße", "日本語", "مرحبا", "e\u0301", "🙂", "a b", 'tab and \\ and "']
 
 
 @pytest.mark.parametrize("text", PLAIN)

@@ -31,10 +31,12 @@ T = TypeVar("T")
 TABLE = """
 | operation | store calls | messages |
 |---|---|---|
-| `tools/call` that becomes a task | 1 write | 1 |
+| `tools/call` that becomes a task | 1 count and 1 write | 1 |
 | `tasks/get` | 1 consistent read | 0 |
 | `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 1, 0 |
 | `tasks/update` that answers some, or sends more than was asked | 2 | 0 or 1 |
+| `tasks/update`, `tasks/cancel`, where any task's tool needs scopes | 1 read more | |
+| `tools/call` with a key that may become a task | 1 read more | |
 | a turn of a worker: claim, and its end | 1 + 1 | 0, or 1 if it goes on |
 | a step in it | 1 | 0 |
 | a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 0 |
