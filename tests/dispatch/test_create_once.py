@@ -20,9 +20,11 @@ from app import Context, ToolError, tool
 from app.clock import Clock
 from app.core import Stores, make_stores
 from app.errors import Unavailable
+from app.storage.dynamodb_tasks import DynamoDbTasks
 from app.storage.tasks import NewTask
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client
+from tests.support.dynamodb import Emulator
 from tests.support.rounds import REFUSAL, accept, retry, valid_input_required
 from tests.support.server import Server, running
 from tests.support.task_client import DECLARED, TaskClient, task_settings, tasked, valid_created
@@ -173,6 +175,25 @@ async def test_a_write_in_doubt_leads_to_one_task_and_one_charge(
     assert {task.ref.id for task in doubtful.created} == {created["taskId"]}
     assert Counter(orders.charged) == Counter(["cake"] + (["reserve cake"] if name == "between" else []))
     assert had <= doubts
+
+
+@pytest.mark.parametrize(
+    "troubles", [{"lost": 1, "blind": 1}, {"failed": 1, "late": True}], ids=["answers are lost", "it happens later"]
+)
+@pytest.mark.parametrize("name", ["at_once", "over"])
+async def test_so_it_does_in_dynamodb(
+    orders: Orders, name: str, troubles: dict[str, Any], tmp_path: Path, dynamodb: Emulator
+) -> None:
+    with dynamodb.table() as table:
+        made = make_stores(task_settings(tmp_path), Clock())
+        doubtful = Doubtful(DynamoDbTasks(dynamodb.open(table)), **troubles)
+        stores = Stores(made.once, doubtful, made.queue)  # type: ignore[arg-type]
+        params: dict[str, Any] = {"name": name, "arguments": {"what": "cake"}}
+        async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:
+            created, doubts = await until_created(ann, params, **{KEY: "k"})
+            again, _ = await until_created(ann, params, **{KEY: "k"})
+            assert await ann.text(created["taskId"]) == "charged cake"
+    assert (again["taskId"], doubts, orders.charged) == (created["taskId"], 1, ["cake"])
 
 
 async def test_who_sends_the_state_before_the_doubt_again_is_told_of_the_same_task(
