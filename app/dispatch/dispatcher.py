@@ -41,7 +41,7 @@ from app.protocol.pages import Page, Pages
 from app.protocol.tasks import EXTENSION
 from app.replay import engine
 from app.replay.call import Call, Notify
-from app.replay.context import run_of
+from app.replay.context import Context, run_of
 from app.replay.engine import Completed, Failed, Restarted, Suspended
 from app.replay.journal import Journal
 from app.replay.run import Run
@@ -237,13 +237,24 @@ class Dispatcher:
         arguments = dict(round_.target.arguments)
         if not served.arguments.is_valid(arguments):
             return self._tool_reply(_invalid_arguments(served, arguments))
+
+        def handler(ctx: Context) -> Awaitable[ToolResult]:
+            return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
+
         may_become_task = served.tool.task != "forbidden" and call.meta.capabilities.has(tasks.REQUIRED)
         if may_become_task and (known := await self._known_task(served, round_, call)) is not None:
             return known
         call = replace(call, may_become_task=may_become_task, needs_row=served.tool.task == "required")
-        outcome = await self._rounds.run_or_defer(
-            round_, call, lambda ctx: served.tool.call(ctx, run_of(ctx).journal.arguments or arguments)
-        )
+        return await self._tool_outcome(await self._rounds.run_or_defer(round_, call, handler), served, round_, call)
+
+    async def _tool_outcome(
+        self,
+        outcome: Completed[ToolResult] | InputRequired | BecomesTask | Failed,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+    ) -> Reply:
+        """What is said of how a round ended; a task where it has to go on as one, or must be one."""
         match outcome:
             case InputRequired():
                 return self._input_reply(outcome)
@@ -494,11 +505,16 @@ def _features(catalog: Catalog, streams: bool) -> frozenset[str]:
     return frozenset(feature for feature, is_served in served.items() if is_served)
 
 
+def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
+    """What the handler is to be called with: what it was restarted with, if it was."""
+    return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
+
+
 def _task_call(served: ServedTool, round_: Round, call: Call, journal: Journal) -> TaskCall:
     """The call as its task keeps it."""
     return TaskCall(
         served.name,
-        journal.arguments or round_.target.arguments,
+        _arguments(round_, journal),
         call.principal,
         call.meta.capabilities.declared,
         call.meta.client_info,

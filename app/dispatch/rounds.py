@@ -153,7 +153,6 @@ class Rounds:
         asked: InputParams,
         principal: Principal,
         origin: Mapping[str, str],
-        *,
         key: Any = None,
     ) -> Round:
         """The round that a request is, with its answers taken into the journal.
@@ -171,7 +170,12 @@ class Rounds:
             journal = Journal()
             journal.receive_unasked(responses)
             return Round(1, journal, target, None, origin, keyed_id or self._clock.new_id(), keyed_id is not None)
-        opened = self._sealer.open(asked.request_state, principal, target.binding())
+        return self._later(target, asked.request_state, responses, principal, keyed_id)
+
+    def _later(
+        self, target: Target, state: Any, responses: Mapping[str, Any], principal: Principal, keyed_id: str | None
+    ) -> Round:
+        opened = self._sealer.open(state, principal, target.binding())
         try:
             journal = Journal.from_json(opened.payload)
         except (ValueError, TypeError, KeyError):

@@ -280,6 +280,42 @@ async def test_a_tool_has_words_of_its_own_for_its_approval_beside_its_arguments
     assert '- disk: "sda"' in shown.splitlines()
 
 
+@tool
+async def pages(ctx: Context, page: int = 1) -> str:
+    """Begins anew with other arguments, and then with none."""
+    if page < 3:
+        await ctx.restart(page=page + 1)
+    if not await ctx.elicit("again", "Once more?", {"type": "object", "properties": {}}):
+        ran.append(page)
+    return f"page {page}"
+
+
+async def test_what_a_handler_begins_anew_with_is_approved_anew() -> None:
+    _, params = rounds.tool("pages")
+    async with guarded(pages) as mcp:
+        asked = await rounds.ask(mcp, "tools/call", params)
+        for page in (2, 3):
+            ((key, _),) = asked["inputRequests"].items()
+            asked = await rounds.ask(mcp, "tools/call", retry(params, asked, **{key: YES}))
+            ((_, request),) = asked["inputRequests"].items()
+            assert request["params"]["message"].endswith(f"It is called with\n- page: {page}")
+    assert ran == []
+
+
+async def test_a_handler_that_begins_anew_without_arguments_has_none() -> None:
+    @tool(destructive=False)
+    async def twice(ctx: Context, page: int = 1) -> int:
+        """Begins anew, once, with what it does by default."""
+        ran.append(page)
+        if page != 1:
+            await ctx.restart()
+        return page
+
+    async with guarded(twice) as mcp:
+        assert await mcp.text("twice", {"page": 7}) == "1"
+    assert ran == [7, 1]
+
+
 # ---- which are destructive
 
 HINTS: list[tuple[dict[str, bool], bool]] = [
