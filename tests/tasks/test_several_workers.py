@@ -173,7 +173,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
     assert set(witness.ends.values()) == {1}
     for ref in refs:
         kept = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
-        assert await first.value(ref) == [kept["s first"], kept["s left"], kept["s right"], "who", kept["s last"]]
+        assert await first.value(ref) == [kept["s first"], kept["s step@0/left"], kept["s step@1/right"], "who", kept["s last"]]
     assert witness.lost > 0, "nobody ever lost a lease: this tests nothing"
     assert sum(turn is Turn.NOT_CLAIMED for one in turns for turn in one) > 0
 
