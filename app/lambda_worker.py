@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from app import config, core, logs, metrics, settings
-from app.clock import Clock
+from app.clock import Clock, Deadline
 from app.storage.tasks import TaskRef
+from app.tasks.ending import Turn
 from app.tasks.sweep import Sweep
 from app.tasks.worker import Worker
 
@@ -25,6 +26,9 @@ Event: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 3_000
 """What is left of the function's time when a turn has to be over: to write what it leaves, and the log."""
+
+ALONE_MS: Final = 10_000
+"""What has to be left when a suspect is begun after the others of its batch; else its message comes again."""
 
 NAMESPACE: Final = "mcp-gateway"
 
@@ -93,22 +97,28 @@ class Function:
         raise ValueError(f"This function serves the task queue and the schedule of the sweep, not {kind}")
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
-        """The messages that have to come again."""
-        done = await asyncio.gather(*(self._message(record, remaining_ms) for record in records))
+        """The messages that have to come again. Suspects are run when all others are done with, one after another."""
+        deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
+        turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
+        for place, record in enumerate(records):
+            if turns[place] is Turn.SUSPECT:
+                turns[place] = await self._alone(record, deadline)
         return [
-            {"itemIdentifier": record["messageId"]}
-            for record, is_done in zip(records, done, strict=True)
-            if not is_done
+            {"itemIdentifier": record["messageId"]} for record, turn in zip(records, turns, strict=True) if turn is None
         ]
 
-    async def _message(self, record: Event, remaining_ms: int) -> bool:
+    async def _alone(self, record: Event, deadline: Deadline) -> Turn | None:
+        if (deadline.remaining_ms() or 0) < ALONE_MS:
+            return None
+        return await self._message(record, deadline, alone=True)
+
+    async def _message(self, record: Event, deadline: Deadline, *, alone: bool = False) -> Turn | None:
+        """How the turn ended; `None` if there was none, or it failed."""
         try:
-            ref = TaskRef.parse(record.get("body", ""))
-            await self._worker.work(ref, self._clock.deadline(max(1, remaining_ms - MARGIN_MS)))
+            return await self._worker.work(TaskRef.parse(record.get("body", "")), deadline, alone=alone)
         except Exception as error:
             log.error("a message failed", exc_info=error, extra={"fields": {"message": record.get("messageId")}})
-            return False
-        return True
+            return None
 
     async def _swept(self, remaining_ms: int) -> dict[str, float]:
         late = await self._sweep.sweep(self._clock.deadline(max(1, remaining_ms - MARGIN_MS)))

@@ -57,7 +57,7 @@ OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "Del
 """What the event source mapping does in the worker's name."""
 
 GATEWAY = ("app/dispatch/rounds.py", "app/tasks/service.py", "app/tasks/watch.py")
-WORKER = ("app/tasks/home.py", "app/tasks/sweep.py", "app/tasks/worker.py")
+WORKER = ("app/tasks/checkpointer.py", "app/tasks/ending.py", "app/tasks/sweep.py", "app/tasks/worker.py")
 SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/pool.py")
 """What no function runs: the operator's command, and workers that poll."""
 

@@ -24,7 +24,7 @@ from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.storage.queue import Message
 from app.storage.tasks import Claimed, TaskRef
-from app.tasks.worker import Turn
+from app.tasks.ending import Turn
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
 from tests.support.tasks import Shared, Workshop, catalog_of
