@@ -170,6 +170,14 @@ class TasksConfig(Model):
     max_result_bytes: int = Field(
         5_000_000, description="Largest result of a task; AWS Lambda returns 6 MB at most.", ge=1_024
     )
+    max_open_per_owner: int = Field(
+        1_000, description="Tasks of one caller that have not ended; a call that needs one more is a tool error.", ge=1
+    )
+    max_call_bytes: int = Field(
+        256_000,
+        description="Most that the call behind a task may take: its arguments, and what its client says of itself.",
+        ge=1_024,
+    )
     max_journal_bytes: int = Field(
         3_000_000, description="Most that one task may have remembered of its steps.", ge=1_024, le=100_000_000
     )
@@ -273,7 +281,7 @@ class BackendConfig(Model):
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
         description="Which of its tools ask the user for confirmation, showing the arguments, before they run:"
-        " destructive are those with destructiveHint.",
+        " destructive are all that neither say readOnlyHint: true nor destructiveHint: false.",
     )
 
     @property
@@ -376,6 +384,11 @@ class HttpToolConfig(Model):
         False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
     )
     scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
+    approval: str | None = Field(
+        None,
+        description="What the user reads above the arguments where calls have to be approved.",
+        max_length=1_000,
+    )
     once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
     task: TaskMode = Field(
         "forbidden",
@@ -383,7 +396,11 @@ class HttpToolConfig(Model):
     )
     job: HttpJobConfig | None = Field(None, description="The request only starts a job, which is to be followed.")
     read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
-    destructive: bool | None = Field(None, description="destructiveHint; unset: true for DELETE.")
+    destructive: bool | None = Field(
+        None,
+        description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and left out for the others,"
+        " which clients and `approve` take for true.",
+    )
     idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
 
     @model_validator(mode="after")

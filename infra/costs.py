@@ -96,9 +96,12 @@ SWEEP_LOG_BYTES = 680
 AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
 """The API's line as template.yaml words it; START, END and REPORT of an invocation; 26 for each line."""
 
-CREATE_WRITES, ANSWER_WRITES = 2, 3
-"""The head, and its entry in the index: put, or moved (two units) as its time changes."""
-CLAIM_WRITES, SUSPEND_WRITES, FINISH_WRITES, STEP_WRITES = 3, 3, 2, 1
+CREATE_WRITES, ANSWER_WRITES = 3, 3
+"""The head, and its entries in two indexes: that of due tasks, where it is put, or moved (two units) as its time
+changes, and that of owners, where it stays until the end."""
+CLAIM_WRITES, SUSPEND_WRITES, FINISH_WRITES, STEP_WRITES = 3, 3, 3, 1
+"""The head, and both entries in the first index, or one in each. A task of many steps writes its journal to rows of its
+own as well: 1.3 units a step over 10,000 (docs/tasks.md)."""
 SWEEP_READS = 8
 """Eight parts of the index, asked twice, half a unit each."""
 

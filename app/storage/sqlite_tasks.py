@@ -29,8 +29,8 @@ FORGET_AFTER_MS: Final = 2 * 86_400_000
 """How long an expired task stays in the file, for its operator."""
 _FORGET_AT_ONCE: Final = 500
 
-SHARDS: Final = 8
-"""Parts of the index of due tasks: so many sweepers can share the work."""
+SHARDS: Final = 1
+"""Parts of the index of due tasks. A file has one writer, so a second sweeper could only be in the way of the first."""
 
 _HEAD: Final = (
     "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
@@ -50,8 +50,9 @@ _Also: TypeAlias = Callable[[sqlite3.Connection, int], None]
 class SqliteTasks:
     """The `TaskStore`, see there."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, shards: int = SHARDS) -> None:
         self._database = database
+        self._shards = shards
 
     async def create(self, task: NewTask) -> bool:
         """See `TaskStore`."""
@@ -287,21 +288,24 @@ class SqliteTasks:
     @property
     def shards(self) -> int:
         """See `TaskStore`."""
-        return SHARDS
+        return self._shards
 
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
         """See `TaskStore`."""
-        part = "" if shard is None else f" and n % {SHARDS} = {shard}"
+        part = "" if shard is None else f" and n % {self._shards} = {shard}"
         select = f"select {_OPEN_TASK} from tasks where due_ms <= ?{part} order by due_ms limit ?"
         return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
 
     async def late_shards(self, now_ms: int) -> Sequence[int]:
         """See `TaskStore`."""
-        select = f"select distinct n % {SHARDS} from tasks where due_ms <= ?"
+        select = f"select distinct n % {self._shards} from tasks where due_ms <= ?"
         return await self._database.read(lambda db: [shard for (shard,) in db.execute(select, (now_ms,))])
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
+        held = "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
+        if await self._database.read(lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()):
+            return False  # without a lock that whoever has it would have to wait for
         statement = (
             "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
             " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"

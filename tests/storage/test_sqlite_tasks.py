@@ -34,7 +34,7 @@ class TestSqliteTasks(task_contract.TaskStoreContract):
         made: list[TaskStore] = []
 
         def open_one() -> TaskStore:
-            made.append(SqliteTasks(Database(path, durable=False)))
+            made.append(SqliteTasks(Database(path, durable=False), shards=8))
             return made[-1]
 
         yield open_one

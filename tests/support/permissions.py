@@ -16,7 +16,9 @@ from tests.support.dynamodb import ROOT
 Permission: TypeAlias = tuple[str, str]
 """An action and what it is done to."""
 
-TABLE, INDEX, QUEUE, KEYS = "arn:table", "arn:table/index/open", "arn:queue", "arn:keys"
+TABLE, QUEUE, KEYS = "arn:table", "arn:queue", "arn:keys"
+INDEX: Mapping[str, str] = {"DUE": "arn:table/index/due", "OWNED": "arn:table/index/owned"}
+"""By the name of the constant that has the index's name."""
 KNOWN = {
     "Table": "tasks",
     "Table.Arn": TABLE,
@@ -28,6 +30,7 @@ KNOWN = {
 """What stands for the template's resources here."""
 
 OPERATIONS: Mapping[str, Permission] = {
+    "batch_get_item": ("dynamodb:BatchGetItem", TABLE),
     "batch_write_item": ("dynamodb:BatchWriteItem", TABLE),
     "delete_item": ("dynamodb:DeleteItem", TABLE),
     "get_item": ("dynamodb:GetItem", TABLE),
@@ -38,6 +41,7 @@ OPERATIONS: Mapping[str, Permission] = {
     "update_item": ("dynamodb:UpdateItem", TABLE),
     "change_message_visibility_batch": ("sqs:ChangeMessageVisibility", QUEUE),
     "delete_message_batch": ("sqs:DeleteMessage", QUEUE),
+    "get_queue_attributes": ("sqs:GetQueueAttributes", QUEUE),
     "receive_message": ("sqs:ReceiveMessage", QUEUE),
     "send_message": ("sqs:SendMessage", QUEUE),
     "send_message_batch": ("sqs:SendMessage", QUEUE),
@@ -127,11 +131,11 @@ def _does(
     method: str, bodies: Mapping[str, ast.AST], under: Mapping[str, set[Permission]], seen: set[str]
 ) -> set[Permission]:
     found: set[Permission] = set()
-    on_index = False
+    index: str | None = None
     for node in ast.walk(bodies[method]):
         match node:
-            case ast.Constant(value="IndexName"):
-                on_index = True
+            case ast.Name(id=name) if name in INDEX:
+                index = INDEX[name]
             # by name, as in call("query", …); a comparison with a name calls nothing
             case ast.Call(args=arguments):
                 found |= {OPERATIONS[one.value] for one in arguments if _is_operation(one)}
@@ -141,7 +145,7 @@ def _does(
                 found |= _does(name, bodies, under, seen | {name})
             case ast.Attribute(attr=name, value=ast.Attribute(attr="_table")):
                 found |= under.get(name, set())
-    return {(action, INDEX if on_index else resource) for action, resource in found}
+    return {(action, index or resource) for action, resource in found}
 
 
 def _is_operation(node: Any) -> bool:

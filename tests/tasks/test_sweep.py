@@ -11,6 +11,8 @@ import pytest
 from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.storage.queue import TaskQueue
+from app.storage.sqlite import Database
+from app.storage.sqlite_tasks import SqliteTasks
 from app.storage.tasks import Claimed, Move, TaskRef, TaskStore
 from app.tasks import sweep
 from app.tasks.ending import Turn
@@ -237,13 +239,15 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     refs = [await shops[0].begin("quick") for _ in range(120)]
     await lose_messages(shops[0])
     clock.skip(60)
-    stores = [Watched(shop.store) for shop in shops]
+    stores = [Watched(SqliteTasks(Database(shared.path, durable=False), shards=8)) for _ in shops]
     sweeps = [Sweep(store, shop.queue, clock, shop.config) for store, shop in zip(stores, shops, strict=True)]
     found = await asyncio.gather(*(one.sweep() for one in sweeps))
     assert sum(found) == sum(store.moves for store in stores) == 120
     assert min(found) > 0
     assert sorted(await refs_sent(shops[0])) == sorted(refs)
-    assert {shard for store in stores for shard in store.taken} == set(range(shops[0].store.shards))
+    assert {shard for store in stores for shard in store.taken} == set(range(8))
+    for store in stores:
+        await store.aclose()
 
 
 async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(shop: Workshop, clock: FixedClock) -> None:
