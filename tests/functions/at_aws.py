@@ -103,6 +103,7 @@ def environ(
     with dynamodb.table() as table:
         yield {
             "AWS_LAMBDA_FUNCTION_NAME": "function",
+            "GATEWAY_ALLOW_ANONYMOUS": "true",
             "GATEWAY_CONFIG": str(config),
             "GATEWAY_STATE_KEYS_SECRET": secret["ARN"],
             "GATEWAY_STORE": f"dynamodb://{table}",

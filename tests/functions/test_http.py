@@ -108,6 +108,14 @@ def test_a_missing_setting_is_named_when_the_function_is_made(environ: dict[str,
         lambda_http.make_handler(environ)
 
 
+def test_without_authentication_a_function_is_made_only_if_that_is_meant(environ: dict[str, str]) -> None:
+    lambda_http.make_handler(environ)
+    del environ["GATEWAY_ALLOW_ANONYMOUS"]
+    with pytest.raises(ConfigError, match=r"(?s)auth: .*everybody.*AllowAnonymous=true"):
+        lambda_http.make_handler(environ)
+    lambda_http.make_handler(with_authorizer(environ))
+
+
 def test_a_table_needs_a_queue_that_functions_share(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="GATEWAY_QUEUE"):
         lambda_http.make_handler(environ | {"GATEWAY_STORE": "dynamodb://tasks"})
