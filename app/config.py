@@ -114,7 +114,7 @@ class TasksConfig(Model):
         5, description="Turns in a row without progress (workers that died, faults) after which a task fails.", ge=1
     )
     max_result_bytes: int = Field(
-        5_000_000, description="Largest result of a task; AWS Lambda returns 6 MB at most.", ge=1_024
+        4_500_000, description="Largest result of a task; 4,600,000 at most on AWS Lambda.", ge=1_024
     )
     max_journal_bytes: int = Field(
         3_000_000, description="Most that one task may have remembered of its steps.", ge=1_024, le=100_000_000

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from app.clock import Clock
 from app.errors import Unavailable
-from app.storage.aws import THREADS, Aws, MakeClient
+from app.storage.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from app.storage.base import OnceRecord
 
 Row: TypeAlias = dict[str, Any]
@@ -47,8 +47,8 @@ _BATCH_TRIES: Final = 6
 CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "max_pool_connections": THREADS,
-        "connect_timeout": 2,
-        "read_timeout": 5,
+        "connect_timeout": CONNECT_S,
+        "read_timeout": READ_S,
         "retries": {"mode": "standard", "total_max_attempts": 3},
         "tcp_keepalive": True,
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import json
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from app import lambda_worker
 from app.auth.principal import LOCAL
+from app.config import TasksConfig
 from app.tasks.call import owner_of
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.rounds import accept
@@ -45,6 +48,17 @@ def test_a_task_is_carried_to_its_question_and_to_its_end(functions: Functions) 
     functions.ask("function_url", "tasks/update", answer)
     functions.worker(batch(message(task_id)), LambdaContext())
     assert shown(functions, task_id)["result"]["content"][0]["text"] == "Hello, Ada!"
+
+
+@pytest.mark.parametrize("kind", ["http_api_v2", "function_url"])
+def test_the_largest_result_that_a_task_may_have_can_be_fetched(functions: Functions, kind: str) -> None:
+    quotes = (TasksConfig().max_result_bytes - 1_000) // 2  # each is two bytes of the result's JSON
+    params = {"name": "much", "arguments": {"count": quotes}}
+    task_id = str(functions.ask("http_api_v2", "tools/call", params)["result"]["taskId"])
+    functions.worker(batch(message(task_id)), LambdaContext())
+    answer = functions.http(asking(kind, "tasks/get", {"taskId": task_id}), LambdaContext())
+    result = json.loads(base64.b64decode(answer["body"]))["result"]["result"]
+    assert len(result["content"][0]["text"]) == quotes
 
 
 def test_a_bad_message_fails_itself_and_no_other(functions: Functions) -> None:
