@@ -83,7 +83,6 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
         "BillingMode": "PAY_PER_REQUEST",
         "TimeToLiveSpecification": {"AttributeName": "ttl", "Enabled": True},
         "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
-        "SSESpecification": {"SSEEnabled": True},
     }
 )
 """The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`; `infra/table.json` has the same."""
@@ -91,7 +90,7 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
 
 def create_table(client: Any, name: str) -> None:
     """Make the table at DynamoDB Local, for development: deployed ones are made from `infra/table.json`."""
-    elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification", "SSESpecification"}
+    elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
     client.create_table(TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere})
     client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
     client.update_time_to_live(TableName=name, TimeToLiveSpecification=TABLE["TimeToLiveSpecification"])

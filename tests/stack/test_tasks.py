@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from infra.stack.loops import MOST
 from tests.stack.conftest import TIMES, Deployed, until
 from tests.support.asgi import Client
 from tests.support.rounds import Conversation, accept, tool
@@ -73,6 +74,15 @@ async def test_a_call_of_three_times_the_limit_ends_as_a_task_and_by_shedding_fo
     assert stack.done("shed") == [f"dug {shed['content'][0]['text']}"]
     assert len(conversation.asked) >= 3
     assert not any(conversation.asked), "nothing but state"
+
+
+async def test_a_task_that_sleeps_more_often_than_aws_lambda_lets_a_loop_go_round_ends_in_one_chain(
+    stack: Deployed, tasks: TaskClient
+) -> None:
+    ended = await until(tasks, await tasks.begin("nap", times=MOST + 3), "completed", 3 * WITHIN_S)
+    assert ended["result"]["content"][0]["text"] == str(MOST + 3)
+    assert stack.stack.poller.counts["longest chain"] > MOST
+    assert stack.stack.poller.counts["loops stopped"] == 0
 
 
 async def test_a_message_that_is_no_task_fails_alone_and_ends_in_the_dead_letter_queue(

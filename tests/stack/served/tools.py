@@ -60,6 +60,21 @@ async def dig(ctx: Context, seconds: int, order: str) -> str:
     return receipt
 
 
+@tool(task="required")
+async def nap(ctx: Context, times: int) -> int:
+    """Sleeps again and again: each time the worker lets go, and a message wakes the task."""
+    await ctx.continue_as_task()
+    for _ in range(times):
+        await ctx.sleep(1.1)
+    return times
+
+
+@tool
+async def recite(count: int) -> str:
+    """Says what JSON has to escape."""
+    return '"' * count
+
+
 @tool
 async def stare(seconds: float) -> str:
     """Takes its time without a step, so that there is nothing to shed."""
