@@ -36,9 +36,9 @@ Response: TypeAlias = dict[str, Any]
 MARGIN_MS: Final = 1_000
 """What is left of the function's time when a call has to end: to seal, to answer, to write the log."""
 AWS_MARGIN_MS: Final = 400
-"""What is left of it when calls of AWS are given up: a call that ends with its last word to a store has until then."""
+"""What is left of it when calls of AWS are given up: what a call has to write at its end it has to write by then."""
 MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024
-"""What AWS Lambda returns: the whole response as JSON, so that of a body that is JSON each quotation mark counts twice."""
+"""What AWS Lambda returns: the whole response as JSON, in which each quotation mark of the body counts twice."""
 FETCHABLE_BYTES: Final = 4_600_000
 """A result of so many bytes can always be returned: base64 makes four of three."""
 ENVELOPE_BYTES: Final = 20_000

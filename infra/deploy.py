@@ -61,19 +61,16 @@ def asked(arguments: Sequence[str]) -> Asked:
     if len(arguments) < 2 or arguments[0].startswith("-") or arguments[1].startswith("-"):
         raise Refused(USAGE)
     stack, config_file, *rest = arguments
-    overrides, options = {}, []
-    place = 0
-    while place < len(rest):
-        if rest[place] != OVERRIDES:
-            options.append(rest[place])
-            place += 1
-            continue
-        for place, text in enumerate(rest[place + 1 :], place + 1):
-            if text.startswith("-"):
-                break
+    overrides: dict[str, str] = {}
+    options: list[str] = []
+    is_override = False
+    for text in rest:
+        if text.startswith("-"):
+            is_override = text == OVERRIDES
+        if is_override and text != OVERRIDES:
             overrides.update(_override(text))
-        else:
-            place = len(rest)
+        elif not is_override:
+            options.append(text)
     return Asked(stack, Path(config_file), overrides, options)
 
 
@@ -106,8 +103,8 @@ def check(asked: Asked, stored: Mapping[str, str], executions: int | None) -> No
     workers = int(says.get("WorkerConcurrency", _default("WorkerConcurrency")))
     if executions is not None and workers > executions // GATEWAYS_SHARE:
         raise Refused(
-            f"The account may have {executions} functions at once, and WorkerConcurrency={workers} leaves the gateway too"
-            f" few.\nSet it to {max(2, executions // GATEWAYS_SHARE)} at most, or ask AWS for more"
+            f"The account may have {executions} functions at once; WorkerConcurrency={workers} leaves the gateway too few.\n"
+            f"Set it to {max(2, executions // GATEWAYS_SHARE)} at most, or ask AWS for more"
             " (Service Quotas, AWS Lambda, Concurrent executions)."
         )
 

@@ -21,7 +21,10 @@ def main() -> int:
     parser.add_argument("--gateways", type=int, default=3, help="gateway functions at once (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="worker functions at once (default: %(default)s)")
     parser.add_argument(
-        "--executions", type=int, default=EXECUTIONS, help="functions at once in all (default: %(default)s, a new account's)"
+        "--executions",
+        type=int,
+        default=EXECUTIONS,
+        help="functions at once in all (default: %(default)s, a new account's)",
     )
     parser.add_argument("--port", type=int, help="of the API (default: any free one)")
     parser.add_argument("--directory", type=Path, help="for the functions and their logs (default: a temporary one)")

@@ -1,4 +1,4 @@
-"""What `scripts/template` does: every check, for every set of parameters; problems on stderr, a list of checks on stdout."""
+"""What `scripts/template` does: every check for every set of parameters, a line each; problems on stderr."""
 
 from __future__ import annotations
 

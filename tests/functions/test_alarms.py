@@ -58,18 +58,15 @@ QUIET: dict[str, list[tuple[str, Minutes]]] = {
     ],
     **{
         f"{name}{kind}Alarm": [("nothing wrong", QUIET_HOUR), ("nobody calls", NOTHING)]
-        for name, kind in [(name, "Errors") for name in (*FUNCTIONS, "Api")] + [(name, "Throttles") for name in FUNCTIONS[:2]]
+        for name, kind in [(name, "Errors") for name in (*FUNCTIONS, "Api")]
+        + [(name, "Throttles") for name in FUNCTIONS[:2]]
     },
 }
 """What each must not be woken by."""
 
 
 def cases(table: dict[str, list[tuple[str, Minutes]]]) -> list[object]:
-    return [
-        pytest.param(name, told, id=f"{name}: {what}")
-        for name, several in table.items()
-        for what, told in several
-    ]
+    return [pytest.param(name, told, id=f"{name}: {what}") for name, several in table.items() for what, told in several]
 
 
 @pytest.mark.parametrize(("name", "told"), cases(FIRES))

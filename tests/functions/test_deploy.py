@@ -93,7 +93,7 @@ def test_a_stack_that_is_up_is_deployed_once_and_keeps_its_protection(open_confi
 
 
 def test_without_authentication_a_deployment_has_to_be_meant(open_config: Path, guarded_config: Path) -> None:
-    with pytest.raises(deploy.Refused, match="(?s)no authentication.*AllowAnonymous=true"):
+    with pytest.raises(deploy.Refused, match=r"(?s)no authentication.*AllowAnonymous=true"):
         deploy.check(wanted(open_config), {}, None)
     deploy.check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=true"), {}, None)
     deploy.check(wanted(open_config), UP, None)
@@ -110,7 +110,7 @@ def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
     if fits:
         deploy.check(one, {}, executions)
     else:
-        with pytest.raises(deploy.Refused, match="(?s)10 functions at once.*Set it to 5 at most"):
+        with pytest.raises(deploy.Refused, match=r"(?s)10 functions at once.*Set it to 5 at most"):
             deploy.check(one, {}, executions)
 
 
