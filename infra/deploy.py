@@ -103,7 +103,8 @@ def check(asked: Asked, stored: Mapping[str, str], executions: int | None) -> No
     workers = int(says.get("WorkerConcurrency", _default("WorkerConcurrency")))
     if executions is not None and workers > executions // GATEWAYS_SHARE:
         raise Refused(
-            f"The account may have {executions} functions at once; WorkerConcurrency={workers} leaves the gateway too few.\n"
+            f"The account may have {executions} functions at once,"
+            f" and WorkerConcurrency={workers} leaves too few to the gateway.\n"
             f"Set it to {max(2, executions // GATEWAYS_SHARE)} at most, or ask AWS for more"
             " (Service Quotas, AWS Lambda, Concurrent executions)."
         )
