@@ -89,5 +89,6 @@ def make_resources(aws: Aws, template: Template) -> dict[str, str]:
     create_table(aws.client("dynamodb"), "tasks")
     ring = base64.b64encode(os.urandom(32)).decode()
     secret = secrets.create_secret(Name="state-keys", SecretString=ring)["ARN"]
-    names = {"Queue.QueueName": "tasks", "DeadLetters.QueueName": "dead-letters"}
+    names = {"Queue.QueueName": "tasks", "DeadLetters.QueueName": "dead-letters", "Api": "local"}
+    names |= {name: name for name in template.named("AWS::Serverless::Function")}
     return {"Table": "tasks", "Queue": queue, "DeadLetters": dead, "StateKeys": secret, **names}

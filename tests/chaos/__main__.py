@@ -6,11 +6,11 @@ import argparse
 import random
 import sys
 
-from tests.chaos import functions, tasks
+from tests.chaos import chains, functions, tasks
 
-COUNTS = {"tasks": 500, "lambda": 300}
-SHORT = {"tasks": 100, "lambda": 60}
-"""Tasks of a run that nobody asked for in particular."""
+COUNTS = {"tasks": 500, "lambda": 300, "chains": 100}
+SHORT = {"tasks": 100, "lambda": 60, "chains": 20}
+"""Tasks, or sleeps, of a run that nobody asked for in particular."""
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
-    runs = {"tasks": tasks.main, "lambda": functions.main}
+    runs = {"tasks": tasks.main, "lambda": functions.main, "chains": chains.main}
     results = []
     for name in runs if arguments.run is None else [arguments.run]:
         count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]

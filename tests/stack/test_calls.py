@@ -57,7 +57,7 @@ async def test_the_official_client_lists_and_calls(stack: Deployed) -> None:
 
 
 async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(stack: Deployed) -> None:
-    hasty = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=2))
+    hasty = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=4))
     with closing(hasty.gateways(1, "Hasty")) as pool:
         async with to_api(hasty, pool) as http:
             hung = await Client(http).post("tools/call", {"name": "hang", "arguments": {}})
