@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -72,6 +72,17 @@ def settled(expanded: Mapping[str, Any], parameters: Parameters) -> Settled:
     return Settled({**expanded, "Parameters": declared})
 
 
+def different(expanded: Mapping[str, Any], sets: Sequence[Parameters]) -> list[Parameters]:
+    """One set for each outcome of the conditions: what there is, and what names what, depends on nothing else."""
+    found: dict[tuple[bool, ...], Parameters] = {}
+    names = [{"Condition": name} for name in expanded.get("Conditions", {})]
+    nothing = {**expanded, "Resources": {}, "Outputs": {}}
+    for one in sets:
+        there = settled(nothing, one)
+        found.setdefault(tuple(map(there.holds, names)), one)
+    return list(found.values())
+
+
 def ordered(expanded: Mapping[str, Any], parameters: Parameters) -> Iterator[str]:
     """Whether the resources can be made one after another, and the outputs name what is there."""
     there = settled(expanded, parameters)
@@ -110,13 +121,15 @@ def problems(path: Path, *, is_quick: bool = False) -> Iterator[str]:
     expanded = expand(path, {})
     matters = {name: values for name, values in MATTERS.items() if name in expanded["Parameters"]}
     yield from (f"has no parameter {name}" for name in MATTERS.keys() - matters.keys())
-    some, every = list(some_combinations({} if is_quick else matters)), list(every_combination(matters))
+    some = [{}] if is_quick else list(some_combinations(matters))
+    every = list(every_combination(matters))
     yield from _report(
         f"cfn-lint on the expanded template, errors and warnings: {len(some)} sets of parameters",
         (problem for one in some for problem in linted(path, one)),
     )
     yield from _report(
-        f"an order of creation: {len(every)} sets", (problem for one in every for problem in ordered(expanded, one))
+        f"an order of creation: {len(every)} sets",
+        (problem for one in different(expanded, every) for problem in ordered(expanded, one)),
     )
     yield from _report(
         f"names and lengths: {len(some)} sets", (problem for one in some for problem in well_named(expanded, one))
