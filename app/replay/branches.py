@@ -18,7 +18,9 @@ variable of any task that belongs to no run.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -120,6 +122,12 @@ class _End:
 END: Final = _End()
 
 
+_given_up: Final[deque[Any]] = deque(maxlen=64)
+"""Handlers that are not resumed any more. To let go of one has Python close it, which it does not let happen either."""
+
+log = logging.getLogger("app.replay")
+
+
 class Driven(Coroutine[Any, Any, T]):
     """A coroutine of a handler, driven so that it cannot take the process along.
 
@@ -162,6 +170,8 @@ class Driven(Coroutine[Any, Any, T]):
             said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
             raise HandlerExited(f"the handler called {said}") from error
         if awaited is END:
+            log.error("%s went on after its run had ended; it is not resumed any more", self.__qualname__)
+            _given_up.append(self._coroutine)
             raise Suspend
         return awaited
 

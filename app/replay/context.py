@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, Final, NoReturn, TypeVar, overload
 
 from pydantic import BaseModel
@@ -318,8 +319,21 @@ class Context:
         await self._run.restart(arguments)
 
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
-        """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between."""
+        """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between.
+
+        The seconds must be the same in every run: to wait for a moment, use `sleep_until`.
+        """
         await self._run.sleep(name, seconds)
+
+    async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
+        """Wait for a moment, which has a time zone; nothing happens if it has passed.
+
+        Raises:
+            ValueError: it has no time zone, so nobody knows when that is.
+        """
+        if moment.tzinfo is None:
+            raise ValueError("the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()")
+        await self._run.sleep_until(name, round(moment.timestamp() * 1000))
 
     async def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
         """Call a function again and again until it returns something but `None`; that is remembered, as a step is.

@@ -429,6 +429,15 @@ class Run:
         key = self._place(branch).key("sleep", name)
         await self._wait_until(branch, self._time_of(key, "sleep", seconds))
 
+    async def sleep_until(self, name: str, until_ms: int) -> None:
+        """Wait for a moment, in milliseconds since the epoch."""
+        branch = await self._enter("sleep", name)
+        key = self._place(branch).key("sleep", name)
+        what = None if self.journal.version == 1 else f"sleep until {until_ms}"
+        self._compare(key, what)
+        self.journal.add(Slept(key, until_ms, what))
+        await self._wait_until(branch, until_ms)
+
     async def begin_limit(self, name: str, seconds: float) -> tuple[Branch, int]:
         """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
         branch = await self._enter("timeout", name)
@@ -535,7 +544,8 @@ class Run:
         since_ms = self._clock.monotonic_ms() - self._stopped_at_ms
         is_hopeless = self._refusals > MAX_REFUSALS or since_ms > STOP_GRACE_S * 1000
         place = here.get()
-        if is_hopeless and isinstance(place, Branch) and not place.is_thread:
+        is_in_thread = isinstance(place, Branch) and place.is_thread
+        if is_hopeless and not is_in_thread:  # also when nobody drives it any more and Python closes it
             await END
         raise Suspend
 

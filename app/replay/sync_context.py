@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar, overload
 
@@ -212,6 +213,10 @@ class SyncContext:
     def sleep(self, seconds: float, name: str = "sleep") -> None:
         """`Context.sleep`, blocking."""
         self._wait(self._context.sleep, seconds, name)
+
+    def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
+        """`Context.sleep_until`, blocking."""
+        self._wait(self._context.sleep_until, moment, name)
 
     def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
         """`Context.poll`, blocking."""
