@@ -36,13 +36,16 @@ Response: TypeAlias = dict[str, Any]
 MARGIN_MS: Final = 1_000
 """What is left of the function's time when a call has to end: to seal, to answer, to write the log."""
 AWS_MARGIN_MS: Final = 400
-"""What is left of it when calls of AWS are given up: what a call has to write at its end it has to write by then."""
+"""What is left of it when calls of AWS are given up: what a call has to write at its end it has to
+write by then."""
 MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024
-"""What AWS Lambda returns: the whole response as JSON, in which each quotation mark of the body counts twice."""
+"""What AWS Lambda returns: the whole response as JSON, in which each quotation mark of the body
+counts twice."""
 FETCHABLE_BYTES: Final = 4_600_000
 """A result of so many bytes can always be returned: base64 makes four of three."""
 ENVELOPE_BYTES: Final = 20_000
-"""More than the rest of a response: headers, of which API Gateway takes 10,240 bytes, and what is around them."""
+"""More than the rest of a response: headers, of which API Gateway takes 10,240 bytes, and what is
+around them."""
 
 
 def make_handler(environ: Mapping[str, str]) -> Function:
@@ -171,7 +174,8 @@ def _fitting(event: Event, response: Response) -> Response:
 
 
 def _size(response: Response) -> int:
-    """Bytes of a response as the runtime writes it: JSON, in which two line separators are escaped as well."""
+    """Bytes of a response as the runtime writes it: JSON, in which two line separators are escaped
+    as well."""
     body = response.get("body") or ""
     return len(jsonrpc.encode(response)) + 3 * (body.count("\u2028") + body.count("\u2029"))
 

@@ -29,7 +29,8 @@ MARGIN_MS: Final = 3_000
 AWS_MARGIN_MS: Final = 500
 """What is left of it when calls of AWS are given up."""
 SWEEP_MS: Final = 50_000
-"""For how long a sweep goes on at most: the next one begins a minute after it did, and goes on where it was."""
+"""For how long a sweep goes on at most: the next one begins a minute after it did, and goes on
+where it was."""
 
 NAMESPACE: Final = "mcp-gateway"
 
@@ -119,7 +120,8 @@ class Function:
         return True
 
     async def _swept(self, within_ms: int) -> dict[str, float]:
-        """The census and the number of late tasks, which is left out if there was no time to come to its end."""
+        """The census and the number of late tasks, which is left out if there was no time to come
+        to its end."""
         fields = await self._counted()
         try:
             async with asyncio.timeout(within_ms / 1000):
@@ -132,7 +134,8 @@ class Function:
         return fields
 
     async def _counted(self) -> dict[str, float]:
-        """The census before the sweep: what it has queued again counts as late no more, though nobody has taken it."""
+        """The census before the sweep: what it has queued again counts as late no more, though
+        nobody has taken it."""
         census = await self._sweep.census()
         self._metrics.census(census)
         return census.fields()

@@ -4,8 +4,9 @@
     python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
     python -m infra.costs --write                           the tables into docs/deploy.md
 
-What is counted is in infra/measured.json: tests/functions/test_costs.py lets both functions work and counts, and with
-MEASURE=1 in its environment writes what it has counted. What is assumed is in `Assumed`, what AWS asks in `Prices`.
+What is counted is in infra/measured.json: tests/functions/test_costs.py lets both functions work
+and counts, and with MEASURE=1 in its environment writes what it has counted. What is assumed is in
+`Assumed`, what AWS asks in `Prices`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
 """The API's line as template.yaml words it; START, END and REPORT of an invocation; 26 for each line."""
 
 LONG_STEPS, LONG_STEP_BYTES = 20, 200
-"""Of the longer task that is counted: its row grows with what it remembers, and each write pays for the whole row."""
+"""Of the longer task that is counted: its row grows with what it remembers, and each write pays for
+the whole row."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,11 @@ class Writes:
 
 @dataclass(frozen=True)
 class Measured:
-    """What DynamoDB Local has counted: rows of a task, and their entry in the index, put or moved as its time changes.
+    """What DynamoDB Local has counted: rows of a task, and their entry in the index, put or moved
+    as its time changes.
 
-    A turn is what a worker writes of a task that it takes up, without steps. `step` is one of few and small ones,
-    `long_step` one of `LONG_STEPS` with `LONG_STEP_BYTES` each, on average.
+    A turn is what a worker writes of a task that it takes up, without steps. `step` is one of few
+    and small ones, `long_step` one of `LONG_STEPS` with `LONG_STEP_BYTES` each, on average.
     """
 
     create: Writes
@@ -248,14 +251,15 @@ def idle(
 
 
 NEW_TABLE, WARMED_TABLE, PARTITION = 4_000, 40_000, 1_000
-"""Write units a second: of a table on demand that is new, of one that has been warmed to an account's first quota (both
-hold for its indexes, too), and of one key of an index."""
+"""Write units a second: of a table on demand that is new, of one that has been warmed to an
+account's first quota (both hold for its indexes, too), and of one key of an index."""
 SHARDS = (8, 32)
 """Keys among which the index has the open tasks."""
 
 
 def ceilings(measured: Measured, assumed: Assumed) -> Iterator[tuple[str, list[float]]]:
-    """How many tasks a second, begun and ended, each of these holds; beyond it writes are throttled."""
+    """How many tasks a second, begun and ended, each of these holds; beyond it writes are
+    throttled."""
     kinds = (measured.task(assumed), measured.long_task(assumed))
     for what, units in (("new table", NEW_TABLE), ("warmed table", WARMED_TABLE)):
         for shards in SHARDS:

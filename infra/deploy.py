@@ -1,8 +1,10 @@
-"""`scripts/deploy`: what is deployed with which parameters, so that a second deployment changes nothing by accident.
+"""`scripts/deploy`: what is deployed with which parameters, so that a second deployment changes
+nothing by accident.
 
-`sam deploy` keeps the parameters of the stack that it is not given. The zips it knows nothing of: so their architecture
-is the stack's, unless another is asked for, and it is always passed. Nobody can delete the table of a stack that is up,
-but one that could not be made has to go: a new stack is protected by a second deployment, of that one parameter.
+`sam deploy` keeps the parameters of the stack that it is not given. The zips it knows nothing of:
+so their architecture is the stack's, unless another is asked for, and it is always passed. Nobody
+can delete the table of a stack that is up, but one that could not be made has to go: a new stack is
+protected by a second deployment, of that one parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app import config
+from app import yaml_file
 from app.errors import ConfigError
 from infra.stack.template import Template
 
@@ -86,7 +88,8 @@ def _override(text: str) -> Iterator[tuple[str, str]]:
 
 
 def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
-    """All that are passed: what is asked for, and the architecture, which is never left to anybody's memory."""
+    """All that are passed: what is asked for, and the architecture, which is never left to
+    anybody's memory."""
     default = Template(ROOT / "template.yaml", {}, {}).source["Parameters"]["Architecture"]["Default"]
     known = {"Architecture": stored.get("Architecture", default), **asked.overrides}
     return known if stored else {**known, "ProtectTable": "false"}
@@ -95,7 +98,7 @@ def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
 def check(asked: Asked, stored: Mapping[str, str], executions: int | None) -> None:
     """Raises Refused: the functions would not start, or would starve each other."""
     says = {**stored, **asked.overrides}
-    if config.load(asked.config).config.auth == "none" and says.get("AllowAnonymous") != "true":
+    if not _authenticates(asked.config) and says.get("AllowAnonymous") != "true":
         raise Refused(
             f"{asked.config} configures no authentication: everybody who knows the URL could call.\n"
             f"Configure auth, or say {OVERRIDES} AllowAnonymous=true if that is meant."
@@ -108,6 +111,18 @@ def check(asked: Asked, stored: Mapping[str, str], executions: int | None) -> No
             f"Set it to {max(2, executions // GATEWAYS_SHARE)} at most, or ask AWS for more"
             " (Service Quotas, AWS Lambda, Concurrent executions)."
         )
+
+
+def _authenticates(path: Path) -> bool:
+    """Whether a configuration says who may call. Its references are for the function, not for here.
+
+    Raises:
+        ConfigError, Refused: it cannot be read.
+    """
+    value = yaml_file.read(path).value
+    if not isinstance(value, dict):
+        raise Refused(f"{path} is no configuration: it has to be a mapping, see docs/configuration.md")
+    return value.get("auth", "none") != "none"
 
 
 def _default(name: str) -> Any:

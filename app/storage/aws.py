@@ -1,6 +1,7 @@
 """Calls of an AWS service: boto3's client blocks, so each call hops to a thread here, and "not now" becomes one error.
 
-Where somebody has set a deadline (`bounded`) no call outlasts it. A connection that a freeze has killed says nothing:
+Where somebody has set a deadline (`bounded`) no call outlasts it. A connection that a freeze has
+killed says nothing:
 
     freeze ─ thaw ─ call ──▶ no answer ──▶ READ_S, another attempt ──▶ …
                                               └── the deadline: Unavailable, and no attempt after it
@@ -42,8 +43,9 @@ PROMPT: Final[Mapping[str, Any]] = MappingProxyType(
         "tcp_keepalive": True,
     }
 )
-"""For a client's `botocore.config.Config`, where a call is answered within milliseconds, or not at all: with pauses it
-gives up after 15 s at most. botocore's own are five attempts of a minute each."""
+"""For a client's `botocore.config.Config`, where a call is answered within milliseconds, or not at
+all: with pauses it gives up after 15 s at most. botocore's own are five attempts of a minute
+each."""
 
 LATE: Final = "{} has not answered in the time that the request has"
 
@@ -64,7 +66,8 @@ def bounded(deadline: Deadline) -> Iterator[None]:
 
 
 def heed_deadline(client: Any) -> None:
-    """Have a client of boto3 begin no attempt after the deadline: its thread may be one that nobody waits for."""
+    """Have a client of boto3 begin no attempt after the deadline: its thread may be one that nobody
+    waits for."""
     client.meta.events.register("before-send", _before_attempt)
 
 

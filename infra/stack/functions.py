@@ -1,9 +1,9 @@
 """Lambda functions: execution environments under the Runtime Interface Emulator, as many as are wanted of each.
 
 An environment runs one invocation at a time, to its end: a caller that does not wait so long changes nothing. One that
-has died is replaced when it is needed again, as AWS does it. All functions share the executions that the account may
-have at once; an invocation beyond them is throttled. Unlike AWS, one that finds no environment free waits for it, for
-there are not so many here; and memory is not limited.
+has died is replaced when it is needed again, as AWS does it. All functions share the executions
+that the account may have at once; an invocation beyond them is throttled. Unlike AWS, one that
+finds no environment free waits for it, for there are not so many here; and memory is not limited.
 """
 
 from __future__ import annotations

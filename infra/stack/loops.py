@@ -1,12 +1,13 @@
-"""Recursive-loop detection, as AWS Lambda has it: how often a chain of messages has invoked the same function.
+"""Recursive-loop detection, as AWS Lambda has it: how often a chain of messages has invoked the
+same function.
 
     invocation ──▶ _X_AMZN_TRACE_ID ──boto3──▶ X-Amzn-Trace-Id of SendMessage ──SQS──▶ AWSTraceHeader of the message
         ▲                                                                                   │
         └──────────────── X-Amzn-Trace-Id with a Lineage one higher ◀──── event source ─────┘
 
-boto3 passes the header on without being asked. The emulator and moto's SQS do not: `runtime.py` and `traced` do.
-A function that is not set to `RecursiveLoop: Allow` is not invoked with a message whose count is above 16: that one
-goes to the dead-letter queue.
+boto3 passes the header on without being asked. The emulator and moto's SQS do not: `runtime.py` and
+`traced` do. A function that is not set to `RecursiveLoop: Allow` is not invoked with a message
+whose count is above 16: that one goes to the dead-letter queue.
 https://docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html
 """
 

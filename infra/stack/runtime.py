@@ -1,10 +1,12 @@
-"""awslambdaric, the runtime of Python functions, told of the trace header: the emulator does not pass it on.
+"""awslambdaric, the runtime of Python functions, told of the trace header: the emulator does not
+pass it on.
 
     python infra/stack/runtime.py app.lambda_worker.handler
 
-AWS puts the header of an invocation into `_X_AMZN_TRACE_ID`, from where boto3 sends it on. Here it arrives in the
-client context, which the emulator does pass on, and which is taken away before the handler sees it. Runs in the
-runtime's Python, beside the code of a zip: it imports nothing of this repository.
+AWS puts the header of an invocation into `_X_AMZN_TRACE_ID`, from where boto3 sends it on. Here it
+arrives in the client context, which the emulator does pass on, and which is taken away before the
+handler sees it. Runs in the runtime's Python, beside the code of a zip: it imports nothing of this
+repository.
 """
 
 import json

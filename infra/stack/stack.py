@@ -109,9 +109,11 @@ async def running(
     times: Times = Times(),
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stack]:
-    """The stack, as the template describes it, for as long as this lasts; `more` are variables for both functions.
+    """The stack, as the template describes it, for as long as this lasts; `more` are variables for
+    both functions.
 
-    All functions together run `executions` at once at most. Nobody but this machine reaches it, so everybody may call.
+    All functions together run `executions` at once at most. Nobody but this machine reaches it, so
+    everybody may call.
     """
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"

@@ -13,7 +13,8 @@ from infra.stack import loops
 from infra.stack.functions import InvocationFailed, Throttled
 
 Invoke: TypeAlias = Callable[..., Awaitable[Any]]
-"""An event, and the trace header of what led to it, to a function; what it returns. Raises InvocationFailed."""
+"""An event, and the trace header of what led to it, to a function; what it returns. Raises
+InvocationFailed."""
 
 THROTTLED_S = 1.0
 """How long until the event source tries again."""
@@ -58,7 +59,8 @@ class Poller:
                 await self._deliver(messages)
 
     async def _without_loops(self, messages: list[Any]) -> list[Any]:
-        """Those that AWS Lambda would still invoke the function with; the others are dead letters now."""
+        """Those that AWS Lambda would still invoke the function with; the others are dead letters
+        now."""
         passed = []
         for message in messages:
             if self.allows_loops or _count(message) <= loops.MOST:

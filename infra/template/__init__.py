@@ -5,7 +5,7 @@
                                                  ├─▶ names and lengths; what a changed parameter replaces
                                                  └─▶ moto creates it, and updates it with other parameters
 
-SAM's file itself says little: what depends on what, which policies a role has and which permission a route gets are
-there only after the expansion. Runs in the Python of `.cache/template`, which has the tools, and imports nothing of
-`app`. Needs neither credentials nor a network.
+SAM's file itself says little: what depends on what, which policies a role has and which permission
+a route gets are there only after the expansion. Runs in the Python of `.cache/template`, which has
+the tools, and imports nothing of `app`. Needs neither credentials nor a network.
 """

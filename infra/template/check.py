@@ -1,4 +1,5 @@
-"""What `scripts/template` does: every check for every set of parameters, a line each; problems on stderr.
+"""What `scripts/template` does: every check for every set of parameters, a line each; problems on
+stderr.
 
 python -m infra.template.check [--quick] [template.yaml]     --quick: lint and create with the defaults alone
 """
@@ -73,7 +74,8 @@ def settled(expanded: Mapping[str, Any], parameters: Parameters) -> Settled:
 
 
 def different(expanded: Mapping[str, Any], sets: Sequence[Parameters]) -> list[Parameters]:
-    """One set for each outcome of the conditions: what there is, and what names what, depends on nothing else."""
+    """One set for each outcome of the conditions: what there is, and what names what, depends on
+    nothing else."""
     found: dict[tuple[bool, ...], Parameters] = {}
     names = [{"Condition": name} for name in expanded.get("Conditions", {})]
     nothing = {**expanded, "Resources": {}, "Outputs": {}}
@@ -117,7 +119,8 @@ def _has_state(resource: Mapping[str, Any]) -> bool:
 
 
 def problems(path: Path, *, is_quick: bool = False) -> Iterator[str]:
-    """Everything that is wrong with a template; if it is to be quick, what takes seconds is done for the defaults."""
+    """Everything that is wrong with a template; if it is to be quick, what takes seconds is done
+    for the defaults."""
     expanded = expand(path, {})
     matters = {name: values for name, values in MATTERS.items() if name in expanded["Parameters"]}
     yield from (f"has no parameter {name}" for name in MATTERS.keys() - matters.keys())

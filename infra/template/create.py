@@ -1,7 +1,9 @@
-"""moto's CloudFormation makes the stack and updates it: what rows and messages it has must outlive every update.
+"""moto's CloudFormation makes the stack and updates it: what rows and messages it has must outlive
+every update.
 
-moto knows tables, queues, functions, roles, event sources and schedules, and says so of what it does not know. What it
-does not do is in docs/deploy.md, with the command that shows it in an account.
+moto knows tables, queues, functions, roles, event sources and schedules, and says so of what it
+does not know. What it does not do is in docs/deploy.md, with the command that shows it in an
+account.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ ROW: Final = {"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}
 
 
 def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """What goes wrong when a stack is made with the first set of parameters and updated to each of the others."""
+    """What goes wrong when a stack is made with the first set of parameters and updated to each of
+    the others."""
     os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION=REGION)
     with mock_aws(config={"lambda": {"use_docker": False}}), redirect_stdout(io.StringIO()), catch_warnings():
         simplefilter("ignore")  # moto prints what it does not know, and warns of it

@@ -1,4 +1,5 @@
-"""`template.yaml` as CloudFormation gets it: expanded by AWS's own translator, with one set of parameters.
+"""`template.yaml` as CloudFormation gets it: expanded by AWS's own translator, with one set of
+parameters.
 
 python -m infra.template.expand template.yaml [NAME=VALUE …]     prints it as JSON, conditions and all
 """

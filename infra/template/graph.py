@@ -24,7 +24,8 @@ class Circular(Exception):
 
 
 class Settled:
-    """An expanded template once its parameters are known: conditions are decided, references to resources are left."""
+    """An expanded template once its parameters are known: conditions are decided, references to
+    resources are left."""
 
     def __init__(self, expanded: Mapping[str, Any]) -> None:
         self._conditions = expanded.get("Conditions", {})
@@ -38,7 +39,8 @@ class Settled:
         return "Condition" not in resource or self.holds({"Condition": resource["Condition"]})
 
     def settle(self, value: Any) -> Any:
-        """The value with parameters in the place of their names; a member without a value is gone."""
+        """The value with parameters in the place of their names; a member without a value is
+        gone."""
         match value:
             case {"Ref": str(name)} if name in self._values:
                 return self._values[name]

@@ -1,4 +1,5 @@
-"""What a deployment with another parameter replaces, as the resource schemas of CloudFormation say it."""
+"""What a deployment with another parameter replaces, as the resource schemas of CloudFormation say
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def schema(kind: str) -> Mapping[str, Any]:
 
 
 def replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The resources that an update makes anew or takes away: other ones under a new physical name."""
+    """The resources that an update makes anew or takes away: other ones under a new physical
+    name."""
     changed = [name for name in before if name in after and _is_replaced(before[name], after[name])]
     return sorted([*changed, *(before.keys() - after.keys())])
 
@@ -43,7 +45,8 @@ def _at(properties: Any, pointer: str) -> Any:
 
 
 def named(resources: Mapping[str, Any]) -> Iterator[str]:
-    """Resources with a physical name of their own: they could neither be replaced nor be there twice in an account."""
+    """Resources with a physical name of their own: they could neither be replaced nor be there
+    twice in an account."""
     for name, resource in resources.items():
         own = [path for path in schema(resource["Type"]).get("primaryIdentifier", []) if _names(resource, path)]
         if own and resource["Type"] not in NAMED_BY_PARENT:
@@ -56,7 +59,8 @@ def _names(resource: Mapping[str, Any], path: str) -> bool:
 
 
 def short_enough(resources: Mapping[str, Any]) -> Iterator[str]:
-    """Problems of length that neither schema nor linter sees: the environment of a function is 4 KB in all."""
+    """Problems of length that neither schema nor linter sees: the environment of a function is 4 KB
+    in all."""
     for name, resource in resources.items():
         variables = resource.get("Properties", {}).get("Environment", {}).get("Variables", {})
         size = sum(len(key) + len(str(value)) for key, value in variables.items())

@@ -1,7 +1,9 @@
-"""`scripts/chaos chains`: a task with 100 sleeps and a job that is polled 100 times, on the local stack.
+"""`scripts/chaos chains`: a task with 100 sleeps and a job that is polled 100 times, on the local
+stack.
 
-Each sleep and each pause between polls lets the worker go, and a message wakes the task: for each of the two a chain
-of messages and turns, far longer than AWS Lambda lets a loop go round where nobody allows it (`infra.stack.loops`).
+Each sleep and each pause between polls lets the worker go, and a message wakes the task: for each
+of the two a chain of messages and turns, far longer than AWS Lambda lets a loop go round where
+nobody allows it (`infra.stack.loops`).
 """
 
 from __future__ import annotations

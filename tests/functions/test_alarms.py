@@ -1,4 +1,5 @@
-"""Every alarm of the template fires when it should and keeps quiet when it should: on metrics as AWS publishes them."""
+"""Every alarm of the template fires when it should and keeps quiet when it should: on metrics as
+AWS publishes them."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_each_alarm_has_something_to_fire_on_and_something_to_keep_quiet_on(know
 
 
 def test_the_age_of_the_oldest_message_alarms_nobody(known: dict[str, Alarm]) -> None:
-    """It counts messages that a worker has, and so every long turn; and those of dead workers for 90 minutes."""
+    """It counts messages that a worker has, and so every long turn; and those of dead workers for
+    90 minutes."""
     assert "ApproximateAgeOfOldestMessage" not in {alarm.metric for alarm in known.values()}
 
 
@@ -94,7 +96,8 @@ OF_AWS = {
     ("AWS/Lambda", "Throttles", "FunctionName"),
     ("AWS/ApiGateway", "5xx", "ApiId"),
 }
-"""Metrics that AWS publishes, as its documentation spells them: a name that is none would never fire."""
+"""Metrics that AWS publishes, as its documentation spells them: a name that is none would never
+fire."""
 
 
 def test_each_looks_at_a_metric_that_is_published(known: dict[str, Alarm]) -> None:

@@ -168,7 +168,8 @@ class Meter:
 
 
 def test_what_the_costs_are_computed_from_is_what_is_counted(functions: Functions, witness: Witness) -> None:
-    """With MEASURE=1 in the environment, what is counted is written down; then `python -m infra.costs --write`."""
+    """With MEASURE=1 in the environment, what is counted is written down; then `python -m
+    infra.costs --write`."""
     found = Meter(functions, witness).measured()
     if os.environ.get("MEASURE"):
         found.write()

@@ -1,4 +1,5 @@
-"""`scripts/deploy`: what it passes to `sam deploy`, what it refuses, and what it finds out about the stack."""
+"""`scripts/deploy`: what it passes to `sam deploy`, what it refuses, and what it finds out about
+the stack."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.errors import ConfigError
 from infra import deploy
 
 boto3 = pytest.importorskip("boto3")
@@ -102,6 +104,20 @@ def test_without_authentication_a_deployment_has_to_be_meant(open_config: Path, 
     deploy.check(wanted(guarded_config), {}, None)
 
 
+def test_what_only_the_function_knows_is_not_asked_for(guarded_config: Path) -> None:
+    text = guarded_config.read_text().replace("https://issuer.example/keys", "${SET_IN_THE_FUNCTION_ONLY}")
+    guarded_config.write_text(text)
+    deploy.check(wanted(guarded_config), {}, None)
+
+
+@pytest.mark.parametrize("text", ["auth: [", "- a list"], ids=["no YAML", "a list"])
+def test_a_configuration_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises((deploy.Refused, ConfigError), match=r"broken\.yaml"):
+        deploy.check(wanted(path), UP, None)
+
+
 @pytest.mark.parametrize(("executions", "workers", "fits"), [(10, "5", True), (10, "6", False), (1000, "500", True)])
 def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
     guarded_config: Path, executions: int, workers: str, fits: bool
@@ -125,7 +141,8 @@ def test_a_command_line_that_is_none_is_refused(arguments: list[str]) -> None:
 
 @pytest.fixture
 def cloudformation() -> Iterator[Stubber]:
-    """boto3's client, with AWS's answers put into its mouth: moto's CloudFormation does not go with our pydantic."""
+    """boto3's client, with AWS's answers put into its mouth: moto's CloudFormation does not go with
+    our pydantic."""
     client = boto3.Session("test", "test", region_name="eu-central-1").client("cloudformation")
     with Stubber(client) as stub:
         yield stub

@@ -84,7 +84,8 @@ def test_an_answer_that_lambda_cannot_return_is_an_error_that_says_so(functions:
 
 
 def as_the_runtime_writes_it(answer: Any) -> int:
-    """Bytes of a response: simplejson without `ensure_ascii`, which escapes two line separators nevertheless."""
+    """Bytes of a response: simplejson without `ensure_ascii`, which escapes two line separators
+    nevertheless."""
     text = json.dumps(answer, ensure_ascii=False)
     return len(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").encode())
 

@@ -1,4 +1,5 @@
-"""`scripts/template` finds what it is for: each mistake below is made in the template, and named."""
+"""`scripts/template` finds what it is for: each mistake below is made in the template, and
+named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls of AWS that are not answered: given up at the request's deadline, tried no more after it."""
+"""Calls of AWS that are not answered: given up at the request's deadline, tried no more after
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ MOST_OF_A_REQUEST_S = 29 - 5
 
 @dataclass
 class Silent:
-    """A service that takes requests and never answers, as a connection does that a freeze has killed."""
+    """A service that takes requests and never answers, as a connection does that a freeze has
+    killed."""
 
     url: str
     requests: int = 0

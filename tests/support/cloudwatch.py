@@ -1,7 +1,8 @@
 """Alarms of `template.yaml`, judged as CloudWatch judges them, on metrics as AWS publishes them.
 
-A metric is what was told of it, minute by minute. An alarm looks at its last `EvaluationPeriods` periods: each is a
-statistic of the points in it, or missing, and missing ones count as `TreatMissingData` says. It fires when all breach.
+A metric is what was told of it, minute by minute. An alarm looks at its last `EvaluationPeriods`
+periods: each is a statistic of the points in it, or missing, and missing ones count as
+`TreatMissingData` says. It fires when all breach.
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/AlarmThatSendsEmail.html#alarms-and-missing-data
 """
 

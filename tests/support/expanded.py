@@ -1,4 +1,5 @@
-"""`template.yaml` as CloudFormation gets it, expanded by SAM's translator in the tools' own environment."""
+"""`template.yaml` as CloudFormation gets it, expanded by SAM's translator in the tools' own
+environment."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def deployed() -> Template:
 
 
 def allowed(template: Template, function: str) -> set[Permission]:
-    """By all policies of a function's role, but for its own log; the template has to be expanded."""
+    """By all policies of a function's role, but for its own log; the template has to be
+    expanded."""
     reference = template.source["Resources"][function]["Properties"]["Role"]
     role = template.properties(reference["Fn::GetAtt"][0])
     assert "ManagedPolicyArns" not in role, "they are for every log group and every queue of the account"
