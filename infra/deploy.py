@@ -122,7 +122,7 @@ def _authenticates(path: Path) -> bool:
     value = yaml_file.read(path).value
     if not isinstance(value, dict):
         raise Refused(f"{path} is no configuration: it has to be a mapping, see docs/configuration.md")
-    return value.get("auth", "none") != "none"
+    return bool(value.get("auth", "none") != "none")
 
 
 def _default(name: str) -> Any:
