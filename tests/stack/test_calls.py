@@ -67,12 +67,12 @@ async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(sta
 
 
 async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_on(stack: Deployed) -> None:
-    impatient = replace(stack.stack.deployment, times=replace(TIMES, api_s=2))
+    impatient = replace(stack.stack.deployment, times=replace(TIMES, api_s=4))
     with closing(impatient.gateways(1, "Impatient")) as pool:
         async with to_api(impatient, pool) as http:
             mcp = Client(http)
             assert await mcp.text("greet", {"name": "Ada"}) == "Hello, Ada!"
-            late = await mcp.post("tools/call", {"name": "stare", "arguments": {"seconds": 3}})
+            late = await mcp.post("tools/call", {"name": "stare", "arguments": {"seconds": 6}})
             assert (late.status_code, late.json()) == (503, {"message": "Service Unavailable"})
             assert await mcp.text("greet", {"name": "Bob"}) == "Hello, Bob!", "when the other has ended"
     assert pool.environments[0].starts == 1
