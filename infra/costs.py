@@ -111,20 +111,23 @@ class Writes:
     """Write units of one operation."""
 
     table: float
-    index: float
+    due: float
+    """For the index of what is due, whose keys are the shards."""
+    owned: float
+    """For the index of owners, each of whom is a key."""
 
     @property
     def together(self) -> float:
-        return self.table + self.index
+        return self.table + self.due + self.owned
 
     def __add__(self, other: Writes) -> Writes:
-        return Writes(self.table + other.table, self.index + other.index)
-
-    def __sub__(self, other: Writes) -> Writes:
-        return Writes(self.table - other.table, self.index - other.index)
+        return Writes(self.table + other.table, self.due + other.due, self.owned + other.owned)
 
     def __mul__(self, times: float) -> Writes:
-        return Writes(self.table * times, self.index * times)
+        return Writes(self.table * times, self.due * times, self.owned * times)
+
+    def __sub__(self, other: Writes) -> Writes:
+        return self + other * -1
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,10 @@ class Measured:
 
     def write(self) -> None:
         """To `MEASURED`."""
-        values = {name: [one.table, one.index] if isinstance(one, Writes) else one for name, one in vars(self).items()}
+        values = {
+            name: [one.table, one.due, one.owned] if isinstance(one, Writes) else one
+            for name, one in vars(self).items()
+        }
         lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
         MEASURED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
@@ -268,8 +274,8 @@ def ceilings(measured: Measured, assumed: Assumed) -> Iterator[tuple[str, list[f
 
 
 def _ceiling(writes: Writes, units: int, shards: int) -> float:
-    of_index = min(units, shards * PARTITION)
-    return min(units / writes.table, of_index / writes.index)
+    of_due = min(units, shards * PARTITION)
+    return min(units / writes.table, of_due / writes.due, units / writes.owned)
 
 
 METRICS = 6
@@ -295,8 +301,10 @@ def tables(prices: Prices, assumed: Assumed) -> str:
     held = [(name, [float(int(one)) for one in tasks]) for name, tasks in ceilings(measured, assumed)]
     kinds = list(columns)[2:]
     parts = [*table(["$ per million", *columns], rows), "", *table(["idle, $ per month", ""], months), ""]
-    written = [(name, [one.table, one.index]) for name, one in vars(measured).items() if isinstance(one, Writes)]
-    parts += [*plain_table(["write units", "table", "index"], written, "{:g}"), ""]
+    written = [
+        (name, [one.table, one.due, one.owned]) for name, one in vars(measured).items() if isinstance(one, Writes)
+    ]
+    parts += [*plain_table(["write units", "table", "index of due tasks", "index of owners"], written, "{:g}"), ""]
     return "\n".join([*parts, *plain_table(["tasks a second, at most", *kinds], held, "{:,.0f}"), ""])
 
 

@@ -14,7 +14,7 @@ import jwt
 from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
 
 from app.auth.jwks import KeySet, KeysUnavailable
-from app.auth.principal import Principal, scopes_of
+from app.auth.principal import Principal, moment_of, scopes_of
 from app.config import JwtAuthConfig
 from app.errors import InsufficientScope, Unauthenticated, Unavailable
 
@@ -76,4 +76,4 @@ def _bearer(authorization: bytes | None) -> str:
 def _principal(claims: Mapping[str, Any]) -> Principal:
     client_id = claims.get("client_id") or claims.get("azp") or ""
     scopes = scopes_of(claims.get("scope") or claims.get("scp"))
-    return Principal(str(claims["iss"]), str(claims["sub"]), str(client_id), scopes)
+    return Principal(str(claims["iss"]), str(claims["sub"]), str(client_id), scopes, moment_of(claims["exp"]))

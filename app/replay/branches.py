@@ -21,10 +21,9 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -38,22 +37,27 @@ class Suspend(BaseException):
 _PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "shed", "timeout", "key")})
 
 
-@dataclass(slots=True, eq=False)
 class Branch:
-    """One of the lines along which a handler runs. `owner` is its run."""
+    """One of the lines along which a handler runs.
 
-    owner: object
-    path: str = ""
-    """Empty, or segments that each end in a slash."""
-    scopes: tuple[Any, ...] = ()
-    """The durable time limits around whatever it does now, outermost first."""
-    is_thread: bool = False
-    """Whether its code runs in a thread: between two calls of the engine it is busy, and nobody sees that."""
-    uses: dict[tuple[str, str], int] = field(default_factory=dict)
-    children: dict[str, int] = field(default_factory=dict)
-    timeouts: list[asyncio.Timeout] = field(default_factory=list)
-    """Those of `asyncio.timeout` that its task has entered, in case one has to be waited for."""
-    _awaited: dict[int, Branch] = field(default_factory=dict)
+    `owner` stands for its run, and does not lead to it: a circle would wait for the garbage collector after each call.
+    `path` is empty, or segments that each end in a slash.
+    """
+
+    __slots__ = ("_awaited", "children", "is_thread", "owner", "path", "scopes", "timeouts", "uses")
+
+    def __init__(self, owner: object, path: str = "") -> None:
+        self.owner = owner
+        self.path = path
+        self.scopes: tuple[Any, ...] = ()
+        """The durable time limits around whatever it does now, outermost first."""
+        self.is_thread = False
+        """Whether its code runs in a thread: between two calls of the engine it is busy, and nobody sees that."""
+        self.uses: dict[tuple[str, str], int] = {}
+        self.children: dict[str, int] = {}
+        self.timeouts: Sequence[asyncio.Timeout] = ()
+        """Those of `asyncio.timeout` that its task has entered, in case one has to be waited for."""
+        self._awaited: dict[int, Branch] = {}
 
     def key(self, kind: str, name: str) -> str:
         """The place of a use of a name: `order@1/charge`, the second time `order@1/charge#2`.
@@ -75,8 +79,10 @@ class Branch:
         return self._child(f"{function}@{number}")
 
     def _child(self, segment: str) -> Branch:
-        inherited = [limit for limit in self.timeouts if is_active(limit)]
-        return Branch(self.owner, f"{self.path}{segment}/", self.scopes, self.is_thread, timeouts=inherited)
+        child = Branch(self.owner, f"{self.path}{segment}/")
+        child.scopes, child.is_thread = self.scopes, self.is_thread
+        child.timeouts = [limit for limit in self.timeouts if is_active(limit)]
+        return child
 
 
 def is_active(limit: asyncio.Timeout) -> bool:
@@ -98,14 +104,19 @@ here: Final[ContextVar[Here]] = ContextVar("here", default=None)
 """The branch, or the step, in which code runs; `None` outside of every run."""
 
 
-@contextmanager
-def inside(place: Here) -> Iterator[None]:
+class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
     """Run a block as that place; with `None`, as code that belongs to no handler."""
-    token = here.set(place)
-    try:
-        yield
-    finally:
-        here.reset(token)
+
+    __slots__ = ("_place", "_token")
+
+    def __init__(self, place: Here) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._token = here.set(self._place)
+
+    def __exit__(self, *error: object) -> None:
+        here.reset(self._token)
 
 
 # Driving
@@ -238,7 +249,7 @@ def notice_timeout(frame: FrameType) -> None:
     """Keep the `asyncio.timeout` that is being entered, if this is how one asks."""
     place = here.get()
     if frame.f_code is _ENTERS_TIMEOUT and isinstance(place, Branch):
-        place.timeouts.append(frame.f_locals["self"])
+        place.timeouts = [*filter(is_active, place.timeouts), frame.f_locals["self"]]
 
 
 def number_tasks(loop: asyncio.AbstractEventLoop) -> None:

@@ -88,6 +88,12 @@ class Quiescence:
             if not one.future.done():
                 one.future.set_exception(error())
 
+    def close(self) -> None:
+        """Nobody is to be told of a rest any more, and no wait goes on."""
+        self._on_rest, self._hold_s = _nothing, _no_time
+        for one in self.parked:
+            one.future.cancel()
+
     def stir(self) -> None:
         """Something moved: start over counting quiet turns, if there is anybody to wake."""
         self._activity += 1
@@ -107,6 +113,14 @@ class Quiescence:
         else:
             self._watching = False
             self._on_rest()
+
+
+def _nothing() -> None:
+    """Told to nobody."""
+
+
+def _no_time() -> float:
+    return 0.0
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
@@ -40,7 +41,7 @@ from app.replay.journal import (
     wire_key,
 )
 from app.replay.questions import Answer, BadAnswer, Question, digest_of
-from app.replay.quiescence import Quiescence
+from app.replay.quiescence import Parked, Quiescence
 from app.replay.steps import ONCE, Options, StepFailed, Task, attempt, check_return, outcome_of
 
 log = logging.getLogger("app.replay")
@@ -111,13 +112,18 @@ class Run:
         self.stopped: Stop | None = None
         self.wake_ms: int | None = None
         """When a suspended run is to go on, in milliseconds since the epoch; `None`: as soon as can be."""
-        self.root = Branch(self)
+        self._owner = object()
+        self.root = Branch(self._owner)
         self.root_task: asyncio.Task[Any] | None = None
+        self.driver: asyncio.Task[Any] | None = None
+        """Where the handler has a task of its own: the task that waits for it, and how often that was cancelled
+        before."""
+        self.driver_cancelling = 0
         self.is_enforced = False
         """Whether the handler was cancelled because it went on after its run had ended."""
         self._clock = call.deadline.clock
         self._checkpointer = checkpointer
-        self._quiescence = Quiescence(self._come_to_rest, self._hold_s)
+        self._made_quiescence: Quiescence | None = None
         self._is_stopping = False
         self._steps_run = 0
         self._longest_ms = 0.0
@@ -143,6 +149,8 @@ class Run:
         """
         branch = await self._enter("question", *asked)
         keys = {name: self._place(branch).key("question", name) for name in asked}
+        given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
+        await self._be_cut_if_before(branch, given_up)
         while True:
             answers: dict[str, Answer] = {}
             opened: list[tuple[str, Asked, Question]] = []
@@ -154,9 +162,20 @@ class Run:
                     opened.append((name, known, question))
             if not opened:
                 return answers
-            await self._within_scopes(branch)
-            until_ms = self._open(opened, timeout_s)
-            await self._quiescence.park(branch, until_ms, self._left_ms(until_ms))
+            async with self._noting_cut(given_up):
+                await self._within_scopes(branch)
+                until_ms = self._open(opened, timeout_s)
+                try:
+                    await self.quiescence.park(branch, until_ms, self._left_ms(until_ms))
+                except asyncio.CancelledError:
+                    self._withdraw(opened)
+                    raise
+
+    def _withdraw(self, opened: Sequence[tuple[str, Asked, Question]]) -> None:
+        """Ask the client no more: nobody waits for the answers."""
+        for _, entry, _ in opened:
+            kept = self.journal.questions[entry.key]
+            self.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
 
     async def ask_anew(self, asked: Mapping[str, Question]) -> NoReturn:
         """Ask, whether or not there was an answer before: the low-level form, which looks answers up itself."""
@@ -266,7 +285,7 @@ class Run:
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised, Began)):
             match known:
                 case Cut():
-                    await self._be_cut_again(branch, known, name)
+                    await self._be_cut_again(branch, known)
                 case Tried(again_ms=again_ms):
                     await self._wait_until(branch, again_ms)
             check_return(function, name)
@@ -284,11 +303,12 @@ class Run:
         task = self._task("poll", branch, name, function, args, {})
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised)):
             if isinstance(known, Cut):
-                await self._be_cut_again(branch, known, name)
+                await self._be_cut_again(branch, known)
             await self._before_step(branch)
             said = await self._run_step(task, ONCE, 0, only_values=True)
             if said is None:
-                await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
+                async with self._noting_cut(task.key, task.what):
+                    await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
         return outcome_of(known, name)
 
     def _task(
@@ -326,29 +346,44 @@ class Run:
             self.wants_task = True
             await self._park(branch)
         if self._checkpointer is not None:
-            with self._quiescence.moving():
+            with self.quiescence.moving():
                 await self._checkpointer.admit()
 
     async def _run_step(
         self, task: Task, options: Options, attempts: int, *, only_values: bool = False
     ) -> Entry | None:
         """What is remembered of the step now; `None` if that is nothing."""
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             begun_ms = self._clock.monotonic_ms()
-            if options.at_most_once:
-                await self._remember(Began(task.key, task.what))
-            try:
-                with inside(InStep(self, task.key)):
-                    entry = await attempt(task, options.timeout_s, self.call.step_threads)
-            except asyncio.CancelledError:
-                if self.stopped is None:  # the handler itself gave it up, and will again in every replay
-                    ran_ms = round(self._clock.monotonic_ms() - begun_ms)
-                    await self._remember(Cut(task.key, ran_ms, task.what))
-                raise
-            finally:
-                self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
-            self._steps_run += 1
-            return await self._note(entry, options, attempts + 1, only_values=only_values)
+            async with self._noting_cut(task.key, task.what):
+                if options.at_most_once:
+                    await self._remember(Began(task.key, task.what))
+                try:
+                    with inside(InStep(self._owner, task.key)):
+                        entry = await attempt(task, options.timeout_s, self.call.step_threads)
+                finally:
+                    self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
+                self._steps_run += 1
+                return await self._note(entry, options, attempts + 1, only_values=only_values)
+
+    @asynccontextmanager
+    async def _noting_cut(self, key: str, what: str | None = None) -> AsyncIterator[None]:
+        """Remember it if the handler itself gives up what is inside (`asyncio.timeout`, a failed sibling): it will
+        again in every replay, however much is known by then.
+
+        A value that became durable while it was being given up is replaced: the handler has not seen it.
+        """
+        begun_ms = self._clock.monotonic_ms()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.stopped is None and not self._is_being_ended():
+                await self._remember(Cut(key, round(self._clock.monotonic_ms() - begun_ms), what))
+            raise
+
+    def _is_being_ended(self) -> bool:
+        """Whether it is not the handler that cancels: an event loop that ends cancels all its tasks, in any order."""
+        return self.driver is not None and self.driver.cancelling() > self.driver_cancelling
 
     async def _note(
         self, entry: Finished | Raised, options: Options, attempts: int, *, only_values: bool
@@ -381,12 +416,17 @@ class Run:
         if cancelled is not None:
             raise cancelled
 
-    async def _be_cut_again(self, branch: Branch, cut: Cut, name: str) -> NoReturn:
-        """Wait to be cancelled as in the run in which the step was cut: by the same time-out, or the same sibling."""
+    async def _be_cut_if_before(self, branch: Branch, key: str) -> None:
+        known = self.journal.steps.get(key)
+        if isinstance(known, Cut):
+            await self._be_cut_again(branch, known)
+
+    async def _be_cut_again(self, branch: Branch, cut: Cut) -> NoReturn:
+        """Wait to be cancelled as in the run in which it was cut: by the same time-out, or the same sibling."""
         self._fire_scopes(branch)
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             await asyncio.sleep(cut.after_ms / 1000 + CUT_GRACE_S)
-        raise StepFailed(f"step {name!r} was given up by its handler in an earlier run, and was not in this one")
+        raise StepFailed(f"{cut.key!r} was given up by its handler in an earlier run, and was not in this one")
 
     async def key_for(self, name: str) -> str:
         """A key for a service that takes one to do a thing once: the same in every run, another for another place."""
@@ -427,7 +467,10 @@ class Run:
         """Wait, once: a later run waits for what is left, a task without holding a worker."""
         branch = await self._enter("sleep", name)
         key = self._place(branch).key("sleep", name)
-        await self._wait_until(branch, self._time_of(key, "sleep", seconds))
+        until_ms = self._time_of(key, "sleep", seconds)
+        await self._be_cut_if_before(branch, key)
+        async with self._noting_cut(key, self._time_identity("sleep", seconds)):
+            await self._wait_until(branch, until_ms)
 
     async def sleep_until(self, name: str, until_ms: int) -> None:
         """Wait for a moment, in milliseconds since the epoch."""
@@ -447,13 +490,18 @@ class Run:
     def _time_of(self, key: str, kind: str, seconds: float) -> int:
         """When what began at a place is over. It is kept with whatever the run leaves; if that is nothing, nobody was
         waiting."""
-        what = None if self.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
+        what = self._time_identity(kind, seconds)
         self._compare(key, what)
         known = self.journal.steps.get(key)
+        if isinstance(known, Cut):
+            return self._clock.now_ms()
         if not isinstance(known, Slept):
             known = Slept(key, self._clock.now_ms() + round(seconds * 1000), what)
             self.journal.add(known)
         return known.until_ms
+
+    def _time_identity(self, kind: str, seconds: float) -> str | None:
+        return None if self.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
 
     async def _wait_until(self, branch: Branch, until_ms: int) -> None:
         """Wait for a moment: here if it is near, otherwise by giving the turn back.
@@ -483,17 +531,17 @@ class Run:
         if self.call.task_id is None and not self.call.may_become_task:
             await self._wait_here(here_ms)
         self.wants_task = True
-        await self._quiescence.park(branch, until_ms, until_ms - self._clock.now_ms())
+        await self.quiescence.park(branch, until_ms, until_ms - self._clock.now_ms())
 
     async def _wait_here(self, for_ms: float) -> None:
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             await asyncio.sleep(max(0.0, for_ms) / 1000)
 
     async def _park(self, branch: Branch) -> NoReturn:
         """Wait until every branch has come to rest, then suspend."""
         if self.stopped is not None:
             await self._refuse()
-        await self._quiescence.park(branch)
+        await self.quiescence.park(branch)
         raise AssertionError("what waits for nothing is only ever woken by Suspend")
 
     async def _within_scopes(self, branch: Branch) -> None:
@@ -501,7 +549,7 @@ class Run:
         if self._fire_scopes(branch):
             if branch.is_thread:  # which nobody can cancel
                 raise TimeoutError("the time limit around it is over")
-            with self._quiescence.moving():
+            with self.quiescence.moving():
                 await asyncio.get_running_loop().create_future()
 
     def _fire_scopes(self, branch: Branch) -> bool:
@@ -528,13 +576,13 @@ class Run:
         for name in names:
             if not NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -")
-        if isinstance(place, InStep) and place.owner is self:
+        if isinstance(place, InStep) and place.owner is self._owner:
             # a later run remembers the step as a whole: what it contains would be skipped there, or never answered
             raise RuntimeError(
                 f"step {place.key!r} contains the {kind} {', '.join(map(repr, names))}; "
                 "a step is one piece: use ctx beside it"
             )
-        if not isinstance(place, Branch) or place.owner is not self:
+        if not isinstance(place, Branch) or place.owner is not self._owner:
             raise RuntimeError("ctx can be used by its handler and by tasks that it creates, not from outside of it")
         return place
 
@@ -563,11 +611,13 @@ class Run:
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self._clock.monotonic_ms()
-            waits = [one.until_ms for one in self._quiescence.parked if one.until_ms is not None]
-            limits = [scope.until_ms for one in self._quiescence.parked for scope in one.branch.scopes]
-            self.wake_ms = None if self._must_go_on() else min([*waits, *limits], default=None)
+            waits = [one.until_ms for one in self._parked if one.until_ms is not None]
+            limits = [scope.until_ms for one in self._parked for scope in one.branch.scopes]
+            soon = [] if self.requests else self._timeouts_s()
+            timeouts = [self._clock.now_ms() + max(0, round(left_s * 1000)) for left_s in soon]
+            self.wake_ms = None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
-        self._quiescence.unpark(Suspend)
+        self.quiescence.unpark(Suspend)
 
     def fail(self, error: Exception) -> None:
         """End the run with an error that its handler cannot catch."""
@@ -576,24 +626,33 @@ class Run:
 
     def close(self) -> None:
         """The handler has ended: branches that it left behind begin nothing more."""
-        of_this_loop().drop(self)
-        self.stopped = self.stopped or Stop.OVER
-        for one in self._quiescence.parked:
-            one.future.cancel()
+        if self.stopped is None:
+            self.stopped, self._stopped_at_ms = Stop.OVER, self._clock.monotonic_ms()
+        else:
+            of_this_loop().drop(self)
+        self.root_task = None
+        if self._made_quiescence is not None:
+            self._made_quiescence.close()
 
     def begin_thread(self) -> None:
         """The handler is a plain function: between two calls of the engine its thread moves, and nobody sees that."""
         self.root.is_thread = True
-        self._quiescence.begin()
+        self.quiescence.begin()
 
     @property
     def quiescence(self) -> Quiescence:
-        """What moves and what waits, for branches that are threads."""
-        return self._quiescence
+        """What moves and what waits; made for a handler that asks for the first time, most never do."""
+        if self._made_quiescence is None:
+            self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s)
+        return self._made_quiescence
+
+    @property
+    def _parked(self) -> Sequence[Parked]:
+        return () if self._made_quiescence is None else self._made_quiescence.parked
 
     def _must_go_on(self) -> bool:
         """Whether a branch waits only for its next turn."""
-        return any(one.until_ms is None for one in self._quiescence.parked) and not self.requests
+        return any(one.until_ms is None for one in self._parked) and not self.requests
 
     def _come_to_rest(self) -> None:
         self.stop(Stop.SUSPENDED)
@@ -605,19 +664,26 @@ class Run:
         """For how long a task at rest is worth keeping: until a time limit ends one of its waits, if that is soon."""
         if self.call.task_id is None or self.requests or self._is_stopping:
             return 0.0
-        branches = [one.branch for one in self._quiescence.parked]
+        branches = [one.branch for one in self._parked]
         limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in branch.scopes}
         soon = [left_ms / 1000 for left_ms in limits if 0 < left_ms <= HOLD_MS]
-        return max(0.0, min([*soon, *self._timeouts_s(branches)], default=0.0))
+        return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
-    def _timeouts_s(self, branches: Sequence[Branch]) -> list[float]:
+    def _timeouts_s(self) -> list[float]:
         """When `asyncio.timeout` will end a wait: not in another process, so this one has to wait for it."""
-        now_s = asyncio.get_running_loop().time()
-        active = {limit for branch in branches for limit in branch.timeouts if is_active(limit)}
-        left = [when - now_s + 0.01 for limit in active if (when := limit.when()) is not None]
+        left = [left_s for one in self._parked for left_s in self._timeouts_of(one)]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning("asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout")
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
+
+    def _timeouts_of(self, one: Parked) -> Iterator[float]:
+        """Those that will end a wait before it is over anyway."""
+        now_s = asyncio.get_running_loop().time()
+        wait_s = math.inf if one.until_ms is None else (one.until_ms - self._clock.now_ms()) / 1000
+        for limit in one.branch.timeouts:
+            when = limit.when() if is_active(limit) else None
+            if when is not None and when - now_s < wait_s:
+                yield when - now_s + 0.01
 
     def _enforce(self) -> None:
         if self.root_task is not None:

@@ -17,7 +17,7 @@ import pytest
 
 from app import config, core, lambda_http, lambda_worker, settings
 from app.auth.principal import LOCAL
-from app.clock import Clock
+from app.clock import Clock, Deadline
 from app.config import TasksConfig
 from app.lambda_worker import Function
 from app.tasks.call import owner_of
@@ -105,7 +105,7 @@ def test_a_task_that_no_worker_takes_is_told_to_be_overdue_although_the_sweep_qu
 class Endless(Sweep):
     """One that finds more and more."""
 
-    async def sweep(self) -> int:
+    async def sweep(self, deadline: Deadline | None = None) -> int:
         await asyncio.sleep(3600)
         return 0
 

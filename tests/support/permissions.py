@@ -17,7 +17,9 @@ from tests.support.expanded import expanded
 Permission: TypeAlias = tuple[str, str]
 """An action and what it is done to."""
 
-TABLE, INDEX, QUEUE, KEYS = "arn:table", "arn:table/index/open", "arn:queue", "arn:keys"
+TABLE, QUEUE, KEYS = "arn:table", "arn:queue", "arn:keys"
+INDEX: Mapping[str, str] = {"DUE": "arn:table/index/due", "OWNED": "arn:table/index/owned"}
+"""By the name of the constant that has the index's name."""
 LOGS = {f"{name}Log.Arn": f"arn:log/{name}" for name in ("Gateway", "Worker", "Rotation")}
 KNOWN = {
     **LOGS,
@@ -31,6 +33,7 @@ KNOWN = {
 """What stands for the template's resources here."""
 
 OPERATIONS: Mapping[str, Permission] = {
+    "batch_get_item": ("dynamodb:BatchGetItem", TABLE),
     "batch_write_item": ("dynamodb:BatchWriteItem", TABLE),
     "delete_item": ("dynamodb:DeleteItem", TABLE),
     "get_item": ("dynamodb:GetItem", TABLE),
@@ -41,6 +44,7 @@ OPERATIONS: Mapping[str, Permission] = {
     "update_item": ("dynamodb:UpdateItem", TABLE),
     "change_message_visibility_batch": ("sqs:ChangeMessageVisibility", QUEUE),
     "delete_message_batch": ("sqs:DeleteMessage", QUEUE),
+    "get_queue_attributes": ("sqs:GetQueueAttributes", QUEUE),
     "receive_message": ("sqs:ReceiveMessage", QUEUE),
     "send_message": ("sqs:SendMessage", QUEUE),
     "send_message_batch": ("sqs:SendMessage", QUEUE),
@@ -56,8 +60,8 @@ OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "Del
 """What the event source mapping does in the worker's name."""
 
 GATEWAY = ("app/dispatch/rounds.py", "app/tasks/service.py", "app/tasks/watch.py")
-WORKER = ("app/tasks/home.py", "app/tasks/sweep.py", "app/tasks/worker.py")
-SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/pool.py")
+WORKER = ("app/tasks/checkpointer.py", "app/tasks/ending.py", "app/tasks/sweep.py", "app/tasks/worker.py")
+SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/isolation.py", "app/tasks/pool.py")
 """What no function runs: the operator's command, and workers that poll."""
 
 
@@ -146,11 +150,11 @@ def _does(
     method: str, bodies: Mapping[str, ast.AST], under: Mapping[str, set[Permission]], seen: set[str]
 ) -> set[Permission]:
     found: set[Permission] = set()
-    on_index = False
+    index: str | None = None
     for node in ast.walk(bodies[method]):
         match node:
-            case ast.Constant(value="IndexName"):
-                on_index = True
+            case ast.Name(id=name) if name in INDEX:
+                index = INDEX[name]
             # by name, as in call("query", …); a comparison with a name calls nothing
             case ast.Call(args=arguments):
                 found |= {OPERATIONS[one.value] for one in arguments if _is_operation(one)}
@@ -160,7 +164,7 @@ def _does(
                 found |= _does(name, bodies, under, seen | {name})
             case ast.Attribute(attr=name, value=ast.Attribute(attr="_table")):
                 found |= under.get(name, set())
-    return {(action, INDEX if on_index else resource) for action, resource in found}
+    return {(action, index or resource) for action, resource in found}
 
 
 def _is_operation(node: Any) -> bool:

@@ -24,7 +24,7 @@ from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.storage.queue import Message
 from app.storage.tasks import Claimed, TaskRef
-from app.tasks.worker import Turn
+from app.tasks.ending import Turn
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
 from tests.support.tasks import Shared, Workshop, catalog_of
@@ -78,8 +78,8 @@ class _Witnessed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, *args: Any) -> Any:
-        claimed = await self._store.claim(*args)
+    async def claim(self, *args: Any, **kwargs: Any) -> Any:
+        claimed = await self._store.claim(*args, **kwargs)
         if isinstance(claimed, Claimed):
             ref, fence = claimed.lease.ref, claimed.lease.fence
             self._witness.fences[ref] = max(self._witness.fences[ref], fence)
