@@ -7,11 +7,15 @@ import logging
 import os
 import signal
 import sys
+from typing import Any, cast
 
 import uvicorn
 
-from app import config, main, settings
+from app import config, logs, main, settings
+from app.config import ConfigFile
 from app.errors import ConfigError
+from app.http import server
+from app.settings import Settings
 
 GRACEFUL_SHUTDOWN_S = 10
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -23,12 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: before anything is bound.
     """
-    if arguments.config is not None:
-        os.environ["GATEWAY_CONFIG"] = str(arguments.config)
-    if arguments.log_level is not None:
-        os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
-    _check_exposure(arguments)
-    app = main.create_app()  # with several workers each makes its own; this one finds the problems, once
+    _put_into_environment(arguments)
+    using = settings.from_environment(os.environ)
+    logs.configure(using.log_level)
+    file = config.load(using.config)
+    _check_exposure(file, using, arguments.host)
+    app = main.build_app(file, using)  # with several workers each makes its own; this one finds the problems, once
     logging.getLogger("app").info("serving http://%s:%d", arguments.host, arguments.port)
     several = arguments.workers > 1
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
@@ -39,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         workers=arguments.workers,
+        http=cast("Any", server.protocol(file.config.http)),
+        ws="none",
         log_config=None,  # ours is configured
         log_level="warning",
         access_log=False,  # one structured line a request instead
@@ -48,16 +54,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_exposure(arguments: argparse.Namespace) -> None:
+def _put_into_environment(arguments: argparse.Namespace) -> None:
+    """What was said on the command line, for this process and the workers that it starts."""
+    if arguments.config is not None:
+        os.environ["GATEWAY_CONFIG"] = str(arguments.config)
+    if arguments.log_level is not None:
+        os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
+    if arguments.allow_anonymous:
+        os.environ["GATEWAY_ALLOW_ANONYMOUS"] = "yes"
+
+
+def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
     """Without authentication everybody who reaches the gateway is its one local subject: not on a public address.
 
     Raises:
         ConfigError: nobody said that this is meant.
     """
-    if arguments.host in LOOPBACK or arguments.allow_anonymous:
+    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
         return
-    file = config.load(settings.from_environment(os.environ).config)
-    if file.config.auth == "none":
-        remedy = "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front authenticates"
-        message = f"there is no authentication, but --host {arguments.host} can be reached from outside"
-        raise ConfigError([file.origin.at("auth").problem(message, remedy)])
+    remedy = "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front authenticates"
+    message = f"there is no authentication, but --host {host} can be reached from outside"
+    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

@@ -306,7 +306,7 @@ class Dispatcher:
         closing = self._stamp({"_meta": {SUBSCRIPTION_ID: context.inbound.id}})
         records = await self._tasks_of(context, wanted.task_ids)
         task_ids = [record.ref.id for record in records]
-        subscription = self._hub.subscribe(context.inbound.id, wanted, self.features, task_ids)
+        subscription = self._hub.subscribe(context.inbound.id, context.principal, wanted, self.features, task_ids)
         for record in records:
             self._follow(subscription, record)
         return Stream(subscription, closing)
