@@ -290,6 +290,9 @@ class HttpArgument(Model):
     )
     wire_name: str | None = Field(None, alias="as", description="Its name in the HTTP request, if not the argument's.")
     required: bool = Field(False, description="Whether the tool needs it; path arguments always are.")
+    allow_slash: bool = Field(
+        False, description='Whether a path argument may be several segments, with "/" between them; never "..".'
+    )
     description: str | None = Field(None, description="What it means, for the model.")
     schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
 

@@ -21,7 +21,7 @@ from app.replay.alarms import Limit
 
 JSON: Final = b"application/json"
 GRACE_S: Final = 5.0
-"""What a call waits for its reader in addition, because our own server, which cuts off the connection too, goes first."""
+"""What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
 _STREAM_HEADERS: Final = ((b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no"))
 
 

@@ -139,7 +139,9 @@ def _inner(value: Any) -> list[Any]:
 
 
 def is_id(value: Any) -> bool:
-    return isinstance(value, str) or (type(value) is int and -(2**63) <= value < 2**63)
+    if isinstance(value, str):
+        return len(value) <= 256
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def is_preflight(request: Case) -> bool:

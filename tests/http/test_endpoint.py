@@ -165,7 +165,8 @@ async def test_a_notification_does_not_need_the_headers_of_a_request(mcp: Client
         (b'{"id": 1, "id": 2}', -32700, None),
         (b'{"id": NaN}', -32700, None),
         (b"\xff\xfe{\x00}\x00", -32700, None),
-        (b"[" * 100_000, -32700, None),
+        (b"[" * 90_000, -32700, None),
+        (b'{"jsonrpc": "2.0", "id": "%b", "method": "tools/list"}' % (b"x" * 257), -32600, None),
         (b'[{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}]', -32600, None),
         (b'{"jsonrpc": "1.0", "id": "a", "method": "tools/list"}', -32600, "a"),
         (b'{"jsonrpc": "2.0", "id": null, "method": "tools/list"}', -32600, None),
@@ -185,7 +186,7 @@ async def test_a_body_that_is_no_request_is_one_json_rpc_error(
     assert response.json().get("id") == request_id
 
 
-@pytest.mark.parametrize("request_id", [0, -1, 2**63 - 1, -(2**63), "", "1", "ü\u2028\x00", "x" * 10_000])
+@pytest.mark.parametrize("request_id", [0, -1, 2**63 - 1, -(2**63), "", "1", "ü\u2028\x00", "x" * 256])
 async def test_the_id_comes_back_as_it_was(mcp: Client, request_id: Any) -> None:
     for method, status in (("tools/list", 200), ("no/such", 404)):
         response = await mcp.post(method, request_id=request_id)
