@@ -3,17 +3,61 @@
     {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method": "tools/call", "name": "add", …}
 
 A record's `extra={"fields": {…}}` becomes members of the object. Arguments, results, tokens and answers are never
-among them.
+among them. Characters that a terminal would act on, or that turn text around, are escaped.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from typing import Any
+import time
+from typing import Any, Final
 
 from app.clock import iso
 from app.protocol.jsonrpc import encode
+
+_ACTING: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Controls (a terminal takes U+009B for the beginning of a command), and format characters that hide or reorder."""
+_MAX_KEYS: Final = 1_024
+
+
+def escaped(text: str) -> str:
+    """A text with every character that a terminal or a reader's eye would be misled by as `\\u….`, valid in JSON."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _ACTING.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+class Seldom:
+    """Lets one thing a minute be told for each key, so that a caller cannot flood the log; counts what it holds back.
+
+    Knows the 1,024 keys that were told last: whoever has more identities than that is told of oftener.
+    """
+
+    def __init__(self, every_s: float = 60) -> None:
+        self._every_s = every_s
+        self._told: dict[object, tuple[float, int]] = {}
+
+    def allows(self, key: object) -> int | None:
+        """How many were held back since the last that was told; `None` if this one is to be held back too."""
+        now_s = time.monotonic()
+        told_s, held_back = self._told.get(key, (float("-inf"), 0))
+        if now_s - told_s < self._every_s:
+            self._told[key] = (told_s, held_back + 1)
+            return None
+        self._told.pop(key, None)
+        while len(self._told) >= _MAX_KEYS:
+            del self._told[next(iter(self._told))]
+        self._told[key] = (now_s, 0)
+        return held_back
 
 
 class JsonFormatter(logging.Formatter):
@@ -30,7 +74,7 @@ class JsonFormatter(logging.Formatter):
             line["logger"] = record.name
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return encode(line).decode()
+        return escaped(encode(line).decode())
 
 
 def configure(level: str, *, alone: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app import logs
-from app.logs import JsonFormatter
+from app.logs import JsonFormatter, Seldom, escaped
 from tests.support import root_logger
 
 
@@ -81,3 +81,39 @@ def test_the_last_level_counts(root: logging.Logger) -> None:
 def test_the_http_client_does_not_log_urls(root: logging.Logger) -> None:
     logs.configure("debug")
     assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
+
+
+@pytest.mark.parametrize(
+    "char", ["\x1b", "\x7f", "\x9b", "\u200b", "\u202e", "\u2066", "\u2028", "\ufeff", "\U000e0041"]
+)
+def test_what_a_terminal_or_an_eye_would_be_misled_by_is_escaped(char: str) -> None:
+    record = logging.LogRecord("app.request", logging.INFO, __file__, 1, "a%sb", (char,), None)
+    record.fields = {"subject": f"x{char}y"}
+    written = JsonFormatter().format(record)
+    assert char not in written
+    assert json.loads(written).items() >= {"msg": f"a{char}b", "subject": f"x{char}y"}.items()
+    assert char not in escaped(f"a{char}é日b")
+    assert "é日b" in escaped(f"a{char}é日b")
+
+
+def test_one_caller_is_told_of_once_a_minute_and_the_others_all_the_same() -> None:
+    seldom = Seldom()
+    assert [seldom.allows("ann") for _ in range(4)] == [0, None, None, None]
+    assert seldom.allows("bob") == 0
+
+
+def test_what_was_held_back_is_counted() -> None:
+    seldom = Seldom(every_s=0)
+    assert seldom.allows("ann") == 0
+    object.__setattr__(seldom, "_every_s", 60)
+    assert [seldom.allows("ann") for _ in range(2)] == [None, None]
+    object.__setattr__(seldom, "_every_s", 0)
+    assert [seldom.allows("ann") for _ in range(2)] == [2, 0]
+
+
+def test_callers_without_end_take_no_memory() -> None:
+    seldom = Seldom()
+    for number in range(3_000):
+        assert seldom.allows(number) == 0
+    assert seldom.allows(2_999) is None
+    assert seldom.allows(0) == 0

@@ -10,21 +10,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from app.auth.principal import Principal
 from app.clock import Clock
 from app.errors import ParseError, StateRefused, StateTooLarge
+from app.logs import Seldom
 from app.protocol import jsonrpc
 from app.protocol.digest import digest
 from app.tokens.sealed import KeyRing, SealBroken
 
 log = logging.getLogger("app.tokens")
+_seldom: Final = Seldom()
 
 
 def refused(reason: str, owner: Principal) -> StateRefused:
-    """The refusal to raise; its reason goes to the log."""
-    log.warning("requestState refused", extra={"fields": {"reason": reason, "subject": owner.subject}})
+    """The refusal to raise; its reason goes to the log, once a minute for each caller."""
+    held_back = _seldom.allows((owner.issuer, owner.subject, owner.client_id, reason))
+    if held_back is not None:
+        fields = {"reason": reason, "subject": owner.subject, **({"held_back": held_back} if held_back else {})}
+        log.warning("requestState refused", extra={"fields": fields})
     return StateRefused()
 
 
