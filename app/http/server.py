@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from app.config import HttpConfig
@@ -114,6 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_over = False
         """Whether it has been refused, and is only read for the client to come to its end."""
         self._unread: tuple[int, float] | None = None
+        self._running: RequestResponseCycle | None = None
 
     # the transport calls these
 
@@ -215,8 +216,12 @@ class BoundedProtocol(HttpToolsProtocol):
         elif now - since >= self._bounds.send_s:
             self.transport.abort()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle  # `cycle` is the latest request's, which may wait for the answer to another
+        super()._start_asgi_task(cycle, app)
+
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._running is not None and not self._running.response_complete
 
     def _make_room(self) -> bool:
         """Close the connection that has waited longest without a request."""
@@ -243,16 +248,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_over or self.transport.is_closing():
             return
         self._is_over, self._due = True, self.loop.time() + LINGER_S
-        cycle = self.cycle
         status, body = wire_errors.render(error, None)
         log.info("request", extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}})
-        if self._is_answering():
-            cycle.disconnected = True
-            cycle.message_event.set()  # the app hears of it, and sends nothing more
-            if cycle.response_started:
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()  # the app hears of it, and sends nothing more
+            if running.response_started:
                 self.transport.abort()
                 return
-        if cycle is None or self._part is not _Part.BODY or not cycle.response_complete:
+        if running is None or self._part is not _Part.BODY or not running.response_complete:
             self.transport.write(_head(status, body, [*self.server_state.default_headers, *error.headers]) + body)
         self.flow.resume_reading()
         self.transport.write_eof()
