@@ -230,10 +230,6 @@ async def run(seconds: float, seed: int) -> bool:
                     await asyncio.gather(honest(port, rate, until, told), watch(process, port, until, told))
         lines = (directory / "gateway.log").read_text().splitlines()
         errors = [line for line in lines if '"level":"error"' in line]
-        stalls = [line for line in lines if "event loop is blocked" in line]
-        print(*stalls[:10], sep="\n")
-        print(*[l for l in errors if 'traceback' in l][:2], sep="\n")
-        print(len(told.health_ms), [(n, round(h)) for n, h in enumerate(told.health_ms) if h>100])
     return _report(told, rate, seconds, errors)
 
 
