@@ -7,17 +7,20 @@ import logging
 import os
 import signal
 import sys
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from app import config, logs, main, settings
-from app.config import ConfigFile
+from app.config import ConfigFile, HttpConfig
 from app.errors import ConfigError
 from app.http import server
 from app.settings import Settings
 
 GRACEFUL_SHUTDOWN_S = 10
+ACCEPTS_AT_ONCE = 16
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -34,24 +37,43 @@ def run(arguments: argparse.Namespace) -> int:
     _check_exposure(file, using, arguments.host)
     app = main.build_app(file, using)  # with several workers each makes its own; this one finds the problems, once
     logging.getLogger("app").info("serving http://%s:%d", arguments.host, arguments.port)
-    several = arguments.workers > 1
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    uvicorn.run(
-        "app.main:create_app" if several else app,
-        factory=several,
-        host=arguments.host,
-        port=arguments.port,
-        workers=arguments.workers,
-        http=cast("Any", server.protocol(file.config.http)),
-        ws="none",
-        log_config=None,  # ours is configured
-        log_level="warning",
-        access_log=False,  # one structured line a request instead
-        server_header=False,
-        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
-    )
+    options = _options(file.config.http, arguments)
+    if arguments.workers > 1:
+        uvicorn.run("app.main:create_app", factory=True, workers=arguments.workers, **options)
+    else:
+        _serve(uvicorn.Config(app, **options))
     return 0
+
+
+def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+    """How uvicorn is run."""
+    return {
+        "host": arguments.host,
+        "port": arguments.port,
+        "http": server.protocol(http),
+        "ws": "none",
+        "log_config": None,  # ours is configured
+        "log_level": "warning",
+        "access_log": False,  # one structured line a request instead
+        "server_header": False,
+        "timeout_graceful_shutdown": GRACEFUL_SHUTDOWN_S,
+    }
+
+
+def _serve(configured: uvicorn.Config) -> None:
+    """Bind, and serve until told to stop; exits with uvicorn's status where that fails.
+
+    uvloop accepts one connection of a socket each time round the loop, so who opens more a second than the loop goes
+    round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
+    """
+    bound = configured.bind_socket()
+    running = uvicorn.Server(configured)
+    with suppress(KeyboardInterrupt):
+        running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])
+    if not running.started:
+        sys.exit(STARTUP_FAILURE)
 
 
 def _put_into_environment(arguments: argparse.Namespace) -> None:

@@ -167,6 +167,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._part, self._has_asked = _Part.BODY, True
         self._due = self.loop.time() + bounds.body_s
         super().on_headers_complete()
+        if not self.pipeline:  # else `cycle` waits for the answer to an earlier request
+            self._running = self.cycle
         self.headers = []  # what follows a chunked body is not part of the head, whatever it is called
 
     def on_body(self, body: bytes) -> None:
@@ -176,6 +178,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._part, self._due = _Part.NONE, inf
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
 
     # once a second
 
@@ -198,9 +205,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(TransportError(408, f"The request's {what} took too long to arrive"))
 
     @property
-    def has_asked(self) -> bool:
-        """Whether a whole head has ever come."""
-        return self._has_asked
+    def is_of_use(self) -> bool:
+        """Whether a whole head has ever come on it, and it has not been refused since."""
+        return self._has_asked and not self._is_over
 
     @property
     def due(self) -> float:
@@ -216,19 +223,15 @@ class BoundedProtocol(HttpToolsProtocol):
         elif now - since >= self._bounds.send_s:
             self.transport.abort()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle  # `cycle` is the latest request's, which may wait for the answer to another
-        super()._start_asgi_task(cycle, app)
-
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest without a request."""
+        """Close the connection that has waited longest, of those that have been refused or have sent no request."""
         waiting = [
             one
             for one in cast("set[BoundedProtocol]", self.connections)
-            if one is not self and not one.has_asked and not one.transport.is_closing()
+            if one is not self and not one.is_of_use and not one.transport.is_closing()
         ]
         if not waiting:
             return False

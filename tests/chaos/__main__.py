@@ -6,11 +6,11 @@ import argparse
 import random
 import sys
 
-from tests.chaos import edge, functions, tasks
+from tests.chaos import edge, functions, requests, tasks
 
-COUNTS = {"tasks": 500, "lambda": 300, "edge": 600}
-SHORT = {"tasks": 100, "lambda": 60, "edge": 30}
-"""Tasks, or seconds of the run `edge`, of a run that nobody asked for in particular."""
+COUNTS = {"tasks": 500, "lambda": 300, "edge": 600, "requests": 1_000_000}
+SHORT = {"tasks": 100, "lambda": 60, "edge": 30, "requests": 10_000}
+"""Tasks, seconds of the run `edge`, or requests, of a run that nobody asked for in particular."""
 
 
 def main() -> int:
@@ -20,13 +20,15 @@ def main() -> int:
     stores = ("sqlite", "dynamodb", "both")
     parser.add_argument("--store", choices=stores, default="both", help="of the run `tasks` (default: %(default)s)")
     parser.add_argument(
-        "--count", type=int, help=f"tasks, or seconds of the run edge (default: {COUNTS}, in the short form {SHORT})"
+        "--count",
+        type=int,
+        help=f"tasks, seconds of the run edge, or requests (default: {COUNTS}, in the short form {SHORT})",
     )
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
-    runs = {"tasks": tasks.main, "lambda": functions.main, "edge": edge.main}
+    runs = {"tasks": tasks.main, "lambda": functions.main, "edge": edge.main, "requests": requests.main}
     results = []
     for name in runs if arguments.run is None else [arguments.run]:
         count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]
