@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from app.clock import Deadline as Deadline
     from app.errors import InvalidParams as InvalidParams
     from app.errors import NotJson as NotJson
+    from app.errors import OutcomeUnknown as OutcomeUnknown
     from app.errors import Refused as Refused
     from app.errors import ResourceNotFound as ResourceNotFound
     from app.errors import ToolError as ToolError
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from app.protocol.content import TextResourceContents as TextResourceContents
     from app.protocol.content import ToolResult as ToolResult
     from app.replay.context import Context as Context
-    from app.replay.engine import StepFailed as StepFailed
     from app.replay.questions import Answer as Answer
     from app.replay.questions import Form as Form
     from app.replay.questions import Root as Root
@@ -47,13 +47,15 @@ if TYPE_CHECKING:
     from app.replay.questions import Sample as Sample
     from app.replay.questions import Sampled as Sampled
     from app.replay.questions import Url as Url
+    from app.replay.steps import StepFailed as StepFailed
+    from app.replay.steps import StepTimeout as StepTimeout
     from app.replay.sync_context import SyncContext as SyncContext
 
 _HOMES = {
     "app.auth.principal": ("Principal",),
     "app.backends.declare": ("prompt", "resource", "tool"),
     "app.clock": ("Deadline",),
-    "app.errors": ("InvalidParams", "NotJson", "Refused", "ResourceNotFound", "ToolError"),
+    "app.errors": ("InvalidParams", "NotJson", "OutcomeUnknown", "Refused", "ResourceNotFound", "ToolError"),
     "app.protocol.content": (
         "Annotations",
         "AudioContent",
@@ -69,8 +71,8 @@ _HOMES = {
         "ToolResult",
     ),
     "app.replay.context": ("Context",),
-    "app.replay.engine": ("StepFailed",),
     "app.replay.questions": ("Answer", "Form", "Root", "Roots", "Sample", "Sampled", "Url"),
+    "app.replay.steps": ("StepFailed", "StepTimeout"),
     "app.replay.sync_context": ("SyncContext",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

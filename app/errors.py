@@ -21,8 +21,10 @@
     ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
     │   ├── BackendError              what the service behind a tool did wrong
     │   ├── CallTimeout               the call outlived its deadline
+    │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
     │   └── Refused                   the user declined a question or dismissed it
     ├── NotJson                       a handler had something remembered that JSON cannot hold
+    ├── NondeterminismError           a handler went another way than when what is remembered was
     ├── StateTooLarge                 a handler had more remembered than may travel
     ├── LeaseLost                     a task is no longer this worker's to write to
     └── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
@@ -197,6 +199,19 @@ class CallTimeout(ToolError):
     """The call outlived its deadline."""
 
 
+class OutcomeUnknown(ToolError):
+    """An `at_most_once` step was begun, and whoever ran it died: it may have taken effect or not.
+
+    Catch it to look; a handler that does not ends here, because to go on could do the thing a second time.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"Step {name!r} was begun, and it is not known whether it took effect; find out before calling again"
+        )
+        self.name = name
+
+
 class Refused(ToolError):
     """The user declined a question or dismissed it. Unless the handler catches it, it ends the call politely.
 
@@ -212,6 +227,23 @@ class Refused(ToolError):
 
 class NotJson(GatewayError, TypeError):
     """A handler gave the engine a value that JSON cannot hold, so it could not be remembered."""
+
+
+class NondeterminismError(GatewayError):
+    """At one place a handler asked for something else than is remembered there.
+
+    `key` is the place; `remembered` and `asked` are identities: a kind, a function, a digest of its arguments.
+    """
+
+    def __init__(self, key: str, remembered: str, asked: str | None) -> None:
+        super().__init__(
+            f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it went another "
+            "way than before. What it does must follow from its arguments, answers and steps alone; "
+            "a time or a random value belongs into ctx.step, and parts that run side by side into ctx.map or ctx.branch"
+        )
+        self.key = key
+        self.remembered = remembered
+        self.asked = asked
 
 
 class StateTooLarge(GatewayError):

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from app.errors import BackendError, ParseError
 from app.protocol import jsonrpc
 from app.replay.context import Context
-from app.replay.engine import NAME
 from app.replay.questions import Raw, Url, form_schema
+from app.replay.run import NAME
 
 KEY: Final = "idempotency-key"
 INPUT_REQUIRED: Final = "application/vnd.mcp-gateway.input-required+json"
@@ -80,15 +80,21 @@ async def dialogue(send: Send, outgoing: Outgoing, context: Context) -> Answer:
     Raises:
         BackendError: it asks for something that is not an input request.
     """
-    said = await context.step("exchange", _exchange, send, with_key(outgoing, context))
+    first = with_key(outgoing, context)
+    said = await context.step("exchange", _exchanging(send, first))
     for number in count(2):
         if "inputRequests" not in said:
             break
         answers = await context.ask({key: Raw(request) for key, request in said["inputRequests"].items()})
         responses = {key: answer.value for key, answer in answers.items()}
         answering = with_key(_answering(outgoing, responses, said["state"]), context, number)
-        said = await context.step("exchange", _exchange, send, answering)
+        said = await context.step("exchange", _exchanging(send, answering))
     return Answer(said["status"], said["reason"], said["content_type"], base64.b64decode(said["body"]))
+
+
+def _exchanging(send: Send, outgoing: Outgoing) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """One exchange as a step without arguments: a credential or an endpoint may change between two rounds."""
+    return lambda: _exchange(send, outgoing)
 
 
 async def _exchange(send: Send, outgoing: Outgoing) -> dict[str, Any]:

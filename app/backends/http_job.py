@@ -45,11 +45,14 @@ async def follow(job: HttpJobConfig, send: Send, outgoing: Outgoing, context: Co
     Raises:
         BackendError: the job could not be started, or failed.
     """
-    values = await context.step("start", _start, job, send, outgoing)
-    over = await context.poll("poll", _poll, job, send, _get(job.poll, values, outgoing), every_s=job.every_s)
+    values = await context.step("start", lambda: _start(job, send, outgoing))
+    # steps without arguments: a credential or an endpoint may change while the job runs
+    polled = _get(job.poll, values, outgoing)
+    over = await context.poll("poll", lambda: _poll(job, send, polled), every_s=job.every_s)
     if job.fetch is None:
         return _revived(over)
-    return _revived(await context.poll("fetch", _fetch, send, _get(job.fetch, values, outgoing), every_s=job.every_s))
+    fetched = _get(job.fetch, values, outgoing)
+    return _revived(await context.poll("fetch", lambda: _fetch(send, fetched), every_s=job.every_s))
 
 
 async def _start(job: HttpJobConfig, send: Send, outgoing: Outgoing) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from app.auth.principal import Principal
@@ -29,7 +29,7 @@ from app.errors import (
     ToolError,
 )
 from app.protocol import params, tasks
-from app.protocol.capabilities import ClientCapabilities, merged
+from app.protocol.capabilities import merged
 from app.protocol.content import ToolResult, without_none
 from app.protocol.inbound import Inbound
 from app.protocol.jsonrpc import encode
@@ -37,9 +37,11 @@ from app.protocol.methods import SUPPORTED_VERSIONS
 from app.protocol.pages import Page, Pages
 from app.protocol.tasks import EXTENSION
 from app.replay import engine
-from app.replay.context import Call, Notify
-from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.call import Call, Notify
+from app.replay.context import run_of
+from app.replay.engine import Completed, Failed, Restarted, Suspended
 from app.replay.journal import Journal
+from app.replay.run import Run
 from app.storage.tasks import TaskRecord
 from app.tasks.call import TaskCall
 from app.tasks.outcome import ended, log_failure, tool_result
@@ -54,7 +56,6 @@ SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 log = logging.getLogger("app.dispatch")
 
 MAX_PAGES_KEPT: Final = 64
-NO_CAPABILITIES: Final = ClientCapabilities({})
 _UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
 
 
@@ -217,8 +218,9 @@ class Dispatcher:
         if not served.arguments.is_valid(arguments):
             return self._tool_reply(_invalid_arguments(served, arguments))
         may_become_task = served.tool.task != "forbidden" and call.meta.capabilities.has(tasks.REQUIRED)
+        call = replace(call, may_become_task=may_become_task, needs_row=served.tool.task == "required")
         outcome = await self._rounds.run_or_defer(
-            round_, call, lambda ctx: served.tool.call(ctx, arguments), may_become_task=may_become_task
+            round_, call, lambda ctx: served.tool.call(ctx, run_of(ctx).journal.arguments or arguments)
         )
         match outcome:
             case InputRequired(wire):
@@ -245,11 +247,12 @@ class Dispatcher:
         end = None if outcome is None else ended(outcome, served.name, self._clock, self._max_result_bytes)
         task_call = TaskCall(
             served.name,
-            round_.target.arguments,
+            journal.arguments or round_.target.arguments,
             call.principal,
             call.meta.capabilities.declared,
             call.meta.client_info,
             round_.origin,
+            journal.generation,
         )
         try:
             created = await self._tasks.create(task_call, journal, message=message, ended=end)
@@ -294,9 +297,8 @@ class Dispatcher:
         if completer is None:
             return Reply(self._stamp({"completion": {"values": []}}))
         call = self._call(context)
-        state = Run(Journal(), NO_CAPABILITIES, call.deadline)  # a completion can ask nobody anything
-        outcome = await engine.run(lambda: completer(asked.argument.value), state)
-        if isinstance(outcome, Suspended):
+        outcome = await engine.run(lambda: completer(asked.argument.value), Run(call, Journal()))
+        if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
             error = RuntimeError("it asked something")
             raise InternalError(log_failure(f"completion of {name[:200]}", error, self._clock))
         return Reply(self._stamp({"completion": self._value(outcome, f"completion of {name[:200]}").to_wire()}))
@@ -358,7 +360,14 @@ class Dispatcher:
     def _call(self, context: CallContext) -> Call:
         limit_ms = self._call_timeout_ms if context.remaining_ms is None else context.remaining_ms
         deadline = self._clock.deadline(min(limit_ms, self._call_timeout_ms))
-        return Call(context.principal, context.inbound.meta, deadline, context.notify, self._hub.publish)
+        return Call(
+            principal=context.principal,
+            meta=context.inbound.meta,
+            deadline=deadline,
+            notify=context.notify,
+            publish=self._hub.publish,
+            takes_unasked=True,
+        )
 
     def _value(self, outcome: Completed[T] | Failed, what: str) -> T:
         """What a handler returned, where there is no tool error to answer with.

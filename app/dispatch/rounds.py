@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from app.auth.principal import Principal
@@ -30,9 +31,11 @@ from app.protocol import jsonrpc
 from app.protocol.digest import digest
 from app.protocol.params import InputParams
 from app.replay import engine
-from app.replay.context import Call, Context
-from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.call import Call
+from app.replay.context import Context
+from app.replay.engine import Completed, Failed, Restarted, Suspended
 from app.replay.journal import Journal
+from app.replay.run import Run
 from app.storage.base import OnceRecord, OnceStore
 from app.tokens.request_state import Binding, Opened, StateSealer, refused
 
@@ -130,22 +133,26 @@ class Rounds:
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
     ) -> Completed[T] | InputRequired | Failed:
         """Run a handler for one round."""
-        outcome = await self.run_or_defer(round_, call, handler, may_become_task=False)
+        outcome = await self.run_or_defer(round_, call, handler)
         assert not isinstance(outcome, BecomesTask), "it may not"
         return outcome
 
     async def run_or_defer(
-        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]], *, may_become_task: bool
+        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
     ) -> Completed[T] | InputRequired | BecomesTask | Failed:
         """Run a handler for one round, after which the call may have to go on as a task."""
-        state = Run(round_.journal, call.meta.capabilities, call.deadline, may_become_task=may_become_task)
-        context = Context(call, state)
-        outcome = await engine.run(lambda: handler(context), state)
+        journal = round_.journal
+        while True:
+            run = Run(call, journal)
+            outcome = await engine.run(partial(handler, Context(run)), run)
+            if not isinstance(outcome, Restarted):
+                break
+            journal = journal.restarted(outcome.arguments)
         if not isinstance(outcome, Suspended):
             return outcome
         # what the client can be asked at once is asked before there is a task (SEP-2663, "Task Creation")
-        if may_become_task and outcome.wants_task and not outcome.requests:
-            return BecomesTask(outcome.journal, state.message)
+        if call.may_become_task and outcome.wants_task and not outcome.requests:
+            return BecomesTask(outcome.journal, run.message)
         if round_.number >= self._max_rounds:
             return Failed(ToolError(f"The call needed more than {self._max_rounds} rounds; ask for less at once"))
         try:

@@ -13,9 +13,10 @@ answers and on steps alone. An async handler awaits them; one that is a plain fu
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Final, NoReturn, TypeVar, overload
 
 from pydantic import BaseModel
 
@@ -23,38 +24,27 @@ from app.auth.principal import Principal
 from app.clock import Deadline
 from app.errors import MissingCapability
 from app.protocol.content import PromptMessage, without_none
-from app.protocol.inbound import LOG_LEVELS, Meta
-from app.replay.engine import Run
-from app.replay.journal import Answered
+from app.protocol.inbound import LOG_LEVELS
+from app.replay.branches import inside
+from app.replay.call import Call
+from app.replay.fan_out import branches, side_by_side
+from app.replay.limits import TimeLimit
 from app.replay.questions import Answer, Form, Question, Raw, Root, Roots, Sample, Sampled, Url
+from app.replay.run import Run
+from app.replay.steps import Options
 
+I = TypeVar("I")  # noqa: E741  # an item
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 MAX_STATUS_CHARS: Final = 1_000
 
 log = logging.getLogger("app.handler")
 
-Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
-"""Sends one notification (method, params) on the stream of this request."""
-
 TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 PROMPTS_CHANGED: Final = "notifications/prompts/list_changed"
 RESOURCES_CHANGED: Final = "notifications/resources/list_changed"
 RESOURCE_UPDATED: Final = "notifications/resources/updated"
-
-Publish: TypeAlias = Callable[[str, str | None], None]
-"""Tells every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The facts of one call, gathered by the dispatcher. `notify` is `None` where the client cannot be told things."""
-
-    principal: Principal
-    meta: Meta
-    deadline: Deadline
-    notify: Notify | None
-    publish: Publish
 
 
 class Context:
@@ -62,8 +52,8 @@ class Context:
 
     __slots__ = ("_call", "_last_progress", "_run")
 
-    def __init__(self, call: Call, run: Run) -> None:
-        self._call = call
+    def __init__(self, run: Run) -> None:
+        self._call: Call = run.call
         self._run = run
         self._last_progress: float | None = None
 
@@ -82,12 +72,12 @@ class Context:
     @property
     def task_id(self) -> str | None:
         """The id of the task that this call has become, if it has: part of a good key for idempotent requests."""
-        return self._run.task_id
+        return self._call.task_id
 
     @property
     def cancelled(self) -> bool:
         """Whether the task was cancelled, so that nobody wants the outcome; for a long step to look at."""
-        return self._run.cancelled
+        return self._run.is_cancelled
 
     @property
     def client_capabilities(self) -> Mapping[str, Any]:
@@ -111,17 +101,39 @@ class Context:
     # asking
 
     @overload
-    async def elicit(self, name: str, message: str, fields: type[M]) -> M: ...
+    async def elicit(
+        self, name: str, message: str, fields: type[M], *, timeout_s: float | None = None, default: M | None = None
+    ) -> M: ...
     @overload
-    async def elicit(self, name: str, message: str, fields: Mapping[str, Any]) -> dict[str, Any]: ...
-    async def elicit(self, name: str, message: str, fields: type[BaseModel] | Mapping[str, Any]) -> Any:
+    async def elicit(
+        self,
+        name: str,
+        message: str,
+        fields: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        default: dict[str, Any] | None = None,
+    ) -> dict[str, Any]: ...
+    async def elicit(
+        self,
+        name: str,
+        message: str,
+        fields: type[BaseModel] | Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        default: Any = None,
+    ) -> Any:
         """Ask the user to fill in a form; returns the model, or a dict for a JSON Schema.
+
+        `timeout_s` seconds after it was first asked, `default` stands for an answer that has not come.
 
         Raises:
             Refused: the user declined or dismissed it. Not catching it ends the call politely.
+            TimeoutError: there was no answer in time, and there is no default.
             MissingCapability: the client cannot show forms; not catching it tells it so (-32021).
         """
-        return (await self.ask({name: Form(message, fields)}))[name].get()
+        answers = await self.ask({name: Form(message, fields)}, timeout_s=timeout_s, default=default)
+        return answers[name].get()
 
     async def elicit_url(self, name: str, message: str, url: str) -> None:
         """Send the user to a page, for anything the client must not see; returns when they have agreed to go there.
@@ -164,18 +176,28 @@ class Context:
         roots: list[Root] = (await self.ask({name: Roots()}))[name].get()
         return roots
 
-    async def ask(self, questions: Mapping[str, Question]) -> dict[str, Answer]:
+    async def ask(
+        self, questions: Mapping[str, Question], *, timeout_s: float | None = None, default: Any = None
+    ) -> dict[str, Answer]:
         """Ask several things at once; each `Answer` says whether it was accepted, declined or cancelled.
+
+        `timeout_s` seconds after they were first asked, those without an answer have the action "timeout" and the
+        value `default`.
 
         Raises:
             MissingCapability: names all that the client would have to declare in addition.
         """
-        return await self._run.ask(questions)
+        return await self._run.ask(questions, timeout_s, default)
 
     def input_response(self, key: str) -> Any:
-        """The low-level form: the client's last response under a key as it came, or `None`."""
-        entry = self._run.journal.questions.get(key)
-        return entry.response if isinstance(entry, Answered) and isinstance(entry.response, dict) else None
+        """The low-level form: the client's last response under a key as it came, or `None`.
+
+        One that came without having been asked for is there only if the tool takes such (`unasked_answers`).
+        """
+        response = self._run.journal.response(key)
+        if response is None and self._call.takes_unasked:
+            response = self._run.journal.unasked.get(key)
+        return response if isinstance(response, dict) else None
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """The low-level form: end this round with these `InputRequest` objects; `state` is there in the next."""
@@ -183,16 +205,93 @@ class Context:
 
     # remembering
 
-    async def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float | None = None,
+        retries: int = 0,
+        backoff: float = 1.0,
+        at_most_once: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """Run a function once and remember what it returned, for the rest of this call, in whatever process it goes on.
 
-        The value is what JSON makes of it. A plain function runs in a thread.
+        The value is what JSON makes of it. A plain function runs in a thread. What it raised is remembered, too.
+
+        It is run at least once: again if a process dies between its effect and the note of it. With `at_most_once` its
+        beginning is noted before, and a death in between ends in `OutcomeUnknown`. An ordinary call that may become a
+        task does so first; one that may not keeps no notes of its own, so there a client that repeats a lost request
+        repeats the step, unless the tool is `once`.
+
+        Args:
+            name: its place in the handler; the second use in one branch is another step.
+            function: called with `args` and `kwargs`, which must be the same in every run.
+            timeout_s: seconds after which it is given up; a thread goes on unheard.
+            retries: how often it is tried again after it raised, or was not over in time.
+            backoff: seconds before the first of them; twice as many before each further one, 300 at most. A task holds
+                no worker meanwhile.
+            at_most_once: see above; not together with `retries`.
 
         Raises:
             StepFailed: it raised; so it does, remembered, in every later round. A `ToolError` stays one.
-            NotJson: what it returned cannot be remembered.
+            StepTimeout: it was not over within `timeout_s`.
+            NotJson: what it returned cannot be remembered; before it is called where its annotation says so.
+            OutcomeUnknown: see above.
         """
-        return await self._run.step(name, function, *args, **kwargs)
+        options = Options(timeout_s, retries, backoff, at_most_once)
+        return await self._run.step(name, function, args, kwargs, options)
+
+    async def idempotency_key(self, name: str) -> str:
+        """A key for a service that does a thing once however often it is asked: the same in every run of this call.
+
+        Pass it to a step. It differs for another call, another name, and another branch.
+        """
+        return await self._run.key_for(name)
+
+    # side by side
+
+    async def map(
+        self,
+        function: Callable[[I], Awaitable[T]],
+        items: Iterable[I],
+        *,
+        at_most: int | None = None,
+        name: str = "map",
+        key: Callable[[I], Any] | None = None,
+    ) -> list[T]:
+        """What the function returns for each item, run side by side, in the order of the items.
+
+        Each item is a branch named after it, so what is remembered of one stays with it when others come or go.
+
+        Args:
+            function: an async function of one item; it uses this context for what it asks and remembers.
+            items: what it is called with.
+            at_most: how many run at once; all, if it is not given.
+            name: tells two maps of one handler apart.
+            key: what names an item, if that is not the item itself: `key=lambda order: order.id`.
+
+        Raises:
+            Exception: what the function raised for an item; the others are cancelled.
+        """
+        if at_most is not None and at_most < 1:
+            raise ValueError(f"at_most is {at_most}; at least one item has to run")
+        parent = await self._run.branch("map", name)
+        return await side_by_side(function, branches(parent, name, items, key), at_most)
+
+    @asynccontextmanager
+    async def branch(self, name: str) -> AsyncIterator[None]:
+        """A part of the handler with a name: what is remembered inside keeps its place whatever else there is beside
+        it. `async with ctx.branch("refund"): …`"""
+        parent = await self._run.branch("branch", name)
+        with inside(parent.named(name)):
+            yield
+
+    def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:
+        """A time limit that outlives its process: `async with ctx.timeout(3600): …` raises `TimeoutError` when it is
+        over, also if that is during a question or a sleep, and no worker is held until then."""
+        return TimeLimit(self._run, name, seconds)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -212,9 +311,29 @@ class Context:
         """
         await self._run.continue_as_task()
 
+    async def restart(self, **arguments: Any) -> NoReturn:
+        """Begin the handler anew, with these arguments and nothing remembered: for a task that would go on for ever.
+
+        Steps that are being run come to their end first. Clients know its questions by other keys than before.
+        """
+        await self._run.restart(arguments)
+
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
-        """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between."""
+        """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between.
+
+        The seconds must be the same in every run: to wait for a moment, use `sleep_until`.
+        """
         await self._run.sleep(name, seconds)
+
+    async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
+        """Wait for a moment, which has a time zone; nothing happens if it has passed.
+
+        Raises:
+            ValueError: it has no time zone, so nobody knows when that is.
+        """
+        if moment.tzinfo is None:
+            raise ValueError("the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()")
+        await self._run.sleep_until(name, round(moment.timestamp() * 1000))
 
     async def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
         """Call a function again and again until it returns something but `None`; that is remembered, as a step is.
@@ -230,7 +349,7 @@ class Context:
 
     async def status(self, message: str) -> None:
         """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one."""
-        self._run.message = message[:MAX_STATUS_CHARS]
+        self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
@@ -238,7 +357,7 @@ class Context:
         The value must increase with each notification (basic/patterns/progress); one that does not is not sent.
         Inside a task there are no notifications: it becomes the task's `statusMessage`.
         """
-        if self._run.task_id is not None:
+        if self._call.task_id is not None:
             done = f"{progress:.12g}" if total is None else f"{progress:.12g} of {total:.12g}"
             await self.status(done if message is None else f"{done}: {message}")
             return
@@ -262,8 +381,8 @@ class Context:
         """
         if level not in LOG_LEVELS:
             raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
-        if self._run.task_id is not None:
-            fields = {"task": self._run.task_id, "level": level, "logger": logger, "data": data}
+        if self._call.task_id is not None:
+            fields = {"task": self._call.task_id, "level": level, "logger": logger, "data": data}
             log.info("a task says", extra={"fields": fields})
             return
         wanted = self._call.meta.log_level
@@ -287,3 +406,8 @@ class Context:
     async def resource_updated(self, uri: str) -> None:
         """Tell clients that subscribed to this URI that what it holds has changed."""
         self._call.publish(RESOURCE_UPDATED, uri)
+
+
+def run_of(context: Context) -> Run:
+    """The run that a context belongs to: for the gateway, not for handlers."""
+    return context._run

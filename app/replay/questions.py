@@ -20,7 +20,8 @@ from app.protocol.digest import digest
 from app.protocol.schemas import Schema
 from app.replay.journal import plain
 
-Action: TypeAlias = Literal["accept", "decline", "cancel"]
+Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
+"""What a client can say, and "timeout" where it said nothing in time."""
 
 
 class BadAnswer(Exception):
@@ -29,7 +30,10 @@ class BadAnswer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: `action` is "accept", "decline" or "cancel"; `value` is there for "accept" alone."""
+    """What came back: `action` is "accept", "decline" or "cancel"; `value` is there for "accept" alone.
+
+    "timeout" if the question had a time limit and no answer came: `value` is then its default.
+    """
 
     name: str
     action: Action
@@ -44,7 +48,12 @@ class Answer:
 
         Raises:
             Refused: the user declined or dismissed the question.
+            TimeoutError: there was no answer in time, and no default either.
         """
+        if self.action == "timeout":
+            if self.value is None:
+                raise TimeoutError(f"question {self.name!r} was not answered in time")
+            return self.value
         if self.action != "accept":
             raise Refused(self.name, self.action)
         return self.value

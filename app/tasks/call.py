@@ -30,6 +30,8 @@ class TaskCall:
     client_info: Mapping[str, Any] | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
     """The trace context in which the call began."""
+    generation: int = 1
+    """See `Journal.generation`."""
 
     def to_bytes(self) -> bytes:
         """As it is kept."""
@@ -41,6 +43,7 @@ class TaskCall:
             "capabilities": dict(self.capabilities),
             "client_info": self.client_info,
             "origin": dict(self.origin),
+            "generation": self.generation,
         }
         return jsonrpc.encode(facts)
 

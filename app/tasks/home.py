@@ -16,17 +16,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, Final, NoReturn
 
-from app.clock import Clock, Deadline
+from app.clock import Clock
 from app.config import TasksConfig
 from app.errors import LeaseLost, ToolError, Unavailable
 from app.protocol import jsonrpc
-from app.protocol.capabilities import ClientCapabilities
 from app.protocol.jsonrpc import encode
 from app.protocol.tasks import Status
-from app.replay.engine import Run, Suspend
-from app.replay.journal import Answered, Asked, Entry, Journal, from_row, plain, row
+from app.replay.branches import Suspend
+from app.replay.call import Call
+from app.replay.journal import Answered, Asked, Entry, Journal, Unanswered, from_row, plain, row
+from app.replay.run import Run, Stop
 from app.storage.tasks import Added, Claimed, TaskStore
-from app.tasks.call import TaskCall
 from app.tasks.outcome import Ended
 
 RETRIES_S: Final = (0.1, 0.5, 2.0, 5.0)
@@ -42,7 +42,7 @@ log = logging.getLogger("app.tasks")
 class Home:
     """The journal of one run of one task. `lost` once the task is somebody else's, or nobody's."""
 
-    def __init__(self, store: TaskStore, claimed: Claimed, call: TaskCall, clock: Clock, config: TasksConfig) -> None:
+    def __init__(self, store: TaskStore, claimed: Claimed, call: Call, clock: Clock, config: TasksConfig) -> None:
         self.ref = claimed.record.ref
         self._store = store
         self._lease = claimed.lease
@@ -57,18 +57,19 @@ class Home:
         self._bytes = sum(map(len, claimed.journal))
         self.lost = False
         self.fault: Exception | None = None
-        self.run = self._begin(claimed, ClientCapabilities(call.capabilities))
+        self.run = self._begin(claimed, call)
         # what is there at the beginning is there the next time too, answers by way of their questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
 
-    def _begin(self, claimed: Claimed, capabilities: ClientCapabilities) -> Run:
+    def _begin(self, claimed: Claimed, call: Call) -> Run:
         journal = Journal(state=jsonrpc.decode(claimed.state))
         for entry in claimed.journal:
             journal.add(_entry(entry))
         # the keys of a task are never used twice, so old answers find no question any more
         journal.receive({key: jsonrpc.decode(answer) for key, answer in claimed.answers.items()})
-        never = Deadline(self._clock, None)
-        return Run(journal, capabilities, never, self._checkpoint, task_id=self.ref.id, message=self._message)
+        run = Run(call, journal, self)
+        run.message = self._message
+        return run
 
     async def suspend(self, requests: Mapping[str, Any]) -> None:
         """Put questions to the client; the task waits for `tasks/update`.
@@ -145,7 +146,10 @@ class Home:
             if record is None or record.status is not Status.WORKING or record.fence != self._lease.fence:
                 raise LeaseLost(self.ref.id)
 
-    async def _checkpoint(self, entry: Entry) -> None:
+    async def admit(self) -> None:
+        """The engine's leave to begin a step."""
+
+    async def checkpoint(self, entry: Entry) -> None:
         """The engine's checkpoint: the step is remembered before the handler goes on, or the run ends here."""
         try:
             self._account(entry)
@@ -167,13 +171,12 @@ class Home:
 
     def _give_up(self, error: Exception) -> NoReturn:
         self.fault = error
-        self.run.stop()
+        self.run.stop(Stop.FAULT)
         raise Suspend from None
 
     def _lose(self) -> None:
         self.lost = True
-        self.run.cancelled = True
-        self.run.stop()
+        self.run.stop(Stop.LOST)
 
     async def _write(self, entries: Sequence[Entry]) -> None:
         async with self._written:  # branches that run side by side write one after another
@@ -230,7 +233,7 @@ class Home:
         return {"task": self.ref.id, "error": str(error)}
 
 
-_QUESTIONS: Final = (Asked, Answered)
+_QUESTIONS: Final = (Asked, Answered, Unanswered)
 
 
 def _place(entry: Entry) -> tuple[bool, str]:

@@ -23,8 +23,10 @@ from app.errors import CallTimeout, InternalError, LeaseLost, NotJson, ToolError
 from app.metrics import Metrics, NoMetrics
 from app.protocol.content import ToolResult
 from app.replay import engine
-from app.replay.context import Call, Context, Publish
-from app.replay.engine import HOLD_MS, Completed, Failed, Suspended
+from app.replay.call import Call, Publish
+from app.replay.context import Context
+from app.replay.engine import Completed, Failed, Outcome, Restarted, Suspended
+from app.replay.run import HOLD_MS
 from app.storage.queue import TaskQueue
 from app.storage.tasks import NOTHING, Claimed, NotClaimed, TaskRef, TaskStore
 from app.tasks.call import TaskCall
@@ -124,7 +126,7 @@ class Worker:
         """Have every run let go of its task at its next step, also one that has yet to begin."""
         self._is_stopping = True
         for home in self._homes:
-            home.run.yields = True
+            home.run.stop_soon()
 
     async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
         try:
@@ -141,8 +143,7 @@ class Worker:
         served = self._catalog.tools.get(call.tool)
         if served is None:
             raise Fault(f"the tool {call.tool} is not served any more")
-        home = Home(self._store, claimed, call, self._clock, self._config)
-        home.run.deadline = deadline
+        home = Home(self._store, claimed, self._call(claimed, call, deadline), self._clock, self._config)
         with self._tracing.turn(call.tool, call.origin) as span:
             outcome = await self._outcome(home, served, call)
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
@@ -157,12 +158,22 @@ class Worker:
         except NotJson as error:  # in ctx.state
             return await self._commit(home, call, Failed(error))
 
-    async def _outcome(
-        self, home: Home, served: ServedTool, call: TaskCall
-    ) -> Completed[ToolResult] | Suspended | Failed:
-        context = Context(Call(call.principal, call.meta(), home.run.deadline, None, self._publish), home.run)
+    def _call(self, claimed: Claimed, call: TaskCall, deadline: Deadline) -> Call:
+        task_id = claimed.record.ref.id
+        return Call(
+            principal=call.principal,
+            meta=call.meta(),
+            deadline=deadline,
+            publish=self._publish,
+            task_id=task_id,
+            idempotency=task_id,
+        )
+
+    async def _outcome(self, home: Home, served: ServedTool, call: TaskCall) -> Outcome[ToolResult]:
+        context = Context(home.run)
         self._homes.add(home)
-        home.run.yields = self._is_stopping
+        if self._is_stopping:
+            home.run.stop_soon()
         try:
             async with home.beating():
                 return await engine.run(lambda: served.tool.call(context, dict(call.arguments)), home.run)
@@ -175,7 +186,7 @@ class Worker:
         finally:
             self._homes.discard(home)
 
-    async def _commit(self, home: Home, call: TaskCall, outcome: Completed[ToolResult] | Suspended | Failed) -> Turn:
+    async def _commit(self, home: Home, call: TaskCall, outcome: Outcome[ToolResult]) -> Turn:
         match outcome:
             case Suspended(requests=requests) if requests:
                 await home.suspend(requests)
@@ -183,7 +194,9 @@ class Worker:
             case Suspended(wake_ms=wake_ms):
                 await self._release(home, wake_ms or 0)
                 return Turn.RELEASED
-            case Failed(CallTimeout()) if home.run.deadline.is_past:
+            case Restarted():
+                raise Fault("restarting is not there yet")
+            case Failed(CallTimeout()) if home.run.call.deadline.is_past:
                 raise Fault("a step takes longer than a worker may run")
             case Completed() | Failed():
                 await home.finish(ended(outcome, call.tool, self._clock, self._config.max_result_bytes))

@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from app.replay.context import Context
-from app.replay.engine import MAX_CHANGES, Suspended
+from app.replay.engine import Suspended
 from app.replay.journal import Answered, Asked, Journal
 from app.replay.questions import Form
+from app.replay.run import MAX_CHANGES
 from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
 from tests.support.rounds import accept, sampled
 
@@ -175,14 +176,21 @@ def unasked(**responses: Any) -> Journal:
 
 async def test_answers_without_any_state_are_taken_by_name() -> None:
     handler = asks(("who", "Who?"), ("why", "Why?"))
-    assert value_of(await play(handler, unasked(who=accept(name="a"), why=accept(name="b"), other=1))) == {
+    assert value_of(
+        await play(handler, unasked(who=accept(name="a"), why=accept(name="b"), other=1), takes_unasked=True)
+    ) == {
         "who": "a",
         "why": "b",
     }
 
 
+async def test_who_did_not_say_so_takes_no_answer_that_nobody_asked_for() -> None:
+    outcome = await play(asks(("who", "Who?")), unasked(who=accept(name="a")))
+    assert list(asked_of(outcome)) == ["who"]
+
+
 async def test_one_that_does_not_fit_is_asked_for_again() -> None:
-    outcome = await play(asks(("who", "Who?")), unasked(who=12345))
+    outcome = await play(asks(("who", "Who?")), unasked(who=12345), takes_unasked=True)
     assert "could not be used" in messages(outcome)["who~2"]
 
 
@@ -191,7 +199,7 @@ async def test_once_taken_it_belongs_to_the_question_that_took_it() -> None:
         await ctx.elicit("who", message, Name)
         await ctx.roots()
 
-    first = await play(lambda_of(version, "Who?"), unasked(who=accept(name="a")))
+    first = await play(lambda_of(version, "Who?"), unasked(who=accept(name="a")), takes_unasked=True)
     assert list(asked_of(first)) == ["roots"]
     assert list(asked_of(await play(lambda_of(version, "Who?"), first))) == ["roots"]
     assert messages(await play(lambda_of(version, "Whom?"), first)) == {"who~2": "Whom?"}
@@ -302,7 +310,7 @@ async def test_a_response_that_is_no_object_is_none_to_the_low_level_form(respon
     async def handler(ctx: Context) -> Any:
         return [ctx.input_response("raw")]
 
-    assert value_of(await play(handler, unasked(raw=response))) == [None]
+    assert value_of(await play(handler, unasked(raw=response), takes_unasked=True)) == [None]
 
 
 async def test_an_unknown_method_in_the_low_level_form_is_refused() -> None:

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from app.errors import ToolError
 from app.replay.context import Context
-from app.replay.engine import StepFailed, Suspended
+from app.replay.engine import Suspended
 from app.replay.journal import Answered, Journal, Passed
 from app.replay.questions import Answer, Form, Question, Roots, Sample, Url
+from app.replay.steps import StepFailed
 from app.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name, play, value_of

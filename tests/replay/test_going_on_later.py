@@ -10,8 +10,10 @@ import pytest
 
 from app.clock import Clock
 from app.replay.context import Context
-from app.replay.engine import HOLD_MS, SHED_MARGIN_MS, Completed, StepFailed, Suspended
-from app.replay.journal import Finished, Journal, Passed, Slept, from_row, row
+from app.replay.engine import Completed, Suspended
+from app.replay.journal import Journal, Passed, Slept, from_row, row
+from app.replay.run import HOLD_MS, SHED_MARGIN_MS, Stop
+from app.replay.steps import StepFailed
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, value_of
 from tests.support.rounds import accept
@@ -60,7 +62,7 @@ async def test_a_sleep_begins_when_it_is_first_come_to(task: Home, clock: FixedC
     first = suspended(await task.run(handler)).wake_ms
     clock.skip(15)
     assert suspended(await task.run(handler)).wake_ms == clock.now_ms() + 10_000
-    assert task.journal.steps["sleep:sleep"] == Slept("sleep:sleep", first or 0)
+    assert task.journal.steps["sleep:sleep"] == Slept("sleep:sleep", first or 0, "sleep 10000 ms")
     assert "sleep:sleep#2" in task.journal.steps
     clock.skip(10)
     assert value_of(await task.run(handler)) == "awake"
@@ -86,7 +88,7 @@ async def test_how_long_a_task_keeps_its_worker(
         slept.append(for_s)
         await real(0)
 
-    monkeypatch.setattr("app.replay.engine.asyncio.sleep", sleep)
+    monkeypatch.setattr("app.replay.run.asyncio.sleep", sleep)
 
     async def handler(ctx: Context) -> None:
         await ctx.sleep(seconds)
@@ -125,7 +127,7 @@ async def test_a_step_beside_a_sleep_runs_to_its_end_first(task: Home) -> None:
 
     suspended(await task.run(handler))
     assert effects.seen == ["slow"]
-    assert task.written == [Finished("slow", None)]
+    assert [entry.key for entry in task.written] == ["step@0/slow"]
 
 
 async def test_a_question_beside_a_sleep_is_asked_at_once(task: Home) -> None:
@@ -169,7 +171,7 @@ async def test_a_call_that_may_not_waits_as_long_as_it_can_and_goes_on_in_its_ne
     async def sleep(for_s: float) -> None:
         clock.skip(for_s)
 
-    monkeypatch.setattr("app.replay.engine.asyncio.sleep", sleep)
+    monkeypatch.setattr("app.replay.run.asyncio.sleep", sleep)
     call, begun_ms, rounds = Home(task_id=None, clock=clock), clock.now_ms(), 0
     while isinstance(outcome := await call.run(handler, within_ms=10_000), Suspended):
         assert asked_of(outcome) == {}
@@ -219,7 +221,7 @@ async def test_a_poll_of_a_task_holds_no_worker_between_two_times(task: Home, cl
         clock.skip(10)
     assert value_of(await task.run(handler)) == ["done", "after"]
     assert job.looks == [("a",)] * 4
-    assert task.written == [Finished("job", "done"), Finished("after", "after")]
+    assert [(entry.key, entry.value) for entry in task.written] == [("job", "done"), ("after", "after")]  # type: ignore[union-attr]
     assert value_of(await task.run(handler)) == ["done", "after"]
     assert len(job.looks) == 4
 
@@ -269,7 +271,7 @@ async def test_a_poll_stops_when_its_run_is_stopped(task: Home) -> None:
         looks.append(1)
         if len(looks) == 2:
             assert task.last is None
-            stopped[0].stop()
+            stopped[0].stop(Stop.LOST)
 
     stopped: list[Any] = []
 
@@ -311,7 +313,7 @@ async def test_a_call_that_may_become_a_task_ends_where_it_says_so(clock: FixedC
     assert call.last.message == "going on"
     task = Home(clock=clock, journal=call.journal)
     assert value_of(await task.run(goes_on)) == "done"
-    assert task.written == [Finished("after", 2)]
+    assert [entry.key for entry in task.written] == ["after"]
 
 
 async def test_a_call_that_may_not_just_goes_on(clock: FixedClock) -> None:
@@ -356,7 +358,7 @@ async def test_a_run_that_is_told_to_yield_stops_before_its_next_step(task: Home
     async def handler(ctx: Context) -> str:
         await ctx.step("one", effects.do, 1)
         assert task_run
-        task_run[0].yields = True
+        task_run[0].stop_soon()
         await ctx.step("two", effects.do, 2)
         return "done"
 
@@ -381,7 +383,7 @@ async def test_a_step_that_is_remembered_is_no_reason_to_yield(task: Home) -> No
     await task.run(handler)
 
     def yields(run: Any) -> None:
-        run.yields = True
+        run.stop_soon()
 
     assert value_of(await task.run(handler, prepare=yields)) == "one"
 

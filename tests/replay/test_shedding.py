@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from app.errors import CallTimeout
-from app.replay import engine
+from app.replay import run
 from app.replay.context import Context
-from app.replay.engine import SHED_MARGIN_MS, Suspended
+from app.replay.engine import Suspended
+from app.replay.run import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
 
@@ -55,7 +56,7 @@ async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
     within_ms: int, step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the deadline itself runs by the loop's clock: all of it a hundred times slower, so that no machine is too slow
-    monkeypatch.setattr(engine, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
+    monkeypatch.setattr(run, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
     within_ms *= 100
     work = Work(step_s * 100)
     handler = lambda_of(ninety_steps, work)

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from app.errors import ToolError
 from app.replay.context import Context
-from app.replay.engine import StepFailed
 from app.replay.journal import MAX_DEPTH, NotJson, plain
+from app.replay.steps import StepFailed
 from tests.support import json_values
 from tests.support.replay import Effects, Name, elsewhere, error_of, play, play_to_the_end, polite, value_of
 

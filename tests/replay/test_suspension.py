@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.errors import CallTimeout, MissingCapability, ToolError
+from app.replay.branches import Suspend
 from app.replay.context import Context
-from app.replay.engine import Suspend
 from app.replay.questions import Form, Refused, Roots, Sample, Url
 from tests.support.replay import (
     Effects,

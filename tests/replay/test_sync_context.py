@@ -12,8 +12,8 @@ import pytest
 
 from app.errors import CallTimeout, MissingCapability, ToolError
 from app.replay.context import Context
-from app.replay.engine import StepFailed
 from app.replay.questions import Form, Refused, Roots, Sample
+from app.replay.steps import StepFailed
 from app.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import (

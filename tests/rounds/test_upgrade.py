@@ -32,7 +32,7 @@ def version_a(drawn: list[str]) -> Callable[..., Any]:
     @tool
     async def order(ctx: Context) -> str:
         """Asks two things together, then for consent."""
-        await ctx.step("draw", drawn.append, "a")
+        await ctx.step("draw", lambda: drawn.append("a"))
         await ctx.ask({"who": Form("For whom?", Name), "size": Form("Which size?", Size)})
         await ctx.elicit("last", "Anything else, from A?", Name)
         return "by A"
@@ -44,7 +44,7 @@ def version_b(drawn: list[str]) -> Callable[..., Any]:
     @tool
     async def order(ctx: Context) -> str:
         """Keeps `who`, no longer wants `size`, asks for a color."""
-        await ctx.step("draw", drawn.append, "b")
+        await ctx.step("draw", lambda: drawn.append("b"))
         answers = await ctx.ask({"who": Form("For whom?", Name), "color": Form("Which color?", Color)})
         last = await ctx.elicit("last", "Anything else, from B?", Name)
         return f"{answers['who'].get().name}, {answers['color'].get().color}, {last.name}"

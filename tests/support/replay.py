@@ -16,13 +16,14 @@ from app.protocol import jsonrpc
 from app.protocol.capabilities import ClientCapabilities
 from app.protocol.inbound import Meta
 from app.replay import engine
-from app.replay.context import Call, Context
-from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.call import Call
+from app.replay.context import Context
+from app.replay.engine import Completed, Failed, Outcome, Suspended
 from app.replay.journal import Journal
+from app.replay.run import Run
 from app.replay.sync_context import SyncContext
 from tests.support.rounds import CAPABILITIES, accept, sampled
 
-Outcome: TypeAlias = Completed[Any] | Suspended | Failed
 Handler: TypeAlias = Callable[[Any], Any]
 Client: TypeAlias = Callable[[str, Mapping[str, Any]], Any]
 """Answers an input request: (wire key, request) → response."""
@@ -45,14 +46,17 @@ async def play(
     capabilities: Mapping[str, Any] = CAPABILITIES,
     clock: Clock | None = None,
     within_ms: float | None = None,
-) -> Outcome:
+    **more: Any,
+) -> Outcome[Any]:
     """One run, after the one that ended in `before` and with these answers to it; a plain function in a thread."""
     journal = elsewhere(before.journal if isinstance(before, Suspended) else before or Journal())
+    if isinstance(before, Journal):
+        journal.unasked = before.unasked
     journal.receive(responses or {})
     declared = ClientCapabilities(capabilities)
-    run = Run(journal, declared, (clock or Clock()).deadline(within_ms))
-    call = Call(LOCAL, Meta(declared, None, None, None), run.deadline, None, lambda method, uri: None)
-    return await engine.run(_bound(handler, Context(call, run)), run)
+    deadline = (clock or Clock()).deadline(within_ms)
+    run = Run(Call(principal=LOCAL, meta=Meta(declared, None, None, None), deadline=deadline, **more), journal)
+    return await engine.run(_bound(handler, Context(run)), run)
 
 
 def _bound(handler: Handler, context: Context) -> Callable[[], Any]:
@@ -105,19 +109,19 @@ def polite(key: str, request: Mapping[str, Any]) -> Any:
             return accept(**dict.fromkeys(params["requestedSchema"]["properties"], key))
 
 
-def asked_of(outcome: Outcome) -> dict[str, Any]:
+def asked_of(outcome: Outcome[Any]) -> dict[str, Any]:
     """What a round asks for, by wire key."""
     assert isinstance(outcome, Suspended), outcome
     return dict(outcome.requests)
 
 
-def value_of(outcome: Outcome) -> Any:
+def value_of(outcome: Outcome[Any]) -> Any:
     """What a handler returned."""
     assert isinstance(outcome, Completed), outcome
     return outcome.value
 
 
-def error_of(outcome: Outcome) -> Exception:
+def error_of(outcome: Outcome[Any]) -> Exception:
     """What a handler raised."""
     assert isinstance(outcome, Failed), outcome
     return outcome.error

@@ -21,10 +21,13 @@ from app.errors import ToolError, Unavailable
 from app.protocol.capabilities import ClientCapabilities
 from app.protocol.inbound import Meta
 from app.replay import engine
-from app.replay.context import Call, Context
-from app.replay.engine import Run, StepFailed, Suspended
+from app.replay.call import Call
+from app.replay.context import Context
+from app.replay.engine import Suspended
 from app.replay.journal import Journal
 from app.replay.questions import Form
+from app.replay.run import Run
+from app.replay.steps import StepFailed
 from app.storage.queue import TaskQueue
 from app.storage.tasks import TaskRef, TaskStore
 from app.tasks.call import TaskCall, owner_of
@@ -32,7 +35,7 @@ from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, Life, Plan, When, bury
 from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES, accept
-from tests.support.tasks import Workshop, catalog_of, nobody_listens
+from tests.support.tasks import Workshop, catalog_of
 
 Manner: TypeAlias = Literal["pool", "function"]
 """Who works: a pool deletes the message once the task is claimed, a function (Lambda) when its turn is over."""
@@ -237,10 +240,15 @@ class Story:
     async def _call(self, shop: Workshop, life: Life) -> None:
         """`tools/call`, as the dispatcher serves it: run until the handler wants to be a task."""
         declared = ClientCapabilities(CAPABILITIES)
-        run = Run(Journal(), declared, self.clock.deadline(None), may_become_task=True)
-        call = Call(self.client.principal, Meta(declared, None, None, None), run.deadline, None, nobody_listens)
+        call = Call(
+            principal=self.client.principal,
+            meta=Meta(declared, None, None, None),
+            deadline=self.clock.deadline(None),
+            may_become_task=True,
+        )
+        run = Run(call, Journal())
         handler = shop.catalog.tools["tool"].tool.call
-        outcome = await engine.run(lambda: handler(Context(call, run), {}), run)
+        outcome = await engine.run(lambda: handler(Context(run), {}), run)
         life.look_alive()
         assert isinstance(outcome, Suspended)
         about = TaskCall("tool", {}, self.client.principal, CAPABILITIES)

@@ -11,9 +11,11 @@ from app.clock import Clock
 from app.protocol.capabilities import ClientCapabilities
 from app.protocol.inbound import Meta
 from app.replay import engine
-from app.replay.context import Call, Context
-from app.replay.engine import Completed, Failed, Run, Suspended
+from app.replay.call import Call
+from app.replay.context import Context
+from app.replay.engine import Outcome
 from app.replay.journal import Entry, Journal
+from app.replay.run import Run
 from tests.support.clocks import FixedClock
 from tests.support.replay import elsewhere
 from tests.support.rounds import CAPABILITIES
@@ -37,27 +39,30 @@ class Home:
         *,
         within_ms: float | None = None,
         prepare: Callable[[Run], None] = lambda run: None,
-    ) -> Completed[Any] | Suspended | Failed:
+    ) -> Outcome[Any]:
         """One run, from bytes."""
-
-        async def checkpoint(entry: Entry) -> None:
-            self.written.append(entry)
 
         async def notify(method: str, params: dict[str, Any]) -> None:
             self.notified.append((method, params))
 
         declared = ClientCapabilities(CAPABILITIES)
-        run = Run(
-            elsewhere(self.journal),
-            declared,
-            self.clock.deadline(within_ms),
-            checkpoint,
+        call = Call(
+            principal=LOCAL,
+            meta=Meta(declared, None, log_level="debug", progress_token="token"),
+            deadline=self.clock.deadline(within_ms),
+            notify=notify,
             task_id=self.task_id,
             may_become_task=self.may_become_task,
         )
+        run = Run(call, elsewhere(self.journal), self)
         prepare(run)
-        meta = Meta(declared, None, log_level="debug", progress_token="token")
-        call = Call(LOCAL, meta, run.deadline, notify, lambda method, uri: None)
-        outcome = await engine.run(lambda: handler(Context(call, run)), run)
+        outcome = await engine.run(lambda: handler(Context(run)), run)
         self.journal, self.last = run.journal, run
         return outcome
+
+    async def admit(self) -> None:
+        """Every step may begin."""
+
+    async def checkpoint(self, entry: Entry) -> None:
+        """Keep what would have been written."""
+        self.written.append(entry)

@@ -132,7 +132,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
 
     async def work(ctx: Context, number: int) -> list[Any]:
         done = [await ctx.step("first", step, f"{ctx.task_id} first")]
-        await ctx.sleep(chance.choice([1, 20, 100]))
+        await ctx.sleep(await ctx.step("how_long", lambda: chance.choice([1, 20, 100])))
         sides = [ctx.step(side, step, f"{ctx.task_id} {side}") for side in ("left", "right")]
         done += await asyncio.gather(*sides)
         who = await ctx.elicit("who", "Who?", Name)

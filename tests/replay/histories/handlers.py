@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 
 from app.errors import ToolError
 from app.replay.context import Context
-from app.replay.engine import StepFailed
 from app.replay.questions import Form, Roots, Sample, Url
+from app.replay.steps import StepFailed, StepTimeout
 from tests.support.replay import Effects
 from tests.support.rounds import accept, sampled
 
@@ -129,6 +129,29 @@ async def waits(ctx: Context, effects: Effects) -> Any:
     return [job, answer.why]
 
 
+async def orders(ctx: Context, effects: Effects) -> Any:
+    """Branches that share all their names: gather, a named branch, a map, a time limit, a step that times out."""
+
+    async def order(number: int) -> Any:
+        charged = await ctx.step("charge", effects.do_async, number)
+        answer = await ctx.elicit("confirm", f"Ship order {number}?", Confirm)
+        return await ctx.step("ship", effects.do_async, [charged, answer.go])
+
+    async def slow() -> None:
+        await asyncio.sleep(5)
+
+    shipped = list(await asyncio.gather(*(order(number) for number in range(2))))
+    async with ctx.branch("gift"), ctx.timeout(3600):
+        shipped.append(await order(7))
+    try:
+        await ctx.step("slow", slow, timeout_s=0.01)
+    except StepTimeout as error:
+        effects.do(str(error))
+    return [shipped, await ctx.map(order, [8, 9], at_most=1, name="rest")]
+
+
+GO = accept(go=True)
+
 FLOORLESS = accept(region="north", floors=0)
 NORTH, SOUTH = accept(region="north", floors=1), accept(region="south", floors=9, extras=["lift"])
 
@@ -148,6 +171,10 @@ STORIES: Mapping[str, Story] = {
     "failures_and_sheds": Story(failures_and_sheds, [{}, {}]),
     "low_level": Story(low_level, [{"roots": {"roots": []}}, {"roots~2": {"roots": [{"uri": "file:///"}]}}]),
     "waits": Story(waits, [{}, {"more": accept(go=True, why="why not")}]),
+    "orders": Story(
+        orders,
+        [{"confirm": GO}, {"confirm#2": GO}, {"confirm#3": GO}, {"confirm#4": GO}, {"confirm#5": GO}],
+    ),
     "upgraded": Story(
         upgraded,
         [{"stale": accept(go=True, why="a")}, {"stale~2": accept(go=True, why="b")}, {"more": accept(go=True)}],

@@ -1,0 +1,298 @@
+"""Branches: where in a handler something is remembered, however its parts are interleaved.
+
+A handler may run parts of itself side by side. Each asyncio task that it creates is a branch, known by the name of its
+coroutine function and by the order in which its parent created it, which is the same in every run:
+
+    await gather(order(ctx, 7), order(ctx, 9))      order@0/charge   order@0/ship
+                                                    order@1/charge   order@1/ship
+    async with ctx.branch("refund"):                refund/charge
+
+The key of a step or question is the path of its branch, its name, and which use of that name in the branch it is if
+not the first. So it does not matter which branch comes first to where. Tasks that a library creates inside the handler
+have other names and shift nobody's number; those created inside a step are none of ours.
+
+`TaskFactory` numbers tasks where they are created. It is set on the loop with the first run and asks one context
+variable of any task that belongs to no run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from types import FrameType, MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+
+class Suspend(BaseException):
+    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does not catch it by accident."""
+
+
+_PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "shed", "timeout", "key")})
+
+
+class Branch:
+    """One of the lines along which a handler runs.
+
+    `owner` stands for its run, and does not lead to it: a circle would wait for the garbage collector after each call.
+    `path` is empty, or segments that each end in a slash.
+    """
+
+    __slots__ = ("_awaited", "children", "is_thread", "owner", "path", "scopes", "timeouts", "uses")
+
+    def __init__(self, owner: object, path: str = "") -> None:
+        self.owner = owner
+        self.path = path
+        self.scopes: tuple[Any, ...] = ()
+        """The durable time limits around whatever it does now, outermost first."""
+        self.is_thread = False
+        """Whether its code runs in a thread: between two calls of the engine it is busy, and nobody sees that."""
+        self.uses: dict[tuple[str, str], int] = {}
+        self.children: dict[str, int] = {}
+        self.timeouts: Sequence[asyncio.Timeout] = ()
+        """Those of `asyncio.timeout` that its task has entered, in case one has to be waited for."""
+        self._awaited: dict[int, Branch] = {}
+
+    def key(self, kind: str, name: str) -> str:
+        """The place of a use of a name: `order@1/charge`, the second time `order@1/charge#2`.
+
+        What is neither a step nor a question has its kind before its name: `order@1/sleep:sleep`.
+        """
+        count = self.uses[kind, name] = self.uses.get((kind, name), 0) + 1
+        place = f"{self.path}{_PREFIXES.get(kind, '')}{name}"
+        return place if count == 1 else f"{place}#{count}"
+
+    def named(self, name: str) -> Branch:
+        """The branch that its author has given a name: it keeps its place whatever else there is beside it."""
+        return self._child(self.key("branch", name).removeprefix(self.path))
+
+    def created(self, coroutine: object) -> Branch:
+        """The branch of a task that is being created."""
+        function = getattr(coroutine, "__qualname__", type(coroutine).__qualname__).rpartition(".")[2]
+        number = self.children[function] = self.children.get(function, -1) + 1
+        return self._child(f"{function}@{number}")
+
+    def _child(self, segment: str) -> Branch:
+        child = Branch(self.owner, f"{self.path}{segment}/")
+        child.scopes, child.is_thread = self.scopes, self.is_thread
+        child.timeouts = [limit for limit in self.timeouts if is_active(limit)]
+        return child
+
+
+def is_active(limit: asyncio.Timeout) -> bool:
+    """Whether an `asyncio.timeout` has been entered, and neither left nor fired."""
+    return "[active]" in repr(limit)
+
+
+@dataclass(frozen=True, slots=True)
+class InStep:
+    """Where the function of a step runs: nothing of the engine is to be used there."""
+
+    owner: object
+    key: str
+
+
+Here: TypeAlias = Branch | InStep | None
+
+here: Final[ContextVar[Here]] = ContextVar("here", default=None)
+"""The branch, or the step, in which code runs; `None` outside of every run."""
+
+
+class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
+    """Run a block as that place; with `None`, as code that belongs to no handler."""
+
+    __slots__ = ("_place", "_token")
+
+    def __init__(self, place: Here) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._token = here.set(self._place)
+
+    def __exit__(self, *error: object) -> None:
+        here.reset(self._token)
+
+
+# Driving
+
+
+class _End:
+    """Awaited by an engine call of a handler that goes on although its run has ended: whoever drives it stops."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        while True:
+            yield self
+
+
+END: Final = _End()
+
+
+_given_up: Final[deque[Any]] = deque(maxlen=64)
+"""Handlers that are not resumed any more. To let go of one has Python close it, which it does not let happen either."""
+
+log = logging.getLogger("app.replay")
+
+
+class Driven(Coroutine[Any, Any, T]):
+    """A coroutine of a handler, driven so that it cannot take the process along.
+
+    `while True: try: await ctx.elicit(…) except BaseException: pass` catches whatever ends it: once it awaits `END`,
+    it is not resumed any more. `sys.exit()` in a task would leave the event loop; it becomes an error of the handler.
+    """
+
+    __slots__ = ("__name__", "__qualname__", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self.__name__ = getattr(coroutine, "__name__", "handler")
+        self.__qualname__ = getattr(coroutine, "__qualname__", "handler")
+
+    def send(self, value: Any) -> Any:
+        return self._resume(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._resume(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self
+
+    def __iter__(self) -> Driven[T]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)  # cr_frame and its like, for who shows where a task stands
+
+    def _resume(self, resume: Callable[..., Any], *args: Any) -> Any:
+        try:
+            awaited = resume(*args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
+            raise HandlerExited(f"the handler called {said}") from error
+        if awaited is END:
+            log.error("%s went on after its run had ended; it is not resumed any more", self.__qualname__)
+            _given_up.append(self._coroutine)
+            raise Suspend
+        return awaited
+
+
+class HandlerExited(RuntimeError):
+    """A handler called `sys.exit()`, or raised what would end the process."""
+
+
+# Creating tasks
+
+Factory: TypeAlias = Callable[..., Any]
+
+
+class TaskFactory:
+    """Gives each task that a handler creates its branch; other tasks are made as before."""
+
+    def __init__(self, before: Factory | None) -> None:
+        self._before = before
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        place = here.get()
+        if not isinstance(place, Branch):
+            return self._make(loop, coroutine, options)
+        branch = _branch_of(place, coroutine)
+        context = options.pop("context", None)
+        if context is None:
+            context = copy_context()
+        elif branch is not place and isinstance(context.get(here), Branch) and context[here] is not place:
+            raise RuntimeError("two tasks of a handler cannot share one context=: each is a branch of its own")
+        context.run(here.set, branch)
+        return self._make(loop, Driven(coroutine), {**options, "context": context}, _BranchTask)
+
+    def _make(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Any,
+        options: Mapping[str, Any],
+        kind: type[asyncio.Task[Any]] = asyncio.Task,
+    ) -> Any:
+        if self._before is not None:
+            return self._before(loop, coroutine, **options)
+        return kind(coroutine, loop=loop, **options)
+
+
+class _BranchTask(asyncio.Task[Any]):
+    """A task of a handler. It notices `asyncio.timeout`, which asks it how often it is being cancelled."""
+
+    def cancelling(self) -> int:
+        notice_timeout(sys._getframe(1))
+        return super().cancelling()
+
+
+def spawn(branch: Branch, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that is the given branch, whoever creates it and in whatever order."""
+    context = copy_context()
+    context.run(here.set, branch)
+    return _BranchTask(Driven(coroutine), loop=asyncio.get_running_loop(), context=context)
+
+
+_ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
+
+
+def notice_timeout(frame: FrameType) -> None:
+    """Keep the `asyncio.timeout` that is being entered, if this is how one asks."""
+    place = here.get()
+    if frame.f_code is _ENTERS_TIMEOUT and isinstance(place, Branch):
+        place.timeouts = [*filter(is_active, place.timeouts), frame.f_locals["self"]]
+
+
+def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the loop give branches to the tasks of handlers, if it does not yet."""
+    factory = loop.get_task_factory()
+    if not isinstance(factory, TaskFactory):
+        loop.set_task_factory(TaskFactory(factory))
+
+
+_WAIT_FOR: Final = asyncio.wait_for.__code__ if sys.version_info < (3, 12) else None
+"""Python 3.11 runs what is waited for in a task of its own, later ones in the caller's: a journal goes from the one to
+the other, so it is the caller's branch in both."""
+_AS_COMPLETED: Final = (
+    asyncio.as_completed if sys.version_info < (3, 13) else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
+).__code__
+"""It creates tasks in the order of a set, which is another one in every process."""
+_FRAMES: Final = 8
+"""Between the creation of a task and the function of asyncio that asked for it."""
+
+
+def _branch_of(parent: Branch, coroutine: object) -> Branch:
+    """The branch of a new task."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code is _WAIT_FOR:
+            return parent
+        if frame.f_code is _AS_COMPLETED:
+            return _of_as_completed(parent, frame, coroutine)
+        frame = frame.f_back
+    return parent.created(coroutine)
+
+
+def _of_as_completed(parent: Branch, frame: FrameType, coroutine: object) -> Branch:
+    """Branches in the order in which the coroutines were given."""
+    awaited = parent._awaited
+    if id(coroutine) not in awaited:
+        given = frame.f_locals.get("fs", frame.f_locals.get("aws"))
+        if not isinstance(given, Sequence):
+            raise RuntimeError("asyncio.as_completed starts coroutines in no order; give it a list of them")
+        awaited.clear()
+        for one in given:
+            if asyncio.iscoroutine(one):
+                awaited[id(one)] = parent.created(one)
+    return awaited.pop(id(coroutine))
