@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ log = logging.getLogger("app.request")
 HEALTH: Final = "/healthz"
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
+_USUAL: Final = ("127.0.0.1", "::1")
 _EXPOSED: Final = (
     "There is no authentication, so the gateway serves this machine alone: configure auth, or set"
     " GATEWAY_ALLOW_ANONYMOUS=yes if something in front authenticates"
@@ -126,9 +128,14 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
 
 def _is_loopback(server: Any) -> bool:
     """Whether the address at which a connection was accepted is this machine's own; a name or a path says nothing."""
+    return not server or server[0] in _USUAL or _is_own(server[0])
+
+
+@lru_cache(maxsize=64)
+def _is_own(host: str) -> bool:
     try:
-        address = ip_address(server[0])
-    except (TypeError, ValueError, LookupError):
+        address = ip_address(host)
+    except ValueError:
         return True
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
