@@ -91,8 +91,8 @@ class _Witnessed:
             assert (lease.ref, f"{tag} {key}") not in self._witness.kept, "each step is written once"
             self._witness.kept[lease.ref, f"{tag} {key}"] = values
 
-    async def suspend(self, lease: Any, *args: Any) -> None:
-        await self._write(lease, self._store.suspend(lease, *args))
+    async def suspend(self, lease: Any, *args: Any, **kwargs: Any) -> None:
+        await self._write(lease, self._store.suspend(lease, *args, **kwargs))
 
     async def release(self, lease: Any, *args: Any, **kwargs: Any) -> None:
         await self._write(lease, self._store.release(lease, *args, **kwargs))
