@@ -58,7 +58,7 @@ OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "Del
 
 GATEWAY = ("app/dispatch/rounds.py", "app/tasks/service.py", "app/tasks/watch.py")
 WORKER = ("app/tasks/checkpointer.py", "app/tasks/ending.py", "app/tasks/sweep.py", "app/tasks/worker.py")
-SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/pool.py")
+SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/isolation.py", "app/tasks/pool.py")
 """What no function runs: the operator's command, and workers that poll."""
 
 
