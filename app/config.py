@@ -168,7 +168,7 @@ class TasksConfig(Model):
         le=2_592_000,
     )
     max_result_bytes: int = Field(
-        5_000_000, description="Largest result of a task; AWS Lambda returns 6 MB at most.", ge=1_024
+        4_500_000, description="Largest result of a task; 4,600,000 at most on AWS Lambda.", ge=1_024
     )
     max_open_per_owner: int = Field(
         1_000, description="Tasks of one caller that have not ended; a call that needs one more is a tool error.", ge=1

@@ -6,11 +6,11 @@ import argparse
 import random
 import sys
 
-from tests.chaos import backlog, functions, poison, tasks
+from tests.chaos import backlog, chains, functions, poison, tasks
 
-COUNTS = {"tasks": 500, "poison": 500, "lambda": 300, "backlog": 10_000}
-SHORT = {"tasks": 100, "poison": 20, "lambda": 60, "backlog": 1_000}
-"""Tasks of a run that nobody asked for in particular."""
+COUNTS = {"tasks": 500, "poison": 500, "lambda": 300, "backlog": 10_000, "chains": 100}
+SHORT = {"tasks": 100, "poison": 20, "lambda": 60, "backlog": 1_000, "chains": 20}
+"""Tasks, or sleeps, of a run that nobody asked for in particular."""
 
 
 def main() -> int:
@@ -26,7 +26,13 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
-    runs = {"tasks": tasks.main, "poison": poison.main, "lambda": functions.main, "backlog": backlog.main}
+    runs = {
+        "tasks": tasks.main,
+        "poison": poison.main,
+        "lambda": functions.main,
+        "backlog": backlog.main,
+        "chains": chains.main,
+    }
     results = []
     for name in runs if arguments.run is None else [arguments.run]:
         count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.stack.template import Template
 from tests.functions.at_aws import Functions, Witness, begin, die, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint
@@ -14,7 +13,6 @@ from tests.functions.at_aws import witness as witness
 from tests.functions.calling import LARGE
 from tests.functions.conftest import LambdaContext, recorded
 from tests.support import permissions
-from tests.support.dynamodb import ROOT
 from tests.support.rounds import accept, retry
 
 
@@ -53,6 +51,6 @@ def test_what_the_functions_are_seen_to_do_is_what_they_may(
     functions: Functions, witness: Witness, environ: dict[str, str]
 ) -> None:
     everything(functions, environ)
-    template = Template(ROOT / "template.yaml", {}, permissions.KNOWN)
+    template = permissions.deployed()
     assert witness.seen["gateway"] == permissions.allowed(template, "GatewayFunction")
     assert witness.seen["worker"] == permissions.allowed(template, "WorkerFunction") - permissions.OF_THE_MAPPING

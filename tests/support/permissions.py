@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from infra.stack.template import Template
 from tests.support.dynamodb import ROOT
+from tests.support.expanded import expanded
 
 Permission: TypeAlias = tuple[str, str]
 """An action and what it is done to."""
@@ -19,7 +20,9 @@ Permission: TypeAlias = tuple[str, str]
 TABLE, QUEUE, KEYS = "arn:table", "arn:queue", "arn:keys"
 INDEX: Mapping[str, str] = {"DUE": "arn:table/index/due", "OWNED": "arn:table/index/owned"}
 """By the name of the constant that has the index's name."""
+LOGS = {f"{name}Log.Arn": f"arn:log/{name}" for name in ("Gateway", "Worker", "Rotation")}
 KNOWN = {
+    **LOGS,
     "Table": "tasks",
     "Table.Arn": TABLE,
     "Queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/tasks",
@@ -58,18 +61,34 @@ OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "Del
 
 GATEWAY = ("app/dispatch/rounds.py", "app/tasks/service.py", "app/tasks/watch.py")
 WORKER = ("app/tasks/checkpointer.py", "app/tasks/ending.py", "app/tasks/sweep.py", "app/tasks/worker.py")
-SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/pool.py")
+SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/isolation.py", "app/tasks/pool.py")
 """What no function runs: the operator's command, and workers that poll."""
 
 
+def deployed() -> Template:
+    """The expanded template, with what its resources are called here."""
+    return Template(ROOT / "template.yaml", {}, KNOWN, expanded())
+
+
 def allowed(template: Template, function: str) -> set[Permission]:
-    """By a function's own policies."""
-    found: set[Permission] = set()
-    for statement in template.properties(function)["Policies"][0]["Statement"]:
+    """By all policies of a function's role, but for its own log; the template has to be
+    expanded."""
+    reference = template.source["Resources"][function]["Properties"]["Role"]
+    role = template.properties(reference["Fn::GetAtt"][0])
+    assert "ManagedPolicyArns" not in role, "they are for every log group and every queue of the account"
+    found = {one for policy in role["Policies"] for one in _allowed(policy["PolicyDocument"])}
+    log = LOGS[f"{function.removesuffix('Function')}Log.Arn"]
+    of_log = {(action, log) for action in ("logs:CreateLogStream", "logs:PutLogEvents")}
+    assert of_log <= found
+    return found - of_log
+
+
+def _allowed(document: Any) -> Iterator[Permission]:
+    for statement in document["Statement"]:
         assert statement["Effect"] == "Allow"
         actions = statement["Action"]
-        found |= {(action, statement["Resource"]) for action in ([actions] if isinstance(actions, str) else actions)}
-    return found
+        for action in [actions] if isinstance(actions, str) else actions:
+            yield action, statement["Resource"]
 
 
 def of_stores(modules: tuple[str, ...]) -> set[Permission]:
