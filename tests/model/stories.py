@@ -81,7 +81,7 @@ def serving(shared: Shared) -> Catalog:
         for number, seconds in enumerate(pauses):
             values.append(await ctx.step("order", work, f"order {number}", seconds))
             if number == 0 and nap_s:
-                await ctx.sleep("nap", nap_s)
+                await ctx.sleep(nap_s, "nap")
         return {"values": values}
 
     async def branches(ctx: Context, pauses: Sequence[float]) -> dict[str, Any]:
