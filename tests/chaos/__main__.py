@@ -7,10 +7,11 @@ import random
 import sys
 
 from tests.chaos import functions, poison, tasks
+from tests.model import explore
 
-COUNTS = {"tasks": 500, "poison": 500, "lambda": 300}
-SHORT = {"tasks": 100, "poison": 20, "lambda": 60}
-"""Tasks of a run that nobody asked for in particular."""
+COUNTS = {"tasks": 500, "poison": 500, "lambda": 300, "model": 0}
+SHORT = {"tasks": 100, "poison": 20, "lambda": 60, "model": 0}
+"""Tasks of a run that nobody asked for in particular. (The model counts minutes.)"""
 
 
 def main() -> int:
@@ -21,10 +22,12 @@ def main() -> int:
     parser.add_argument("--store", choices=stores, default="both", help="of the run `tasks` (default: %(default)s)")
     parser.add_argument("--count", type=int, help=f"tasks (default: {COUNTS}, in the short form {SHORT})")
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
+    parser.add_argument("--minutes", type=float, default=1.0, metavar="M", help="of the model (default: %(default)s)")
+    parser.add_argument("--profile", choices=tuple(explore.PROFILES), help="of the model (default: each in turn)")
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
-    runs = {"tasks": tasks.main, "poison": poison.main, "lambda": functions.main}
+    runs = {"tasks": tasks.main, "poison": poison.main, "lambda": functions.main, "model": explore.main}
     results = []
     for name in runs if arguments.run is None else [arguments.run]:
         count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]

@@ -39,6 +39,9 @@ SKEW_S: Final = 5
 POLL_S: Final = 2.0
 
 
+BAD: Final = Weather(before=0.02, after=0.03, hang=0.01, lost=0.15, doubled=0.3)
+
+
 @dataclass(frozen=True)
 class Profile:
     """What kind of world."""
@@ -46,7 +49,7 @@ class Profile:
     tools: tuple[str, ...]
     tasks: int = 5
     workers: int = 3
-    weather: Weather = Weather(before=0.02, after=0.03, hang=0.01, lost=0.15, doubled=0.3)
+    weather: Weather = BAD
     harm: float = 0.01
     budget: int = 6
     away_s: float = 0.0
@@ -62,6 +65,11 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
         "answers": Profile(HONEST, weather=Weather(before=0.05, after=0.15, doubled=0.3), harm=0.002),
         "stops": Profile(HONEST, harm=0.04, budget=12, pauses=(0.5, 3.0)),
         "away": Profile(HONEST, away_s=20.0, harm=0.002),
+        "hangs": Profile(HONEST, weather=Weather(hang=0.06, doubled=0.3), harm=0.004, budget=14),
+        "once": Profile(
+            ("once",), tasks=4, weather=Weather(hang=0.15, doubled=0.5), budget=40, harm=0.004, pauses=(0.1, 6.0)
+        ),
+        "cancels": Profile(HONEST, weather=Weather(doubled=0.3), harm=0.004, cancels=0.9, pauses=(1.0, 8.0)),
         "poison": Profile(("dies", "orders", "orders", "blocks", "orders", "branches"), tasks=6, workers=2, budget=1),
         "clocks": Profile(HONEST, workers=4, weather=Weather(lost=0.1, doubled=0.6), harm=0.002, pauses=(2.0, 9.0)),
     }
@@ -186,10 +194,15 @@ class _Story:
         if created is None:
             self._world.wrong(f"{plan.id}: the client was told of a task that is not there")
         cancelling = asyncio.create_task(self._cancel(client, plan))
-        while not await self._look(client, plan):
-            await asyncio.sleep(POLL_S)
+        await self._poll(client, plan)
         cancelling.cancel()
         self._settled.add(plan.id)
+
+    async def _poll(self, client: Process, plan: Plan) -> None:
+        is_over = False
+        while not is_over:
+            await asyncio.sleep(POLL_S)
+            is_over = await self._look(client, plan)
 
     async def _cancel(self, client: Process, plan: Plan) -> None:
         if plan.cancels_after_s is not None:

@@ -190,9 +190,7 @@ def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None
         answer.set_exception(error)
 
 
-async def request(
-    process: Process, what: str, work: Callable[[], Any], lease: Lease | None
-) -> Any:
+async def request(process: Process, what: str, work: Callable[[], Any], lease: Lease | None) -> Any:
     """One request: sent, performed, answered, each at its time and perhaps not at all.
 
     Raises:
@@ -207,7 +205,8 @@ async def request(
 
     def perform() -> None:
         if fate == "before" or world.now_s < weather.away_until_s:
-            return give(None, Unavailable("the model lost a request"))
+            give(None, Unavailable("the model lost a request"))
+            return
         value, error = None, None
         try:
             value = process.shared.perform(process, what, work, lease, sent_s)

@@ -26,7 +26,7 @@ CALM: Final = Weather()
 
 
 class ModelClock(Clock):
-    """The clocks of one process: the wall clock is off by a little, the monotonic one may stand still while it sleeps."""
+    """The clocks of one process: the wall clock is off by a little, the monotonic one may stop while it sleeps."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -107,9 +107,7 @@ def serving(shared: Shared) -> Catalog:
                 values.append(UNKNOWN)
         return {"values": values}
 
-    async def restarts(
-        ctx: Context, left: int, pauses: Sequence[float], values: Sequence[str] = ()
-    ) -> dict[str, Any]:
+    async def restarts(ctx: Context, left: int, pauses: Sequence[float], values: Sequence[str] = ()) -> dict[str, Any]:
         done = await ctx.step("round", work, f"round {left}", pauses[0])
         if left:
             await ctx.restart(left=0, pauses=pauses, values=[*values, done])
@@ -124,10 +122,9 @@ def serving(shared: Shared) -> Catalog:
         await ctx.step("block", block, pauses[0])
         return {"values": []}
 
-    tools: dict[str, Callable[..., Awaitable[Any]]] = dict(
+    return catalog_of(
         orders=orders, branches=branches, asks=asks, once=once, restarts=restarts, dies=dies, blocks=blocks
     )
-    return catalog_of(**tools)
 
 
 def _worker(shared: Shared) -> WorkerProcess:

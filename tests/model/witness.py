@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from app.protocol import jsonrpc
 from app.protocol.tasks import OPEN
 from app.replay.branches import InStep, here
-from app.replay.journal import Finished, Raised, from_row
+from app.replay.journal import Began, Finished, Raised, Slept, from_row
 from app.storage.tasks import Lease
 from app.tasks.turn import Running
 from app.watchdog import RUNNING
@@ -74,32 +74,29 @@ class Witness:
                 self._compare(process, lease, sent_s, seen, row)
                 seen.row = row
 
-    def _compare(
-        self, process: Process, lease: Lease | None, sent_s: float, seen: Seen, row: dict[str, Any]
-    ) -> None:
-        before, db, name = seen.row, self._shared.db, row["id"]
-        has_changed = before != row or self._reads_journal(seen, row)
-        if before["status"] not in OPEN and (before != row or len(seen.journal) != self._entries(row)):
-            self._wrong(name, f"is over and was changed: {_difference(before, row)}")
+    def _compare(self, process: Process, lease: Lease | None, sent_s: float, seen: Seen, row: dict[str, Any]) -> None:
+        before, name = seen.row, row["id"]
+        lease = lease if lease is not None and lease.ref.id == name else None
+        has_changed = before != row or len(seen.journal) != self._entries(row)
+        if has_changed:
+            note = "" if lease is None else f"under {lease.fence} "
+            self._shared.world.tell(f"{process.name} {note}→ {name}: {_difference(before, row)}")
+            self._may_change(lease, before, row)
         if row["fence"] > before["fence"]:
             self._claimed(process, sent_s, seen, row)
-        elif has_changed and lease is not None and lease.ref.id == name and lease.fence != before["fence"]:
-            self._wrong(name, f"was written under the lease {lease.fence}, and has been claimed since")
-        if row["deaths"] > before["deaths"] and not before["alone"]:
-            self._wrong(name, "is blamed for a death beside others")
-        if lease is not None and lease.ref.id == name and row["lease_until_ms"] > before["lease_until_ms"]:
+        elif lease is not None and row["lease_until_ms"] > before["lease_until_ms"]:
             seen.surely_until_s = sent_s + self._shared.config.lease_s
         if before["lease_until_ms"] and not row["lease_until_ms"]:
             seen.ends[before["fence"]] = "blamed" if row["suspect"] else "given back"
-        if has_changed:
-            note = f"under {lease.fence} " if lease is not None else ""
-            self._shared.world.tell(f"{process.name} {note}→ {name}: {_difference(before, row)}")
-        self._read_journal(seen, row)
-        answers = dict(db.execute("select name, value from payloads where task = ? and kind = 'answer'", (row["n"],)))
-        if any(answers.get(key) != value for key, value in seen.answers.items()) and row["fence"] == before["fence"]:
-            if _payloads(db, row["n"], "call")[0] == seen.call:
-                self._wrong(name, "an answer that was taken is gone")
-        seen.answers = answers
+        self._read_payloads(seen, row)
+
+    def _may_change(self, lease: Lease | None, before: dict[str, Any], row: dict[str, Any]) -> None:
+        if before["status"] not in OPEN:
+            self._wrong(row["id"], f"is over and was changed: {_difference(before, row)}")
+        elif lease is not None and lease.fence != before["fence"]:
+            self._wrong(row["id"], f"was written under the lease {lease.fence}, and has been claimed since")
+        if row["deaths"] > before["deaths"] and not before["alone"]:
+            self._wrong(row["id"], "is blamed for a death beside others")
 
     def _claimed(self, process: Process, sent_s: float, seen: Seen, row: dict[str, Any]) -> None:
         before, now_s = seen.row, self._shared.world.now_s
@@ -115,29 +112,33 @@ class Witness:
             self._wrong(row["id"], f"{process.name} took a suspect and does not run it alone")
         seen.held_by, seen.surely_until_s = process, sent_s + self._shared.config.lease_s
 
-    def _reads_journal(self, seen: Seen, row: dict[str, Any]) -> bool:
-        return len(seen.journal) != self._entries(row)
-
     def _entries(self, row: dict[str, Any]) -> int:
         select = "select count(*) from payloads where task = ? and kind = 'journal'"
         count: int = self._shared.db.execute(select, (row["n"],)).fetchone()[0]
         return count
 
-    def _read_journal(self, seen: Seen, row: dict[str, Any]) -> None:
-        if not self._reads_journal(seen, row):
-            return
+    def _read_payloads(self, seen: Seen, row: dict[str, Any]) -> None:
         db = self._shared.db
-        journal, call = _payloads(db, row["n"], "journal"), _payloads(db, row["n"], "call")[0]
+        (call,) = _payloads(db, row["n"], "call")
         if call != seen.call:  # it began anew
-            seen.journal, seen.remembered, seen.call = [], set(), call
+            seen.journal, seen.remembered, seen.call, seen.answers = [], set(), call, {}
+        self._read_journal(seen, row, _payloads(db, row["n"], "journal"))
+        select = "select name, value from payloads where task = ? and kind = 'answer'"
+        answers = dict(db.execute(select, (row["n"],)).fetchall())
+        if any(answers.get(key) != value for key, value in seen.answers.items()):
+            self._wrong(row["id"], "an answer that was taken is gone")
+        seen.answers = answers
+
+    def _read_journal(self, seen: Seen, row: dict[str, Any], journal: list[bytes]) -> None:
         if journal[: len(seen.journal)] != seen.journal:
             self._wrong(row["id"], "its journal was changed and not added to")
         for data in journal[len(seen.journal) :]:
             entry = from_row(jsonrpc.decode(data))
-            if isinstance(entry, (Finished, Raised)):
-                if entry.key in seen.remembered:
-                    self._wrong(row["id"], f"step {entry.key} is remembered twice")
-                seen.remembered.add(entry.key)
+            place = f"began {entry.key}" if isinstance(entry, Began) else entry.key
+            if isinstance(entry, (Finished, Raised, Began, Slept)):
+                if place in seen.remembered:
+                    self._wrong(row["id"], f"step {place} is remembered twice")
+                seen.remembered.add(place)
         seen.journal = journal
 
     # steps
@@ -145,7 +146,8 @@ class Witness:
     def begins(self) -> None:
         """A step of the run that moves just now begins."""
         running, place = RUNNING.get(), here.get()
-        assert isinstance(running, Running) and isinstance(place, InStep)
+        assert isinstance(running, Running)
+        assert isinstance(place, InStep)
         lease, process = running.checkpointer.lease, self._shared.running()
         assert process is not None
         seen = self.seen[lease.ref.id]
