@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,7 +97,12 @@ class ToldTasks(SqliteTasks):
 class _Waiting:
     ref: TaskRef
     visible_s: float
+    number: int
     receipt: int = 0
+
+    @property
+    def shown(self) -> str:
+        return f"{self.number}/{self.receipt}"
 
 
 class Post:
@@ -104,6 +110,11 @@ class Post:
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
+        self._sent = count(1)
+
+    def put(self, ref: TaskRef, visible_s: float) -> None:
+        """One more message."""
+        self.waiting.append(_Waiting(ref, visible_s, next(self._sent)))
 
     def take(self, process: Process, limit: int) -> list[Message]:
         """What is visible just now, in any order."""
@@ -113,11 +124,11 @@ class Post:
         for one in taken:
             one.receipt += 1
             one.visible_s = world.now_s + HIDDEN_S
-        return [Message(one.ref, f"{id(one)}/{one.receipt}") for one in taken]
+        return [Message(one.ref, one.shown) for one in taken]
 
     def delete(self, messages: Sequence[Message]) -> None:
         receipts = {message.receipt for message in messages}
-        self.waiting = [one for one in self.waiting if f"{id(one)}/{one.receipt}" not in receipts]
+        self.waiting = [one for one in self.waiting if one.shown not in receipts]
 
 
 class Queue:
@@ -138,7 +149,7 @@ class Queue:
         def put() -> None:
             for number in range(copies):
                 late_s = delay_ms / 1000 + (world.chance.uniform(0, 12) if number else 0)
-                self._post.waiting.append(_Waiting(ref, world.now_s + late_s))
+                self._post.put(ref, world.now_s + late_s)
 
         await self._process.request(f"send {ref.id}", put)
 

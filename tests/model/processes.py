@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from typing import Any, Final
 
@@ -33,8 +33,17 @@ class ModelClock(Clock):
         self._name = name
         self._ids = 0
         self.off_s = 0.0
+        self.most_off_s = -1_000.0
         self.slept_s = 0.0
         self.next_id: str | None = None
+
+    def set(self, off_s: float) -> None:
+        """Be off by so much from now on."""
+        self.off_s, self.most_off_s = off_s, max(off_s, self.most_off_s)
+
+    def true_s(self, wall_ms: int) -> float:
+        """When at the earliest this clock showed, or will show, a time."""
+        return (wall_ms - BEGIN_MS) / 1000 - self.most_off_s
 
     def now_ms(self) -> int:
         return BEGIN_MS + int((self._world.now_s + self.off_s) * 1000)
@@ -60,7 +69,7 @@ class Process:
         self.told_to_end_s: float | None = None
         self.loop = ProcessLoop(self.world)
         self.clock = ModelClock(self.world, name)
-        self.clock.off_s = shared.any_offset_s()
+        self.clock.set(shared.any_offset_s())
         self.store = ToldTasks(Remote(self, shared.db))
         self.queue = Queue(self, shared.post)
         self.tasks = Tasks(self.store, self.queue, self.clock, shared.config)
@@ -111,6 +120,25 @@ class Process:
         drain(self.loop, self.world)
 
 
+class InOrder(set[Any]):
+    """A set that is gone through in the order of its making, so that a seed tells the same story again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order: dict[Any, None] = {}
+
+    def add(self, one: Any) -> None:
+        super().add(one)
+        self._order[one] = None
+
+    def discard(self, one: Any) -> None:
+        super().discard(one)
+        self._order.pop(one, None)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*self._order])
+
+
 class WorkerProcess(Process):
     """A worker: the real pool, with the real sweep beside it."""
 
@@ -120,6 +148,7 @@ class WorkerProcess(Process):
         self.worker = Worker(catalog, self.store, self.queue, self.clock, config, nobody_listens)
         sweep = Sweep(self.store, self.queue, self.clock, config)
         self.pool = Pool(self.worker, sweep, self.queue, config)
+        self.pool._turns = InOrder()
         self.begin(self._work())
 
     async def _work(self) -> None:
@@ -229,7 +258,7 @@ class Shared:
             case "end":
                 process.terminate()
             case "clock":
-                process.clock.off_s = self.any_offset_s()
+                process.clock.set(self.any_offset_s())
                 self.world.tell(f"{process.name}: its clock is off by {process.clock.off_s:.1f} s now")
 
     def _before_step(self, loop: ProcessLoop) -> bool:

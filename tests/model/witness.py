@@ -85,7 +85,7 @@ class Witness:
         if row["fence"] > before["fence"]:
             self._claimed(process, sent_s, seen, row)
         elif lease is not None and row["lease_until_ms"] > before["lease_until_ms"]:
-            seen.surely_until_s = sent_s + self._shared.config.lease_s
+            seen.surely_until_s = self._surely_until_s(process, sent_s, row)
         if before["lease_until_ms"] and not row["lease_until_ms"]:
             seen.ends[before["fence"]] = "blamed" if row["suspect"] else "given back"
         self._read_payloads(seen, row)
@@ -110,7 +110,12 @@ class Witness:
                 self._wrong(row["id"], f"{process.name} took a lease that held for {left_s:.1f} s more")
         if (has_lapsed or before["suspect"]) and not row["alone"]:
             self._wrong(row["id"], f"{process.name} took a suspect and does not run it alone")
-        seen.held_by, seen.surely_until_s = process, sent_s + self._shared.config.lease_s
+        seen.held_by, seen.surely_until_s = process, self._surely_until_s(process, sent_s, row)
+
+    def _surely_until_s(self, process: Process, sent_s: float, row: dict[str, Any]) -> float:
+        """Its worker counts from when it wanted to send the request, which may have waited for another one."""
+        until_s = process.clock.true_s(row["lease_until_ms"])
+        return min(until_s, sent_s + self._shared.config.lease_s)
 
     def _entries(self, row: dict[str, Any]) -> int:
         select = "select count(*) from payloads where task = ? and kind = 'journal'"
