@@ -101,12 +101,15 @@ def run(seed: int, profile: str) -> Ran:
         lease_s=LEASE_S, clock_skew_s=SKEW_S, requeue_after_s=10, sweep_every_s=5, stop_grace_s=12, max_deaths=4
     )
     shared = Shared(world, config, replace(kind.weather), kind.budget)
+    before = random.getstate()
+    random.seed(seed)  # sweeps take shards in any order
     try:
         _Story(shared, kind).play()
         return _ran(world, shared, profile)
     except Wrong as error:
         raise Wrong(_report(world, profile, str(error))) from None
     finally:
+        random.setstate(before)
         with _quiet():
             shared.close()
 
