@@ -435,10 +435,10 @@ class SqliteTasks:
                 row = _row(db, lease.ref)
                 if row is None or not _holds(lease, row):
                     raise LeaseLost(str(lease.ref))
-                number = _attempt(row, noted, added) if added.entries else row["noted"]
-                if number is None:
+                number = _attempt(row, noted, added) if added.entries else None
+                if added.entries and number is None:
                     return None
-                _set(db, row["n"], {**changes, "noted": number})
+                _set(db, row["n"], changes if number is None else {**changes, "noted": number})
                 _add(db, row, added, now_ms)
                 if also is not None:
                     also(db, row["n"])
@@ -452,10 +452,8 @@ class SqliteTasks:
 
 def _attempt(row: Mapping[str, Any], noted: Noted[None], added: Added) -> int | None:
     """The number of this write of entries; `None` if it has happened already."""
-    doubt = noted.settle(row["noted"])
-    if doubt is not None and doubt.entries == added.entries:
-        return None
-    return noted.attempt(added.entries, None)
+    noted.settle(row["noted"])
+    return None if noted.has_happened_last(added.entries) else noted.attempt(added.entries, None)
 
 
 def _add(db: sqlite3.Connection, row: Mapping[str, Any], added: Added, now_ms: int) -> None:
