@@ -356,7 +356,7 @@ def _branch_of(parent: Branch, coroutine: object) -> Branch:
 _IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def _of_as_completed(parent: Branch, frame: FrameType, coroutine: object) -> Branch:
+def _of_as_completed(parent: Branch, frame: FrameType, coroutine: Any) -> Branch:
     """Branches in the order in which the coroutines were given."""
     awaited = parent._awaited
     if id(coroutine) not in awaited:
@@ -364,6 +364,7 @@ def _of_as_completed(parent: Branch, frame: FrameType, coroutine: object) -> Bra
         if not isinstance(given, Sequence):
             raise RuntimeError("asyncio.as_completed starts coroutines in no order; give it a list of them")
         if not any(one is coroutine for one in given):
+            coroutine.close()  # which asyncio has made of the object
             raise RuntimeError("asyncio.as_completed starts awaitable objects in no order; give it coroutines or tasks")
         awaited.clear()
         for one in given:

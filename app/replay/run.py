@@ -536,8 +536,10 @@ class Run:
         key = self._place(branch).key("sleep", name)
         what = None if self.journal.version == 1 else f"sleep until {until_ms}"
         self._compare(key, what)
+        await self._be_cut_if_before(branch, key)
         self.journal.add(Slept(key, until_ms, what))
-        await self._wait_until(branch, until_ms)
+        async with self._noting_cut(key, what):
+            await self._wait_until(branch, until_ms)
 
     async def begin_limit(self, name: str, seconds: float) -> tuple[Branch, int]:
         """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
