@@ -115,7 +115,7 @@ async def a_poll_in_place_of_a_step(ctx: Context, askers: Askers, other: bool) -
 
 
 async def a_map_over_other_items_of_the_same_keys(ctx: Context, askers: Askers, other: bool) -> None:
-    items = [(number, number + other) for number in ITEMS]
+    items = [[number, number + other] for number in ITEMS]
     await ctx.map(lambda item: askers.ask(ctx, double, item), items, key=lambda item: item[0])
 
 
