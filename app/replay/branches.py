@@ -244,11 +244,20 @@ class Driven(Coroutine[Any, Any, T]):
         except (SystemExit, KeyboardInterrupt) as error:
             said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
             raise HandlerExited(f"the handler called {said}") from error
+        except Suspend:
+            _expect_suspension(asyncio.current_task())
+            raise
         if awaited is END:
             log.error("%s went on after its run had ended; it is not resumed any more", self.__qualname__)
             _given_up.append(self._coroutine)
             raise Suspend
         return awaited
+
+
+def _expect_suspension(task: asyncio.Task[Any] | None) -> None:
+    """Have no event loop complain that nobody has looked at the suspension of a branch that nobody waits for."""
+    if isinstance(task, _BranchTask):
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class HandlerExited(RuntimeError):

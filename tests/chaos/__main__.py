@@ -6,11 +6,11 @@ import argparse
 import random
 import sys
 
-from tests.chaos import functions, tasks
+from tests.chaos import functions, handlers, tasks
 
-COUNTS = {"tasks": 500, "lambda": 300}
-SHORT = {"tasks": 100, "lambda": 60}
-"""Tasks of a run that nobody asked for in particular."""
+COUNTS = {"handlers": 5000, "tasks": 500, "lambda": 300}
+SHORT = {"handlers": 300, "tasks": 100, "lambda": 60}
+"""Handlers or tasks of a run that nobody asked for in particular."""
 
 
 def main() -> int:
@@ -18,13 +18,15 @@ def main() -> int:
     parser.add_argument("run", nargs="?", choices=tuple(COUNTS), help="the run (default: all, in their short form)")
     parser.add_argument("--seed", type=int, help="repeat a run's choices (default: a new one, printed)")
     stores = ("sqlite", "dynamodb", "both")
-    parser.add_argument("--store", choices=stores, default="both", help="of the run `tasks` (default: %(default)s)")
-    parser.add_argument("--count", type=int, help=f"tasks (default: {COUNTS}, in the short form {SHORT})")
+    parser.add_argument(
+        "--store", choices=stores, default="both", help="of the runs `handlers` and `tasks` (default: %(default)s)"
+    )
+    parser.add_argument("--count", type=int, help=f"handlers or tasks (default: {COUNTS}, in the short form {SHORT})")
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
-    runs = {"tasks": tasks.main, "lambda": functions.main}
+    runs = {"handlers": handlers.main, "tasks": tasks.main, "lambda": functions.main}
     results = []
     for name in runs if arguments.run is None else [arguments.run]:
         count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]

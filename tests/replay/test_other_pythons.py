@@ -25,7 +25,7 @@ from tests.support.programs import World, program
 
 ROOT = Path(__file__).parents[2]
 THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
-EXAMPLES = int(os.environ.get("HANDLERS", "300")) // 10
+EXAMPLES = int(os.environ.get("HANDLERS", "150")) // 10
 
 
 @contextmanager

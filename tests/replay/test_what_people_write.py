@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -327,6 +328,21 @@ async def test_objects_that_as_completed_would_start_in_any_order_are_refused() 
         return [await one for one in asyncio.as_completed([Later(ctx), Later(ctx)])]
 
     assert "in no order; give it coroutines or tasks" in str(error_of(await Home().run(handler)))
+
+
+async def test_nobody_complains_of_a_suspended_task_that_nobody_waits_for() -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+
+    async def handler(ctx: Context) -> Any:
+        asks = asyncio.create_task(ctx.elicit("aside", "?", Name))
+        await ctx.elicit("who", "?", Name)
+        return await asks
+
+    assert list(asked_of(await Home().run(handler))) == ["who", "aside"]
+    await asyncio.sleep(0)
+    gc.collect()
+    assert complaints == []
 
 
 # the context
