@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -28,8 +29,11 @@ from app.dispatch.rounds import Rounds
 from app.errors import ConfigError, Problem
 from app.http.challenge import ProtectedResource
 from app.http.endpoint import McpEndpoint
-from app.http.guard import HEALTH, Guard, default_hosts, default_origins
+from app.http.guard import HEALTH, Guard, default_hosts, public_origins
+from app.http.limits import BodyBudget
+from app.http.responder import GRACE_S
 from app.http.shutdown import on_stop_signal
+from app.http.stalls import telling_of_stalls
 from app.settings import Settings
 from app.tasks.service import Tasks
 from app.tasks.watch import Watch
@@ -37,6 +41,8 @@ from app.tokens import keys
 from app.tokens.request_state import StateSealer
 from app.tokens.sealed import Key, KeyRing
 
+STOP_GRACE_S: Final = 10.0
+"""For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Spans are made by `app.tracing`, which knows methods and tools; asking if FastAPI should costs 10 µs a request."""
 
@@ -49,13 +55,18 @@ def create_app() -> FastAPI:
     """
     from_env = settings.from_environment(os.environ)
     logs.configure(from_env.log_level)
-    return build_app(config.load(from_env.config), from_env)
+    return build_app(config.load(from_env.config), from_env, owns_process=True)
 
 
 def build_app(
-    file: ConfigFile, using: Settings, *, clock: Clock | None = None, stores: Stores | None = None
+    file: ConfigFile,
+    using: Settings,
+    *,
+    clock: Clock | None = None,
+    stores: Stores | None = None,
+    owns_process: bool = False,
 ) -> FastAPI:
-    """The app for a configuration.
+    """The app for a configuration. With `owns_process` it may begin processes of the same environment, and end its own.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
@@ -67,7 +78,13 @@ def build_app(
     tasks = Tasks(core.stores.tasks, core.stores.queue, clock, file.config.tasks)
     dispatcher = Dispatcher(file.config, core.catalog, core.hub, rounds, tasks, watch, clock, streams=using.streams)
     resource = make_resource(file, using, core.catalog)
-    pool = core.pool(file.config, clock) if using.works and "tasks" in dispatcher.features else None
+    works = using.works and "tasks" in dispatcher.features
+    pool = core.pool(file.config, clock, stop_grace_s=STOP_GRACE_S, owns_process=owns_process) if works else None
+
+    def stop_soon() -> None:
+        core.hub.close()
+        if pool is not None:
+            pool.stop_soon()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -77,7 +94,8 @@ def build_app(
             if pool is not None:
                 pool.start()
                 stack.push_async_callback(pool.stop)
-            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), core.hub.close))
+            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), stop_soon))
+            stack.enter_context(telling_of_stalls(asyncio.get_running_loop()))
             yield
 
     app = FastAPI(
@@ -168,9 +186,11 @@ def _onion(
     """The layers around FastAPI's router, outermost first."""
     http = config.http
     hosts = default_hosts(using.public_url, using.on_lambda) if http.allowed_hosts is None else http.allowed_hosts
-    origins = default_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
+    own = http.allowed_origins is None
+    origins = public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
+    loopback_only = resource is None and not using.allow_anonymous
     return [
-        Middleware(Guard, hosts=hosts, origins=origins),
+        Middleware(Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only),
         Middleware(
             McpEndpoint,
             path=http.path,
@@ -180,7 +200,9 @@ def _onion(
             tracing=tracing.set_up(),
             clock=clock,
             max_body_bytes=http.max_body_bytes,
+            budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
             keep_alive_s=http.keep_alive_s,
+            send_s=http.send_timeout_s + GRACE_S,
         ),
     ]
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from app import settings
 from app.cli.arguments import UNITS_S
+from app.cli.terminal import say
 from app.clock import Clock, iso
 from app.config import TasksConfig
 from app.core import Stores, make_stores
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_do(_ACTIONS[arguments.action], arguments, stores, clock))
     except (Unavailable, OSError) as error:
-        print(error, file=sys.stderr)
+        say(error, to=sys.stderr)
         return 1
 
 
@@ -78,9 +79,15 @@ def _doing(record: TaskRecord, now_ms: int) -> str:
         return "-"
     if record.status is Status.INPUT_REQUIRED:
         return "waits for its client"
+    if record.wake_ms >= record.expires_ms:
+        return "parked: waits for `tasks retry`"
+    if record.declined_ms:
+        return "waits for a worker that serves it"
     if record.wake_ms > now_ms:
         return f"sleeps for {_ago(record.wake_ms - now_ms)}"
-    return "runs" if record.lease_until_ms > now_ms else "waits for a worker"
+    if record.lease_until_ms > now_ms:
+        return "runs alone" if record.alone else "runs"
+    return "waits to be run alone" if record.suspect or record.lease_until_ms else "waits for a worker"
 
 
 async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -99,6 +106,9 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
         "asks": ", ".join(f"{key} ({decode(request)['method']})" for key, request in record.requests.items()),
         "outcome": None if record.outcome is None else f"{len(record.outcome)} bytes",
         "attempts": record.attempts,
+        "deaths": record.deaths or None,
+        "suspect": "a worker died or stalled with it: it is run alone" if record.suspect else None,
+        "declined": f"since {iso(record.declined_ms)}: no worker serves it" if record.declined_ms else None,
         "claims": record.fence,
         "leased until": iso(record.lease_until_ms) if record.lease_until_ms else None,
         "wakes": iso(record.wake_ms) if record.wake_ms else None,
@@ -106,7 +116,7 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     }
     for name, value in facts.items():
         if value not in (None, ""):
-            print(f"{name + ':':14}{value}")
+            say(f"{name + ':':14}{value}")
     return 0
 
 
@@ -114,24 +124,24 @@ async def _cancel(arguments: argparse.Namespace, stores: Stores, clock: Clock) -
     if not await stores.tasks.cancel(arguments.task, CANCELLED_BY_OPERATOR, clock.now_ms()):
         return _unknown(arguments.task)
     record = await stores.tasks.read(arguments.task, clock.now_ms())
-    print(f"{arguments.task} is {record.status.value if record else 'gone'}")
+    say(f"{arguments.task} is {record.status.value if record else 'gone'}")
     return 0
 
 
 async def _requeue(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     now_ms = clock.now_ms()
     if not await stores.tasks.requeue(arguments.task, now_ms, now_ms):
-        print(f"{arguments.task} is not working: only a task that waits for a worker can be queued", file=sys.stderr)
+        say(f"{arguments.task} is not working: only a task that waits for a worker can be queued", to=sys.stderr)
         return 1
     await stores.queue.send(arguments.task)
-    print(f"{arguments.task} is queued; whoever had it can write to it no more")
+    say(f"{arguments.task} is queued; whoever had it can write to it no more")
     return 0
 
 
 async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     census = await Sweep(stores.tasks, stores.queue, clock, TasksConfig.model_construct()).census()
     for name, value in census.fields().items():
-        print(f"{name:28}{value:>10}")
+        say(f"{name:28}{value:>10}")
     return 0
 
 
@@ -140,12 +150,13 @@ _ACTIONS: Final[dict[str, Action]] = {
     "show": _show,
     "cancel": _cancel,
     "requeue": _requeue,
+    "retry": _requeue,
     "count": _count,
 }
 
 
 def _unknown(ref: TaskRef) -> int:
-    print(f"there is no task {ref}", file=sys.stderr)
+    say(f"there is no task {ref}", to=sys.stderr)
     return 1
 
 
@@ -160,4 +171,4 @@ def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None
     table: list[tuple[Any, ...]] = [head, *rows]
     widths = [max(len(str(row[column])) for row in table) for column in range(len(head))]
     for row in table:
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
