@@ -183,10 +183,11 @@ class Journal:
     """Responses that came with a request that had no state: nobody had asked. Not kept."""
 
     def add(self, entry: Entry) -> None:
-        """Remember something, in place of what was known under its key."""
+        """Remember something, in place of what was known under its key. Steps stand in the order of their outcomes."""
         if isinstance(entry, (Asked, Answered, Unanswered)):
             self.questions[entry.key] = entry
         else:
+            self.steps.pop(entry.key, None)
             self.steps[entry.key] = entry
 
     def receive(self, responses: Mapping[str, Any]) -> None:

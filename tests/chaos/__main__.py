@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos import backlog, chains, edge, functions, poison, requests, tasks
+from tests.chaos import backlog, chains, edge, functions, handlers, poison, requests, tasks
 from tests.model import explore
 
 
@@ -24,6 +24,7 @@ class Run:
 
 
 RUNS: Final[Mapping[str, Run]] = {
+    "handlers": Run(handlers.main, 5_000, 300, "handlers"),
     "tasks": Run(tasks.main, 500, 100),
     "poison": Run(poison.main, 500, 20),
     "lambda": Run(functions.main, 300, 60),
