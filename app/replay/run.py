@@ -57,8 +57,10 @@ HOLD_MS: Final = 1_000
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
 """For how long a task keeps its worker because an `asyncio.timeout` of its handler is about to end a durable wait."""
 MAX_REFUSALS: Final = 100
+LATE_REFUSALS: Final = 10
 STOP_GRACE_S: Final = 5.0
-"""How often, and for how long, a handler may go on asking after its run has ended. Then it is not resumed any more."""
+"""How often a handler may go on asking after its run has ended, and how often when that is a while ago. Then it is not
+resumed any more."""
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""
 
@@ -590,7 +592,8 @@ class Run:
         """What a handler gets that goes on although its run has ended: at first the suspension, in the end nothing."""
         self._refusals += 1
         since_ms = self._clock.monotonic_ms() - self._stopped_at_ms
-        is_hopeless = self._refusals > MAX_REFUSALS or since_ms > STOP_GRACE_S * 1000
+        is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
+        is_hopeless = self._refusals > MAX_REFUSALS or is_late
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
         if is_hopeless and not is_in_thread:  # also when nobody drives it any more and Python closes it

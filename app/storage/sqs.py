@@ -132,9 +132,9 @@ class SqsQueue:
         answer = await self._aws.call("get_queue_attributes", QueueUrl=self._url, AttributeNames=[name])
         return int(answer["Attributes"][name])
 
-    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef]:
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
         """See `TaskQueue`. Nobody can look into SQS."""
-        return ()
+        return None
 
     async def _delete(self, receipts: Sequence[str]) -> None:
         """A receipt that is out of date is no failure: the message has been delivered again, or is gone."""

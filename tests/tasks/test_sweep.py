@@ -128,8 +128,8 @@ class Blind:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef]:
-        return ()
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
+        return None
 
     async def depth(self) -> int | None:
         return self.told_depth
@@ -178,6 +178,17 @@ async def test_tasks_are_not_sent_again_while_a_queue_is_long_that_cannot_tell_w
     long = blind(shop, depth=10_000)
     assert await sent_over(25 * 60, shop, clock, [long]) == []
     assert set(await sent_over(60 * 60, shop, clock, [long])) == set(refs), "in the end they are, however long it is"
+
+
+async def test_a_long_queue_that_knows_what_it_has_lost_is_sent_just_that(shop: Workshop, clock: FixedClock) -> None:
+    refs = [await shop.begin("quick") for _ in range(130)]
+    lost = [message.ref for message in await shop.messages()]
+    await shop.queue.delete(await shop.messages())
+    clock.skip(60)
+    before = await shop.queue.depth()
+    await shop.sweep.sweep()
+    assert await shop.queue.depth() == 130, before
+    assert set(await refs_sent(shop)) == set(refs) >= set(lost)
 
 
 async def test_with_the_queue_short_again_what_was_lost_is_sent(shop: Workshop, clock: FixedClock) -> None:
