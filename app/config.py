@@ -123,22 +123,89 @@ class TasksConfig(Model):
         1_000, description="How often clients are asked to poll, and how often watched tasks are looked at.", ge=100
     )
     concurrency: int = Field(16, description="Tasks that one process works on at once.", ge=1, le=1_000)
+    max_running_per_owner: int | None = Field(
+        None,
+        description="Tasks of one owner that one process works on at once. Unset: half of concurrency, or all of it"
+        " without auth, where there is one owner.",
+        ge=1,
+        le=1_000,
+    )
     lease_s: float = Field(
         30, description="Seconds after which the task of a worker that died is taken up by another.", ge=1, le=900
     )
     requeue_after_s: float = Field(
         30, description="Seconds after which a task that no worker has taken up is queued again.", ge=1, le=3_600
     )
+    requeue_at_most_s: float = Field(
+        900,
+        description="To where the pause grows after which a task that still waits is queued again.",
+        ge=1,
+        le=86_400,
+    )
     sweep_every_s: float = Field(5, description="Seconds between two looks for late tasks.", gt=0, le=3_600)
+    clock_skew_s: float | None = Field(
+        None,
+        description="By how much the clocks of workers may differ: a dead worker's task is taken up lease_s and this"
+        " later. Unset: 5 with SQLite, which is one machine, 60 with DynamoDB.",
+        ge=0,
+        le=900,
+    )
+    shards: int = Field(
+        8,
+        description="Parts of DynamoDB's index of open tasks: each takes 1,000 writes a second and one sweeper at a"
+        " time. Never lower it while tasks are open.",
+        ge=1,
+        le=1_000,
+    )
     max_attempts: int = Field(
-        5, description="Turns in a row without progress (workers that died, faults) after which a task fails.", ge=1
+        5, description="Turns in a row without progress that faults of ours ended, after which a task fails.", ge=1
+    )
+    max_deaths: int = Field(
+        3, description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.", ge=1
+    )
+    stall_part: float = Field(
+        0.6,
+        description="Part of lease_s for which a handler may block the event loop; then its process lets go of all"
+        " tasks and ends with status 70.",
+        gt=0,
+        lt=1,
+    )
+    stop_grace_s: float | None = Field(
+        None,
+        description="Seconds for which steps may go on when the process is told to stop. Unset: 10 for serve, 25 for"
+        " worker.",
+        ge=0,
+        le=3_600,
+    )
+    task_timeout_s: float = Field(
+        86_400, description="Seconds from its creation after which a task that still runs is ended.", gt=0, le=2_592_000
+    )
+    unserved_s: float = Field(
+        3_600,
+        description="Seconds for which a task waits for a worker that serves its tool, as during a deployment; then it"
+        " fails.",
+        ge=0,
+        le=2_592_000,
     )
     max_result_bytes: int = Field(
-        5_000_000, description="Largest result of a task; AWS Lambda returns 6 MB at most.", ge=1_024
+        4_500_000, description="Largest result of a task; 4,600,000 at most on AWS Lambda.", ge=1_024
+    )
+    max_open_per_owner: int = Field(
+        1_000, description="Tasks of one caller that have not ended; a call that needs one more is a tool error.", ge=1
+    )
+    max_call_bytes: int = Field(
+        256_000,
+        description="Most that the call behind a task may take: its arguments, and what its client says of itself.",
+        ge=1_024,
     )
     max_journal_bytes: int = Field(
         3_000_000, description="Most that one task may have remembered of its steps.", ge=1_024, le=100_000_000
     )
+
+    @property
+    def share(self) -> int:
+        """How many of the turns of a process may be at tasks of one owner."""
+        return self.max_running_per_owner or max(1, self.concurrency // 2)
 
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
@@ -234,7 +301,7 @@ class BackendConfig(Model):
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
         description="Which of its tools ask the user for confirmation, showing the arguments, before they run:"
-        " destructive are those with destructiveHint.",
+        " destructive are all that neither say readOnlyHint: true nor destructiveHint: false.",
     )
 
     @property
@@ -340,6 +407,11 @@ class HttpToolConfig(Model):
         False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
     )
     scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
+    approval: str | None = Field(
+        None,
+        description="What the user reads above the arguments where calls have to be approved.",
+        max_length=1_000,
+    )
     once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
     task: TaskMode = Field(
         "forbidden",
@@ -347,7 +419,11 @@ class HttpToolConfig(Model):
     )
     job: HttpJobConfig | None = Field(None, description="The request only starts a job, which is to be followed.")
     read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
-    destructive: bool | None = Field(None, description="destructiveHint; unset: true for DELETE.")
+    destructive: bool | None = Field(
+        None,
+        description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and left out for the others,"
+        " which clients and `approve` take for true.",
+    )
     idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from anyio import CapacityLimiter
 
@@ -22,12 +22,19 @@ from app.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBacke
 from app.dispatch.subscriptions import Hub
 from app.errors import ConfigError, Problem
 from app.settings import Settings
+from app.storage import aws
 from app.storage.base import OnceStore
 from app.storage.queue import TaskQueue
 from app.storage.tasks import TaskStore
+from app.tasks.isolation import Children, child_command
 from app.tasks.pool import Pool
+from app.tasks.rescue import watchdog_of
 from app.tasks.sweep import Sweep
 from app.tasks.worker import Worker
+from app.watchdog import Watchdog
+
+LETTING_GO_PART: Final = 0.6
+"""Of what is left of a lease when the event loop has stood still for too long, how much a watchdog may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,10 @@ class Stores:
     tasks: TaskStore
     queue: TaskQueue
     prepares: Sequence[Callable[[], None]] = ()
+    again: Callable[[], TaskStore] | None = None
+    """Makes another object on the same tasks, for another event loop."""
+    clock_skew_s: float = 5.0
+    """By how much the clocks of those that share them may differ, unless the configuration knows better."""
 
     def prepare(self) -> None:
         """Make the clients of AWS before the first call needs them. No connection is opened.
@@ -68,14 +79,35 @@ class Core:
             clock,
             config.tasks,
             publish,
+            skew_s=stores.clock_skew_s,
             tracing=tracing.set_up(),
             metrics=metrics.set_up(),
         )
 
-    def pool(self, config: GatewayConfig, clock: Clock) -> Pool:
-        """Workers and the sweep, for a process that runs on."""
-        sweep = Sweep(self.stores.tasks, self.stores.queue, clock, config.tasks)
-        return Pool(self.worker(config, clock), sweep, self.stores.queue, config.tasks, metrics.set_up())
+    def pool(self, config: GatewayConfig, clock: Clock, *, stop_grace_s: float, owns_process: bool) -> Pool:
+        """Workers and the sweep, for a process that runs on; one that is ours begins others for suspects, and is ended
+        by a watchdog if a handler blocks it."""
+        stores, tasks = self.stores, config.tasks
+        worker, sweep = self.worker(config, clock), Sweep(stores.tasks, stores.queue, clock, tasks)
+        return Pool(
+            worker,
+            sweep,
+            stores.queue,
+            tasks,
+            metrics.set_up(),
+            stop_grace_s=stop_grace_s,
+            share=None if config.auth == "none" else tasks.share,
+            children=Children(child_command(), stores.tasks, clock) if owns_process else None,
+            watchdog=self.watchdog(worker, config, clock) if owns_process else None,
+        )
+
+    def watchdog(self, worker: Worker, config: GatewayConfig, clock: Clock) -> Watchdog | None:
+        """What ends a process whose event loop stands still."""
+        if self.stores.again is None:
+            return None
+        limit_s = config.tasks.stall_part * config.tasks.lease_s
+        bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
+        return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
 
     async def aclose(self) -> None:
         """Let go of all connections."""
@@ -94,14 +126,14 @@ def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores |
     """
     backends = make_backends(file)
     served = catalog.build(backends, file.config.limits.page_size)
-    stores = stores or make_stores(using, clock)
+    stores = stores or make_stores(using, clock, file.config.tasks.shards)
     if not using.on_demand:
         stores.prepare()
     http = file.config.http
     return Core(backends, served, Hub(http.max_streams, http.max_streams_per_caller), stores)
 
 
-def make_stores(using: Settings, clock: Clock) -> Stores:
+def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     """The stores that the settings name. Nothing is opened yet, and what is not named is not imported.
 
     Raises:
@@ -119,7 +151,7 @@ def make_stores(using: Settings, clock: Clock) -> Stores:
         from app.storage.dynamodb_tasks import DynamoDbTasks
 
         table = dynamodb.Table(using.dynamodb_table, lambda: aws_client("dynamodb", **dynamodb.CONFIG), clock)
-        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table)
+        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
         prepares.append(table.prepare)
     else:
         from app.storage.sqlite import Database, SqliteOnce
@@ -131,7 +163,9 @@ def make_stores(using: Settings, clock: Clock) -> Stores:
     if using.sqs_url is not None:
         from app.storage import sqs
 
-        queue = at_sqs = sqs.SqsQueue(using.sqs_url, lambda: aws_client("sqs", **sqs.CONFIG))
+        queue = at_sqs = sqs.SqsQueue(
+            using.sqs_url, lambda: aws_client("sqs", **sqs.CONFIG), lambda: aws_client("sqs", **sqs.RECEIVING)
+        )
         prepares.append(at_sqs.prepare)
     else:
         from app.storage.sqlite import Database
@@ -139,7 +173,14 @@ def make_stores(using: Settings, clock: Clock) -> Stores:
 
         # a message that the machine's death takes with it is one that the sweep replaces
         queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
-    return Stores(once, tasks, queue, prepares)
+    return Stores(
+        once, tasks, queue, prepares, again=lambda: make_stores(using, clock).tasks, clock_skew_s=_skew_s(using)
+    )
+
+
+def _skew_s(using: Settings) -> float:
+    """Processes on one file have one clock, which is set now and then; machines have each their own."""
+    return 5.0 if using.dynamodb_table is None else 60.0
 
 
 def make_backends(file: ConfigFile) -> list[Backend]:
@@ -166,6 +207,8 @@ _making_clients = threading.Lock()  # a session must not make two at once
 def aws_client(service: str, **config: Any) -> Any:
     """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
 
+    It answers promptly or gives up (`app.storage.aws.PROMPT`), unless `config` says otherwise.
+
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
     """
@@ -179,7 +222,9 @@ def aws_client(service: str, **config: Any) -> Any:
         if not session.get_config_variable("region"):
             remedy = "set it to the region of the table and the queue, such as eu-central-1"
             raise ConfigError([Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)])
-        return session.create_client(service, config=Config(**config))
+        client = session.create_client(service, config=Config(**{**aws.PROMPT, **config}))
+        aws.heed_deadline(client)
+        return client
 
 
 @cache

@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from app import config, core, logs, metrics, settings
-from app.clock import Clock
+from app.clock import Clock, Deadline
+from app.storage import aws
 from app.storage.tasks import TaskRef
+from app.tasks.ending import Turn
 from app.tasks.sweep import Sweep
 from app.tasks.worker import Worker
 
@@ -25,6 +27,17 @@ Event: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 3_000
 """What is left of the function's time when a turn has to be over: to write what it leaves, and the log."""
+AWS_MARGIN_MS: Final = 500
+"""What is left of it when calls of AWS are given up."""
+SWEEP_MS: Final = 50_000
+"""For how long a sweep goes on at most: the next one begins a minute after it did, and goes on
+where it was."""
+
+ALONE_MS: Final = 10_000
+"""What has to be left when a suspect is begun after the others of its batch; else its message comes again."""
+
+LAST_MS: Final = 1_000
+"""What is left of a sweep's time when it begins no further part: it ends by itself then."""
 
 NAMESPACE: Final = "mcp-gateway"
 
@@ -86,37 +99,59 @@ class Function:
         """
         match event:
             case {"Records": [{"eventSource": "aws:sqs"}, *_] as records}:
-                return {"batchItemFailures": await self._batch(records, remaining_ms)}
+                with aws.bounded(self._clock.deadline(max(1, remaining_ms - AWS_MARGIN_MS))):
+                    return {"batchItemFailures": await self._batch(records, remaining_ms)}
             case {"source": "aws.events" | "aws.scheduler"} | {"task": "sweep"}:
-                return await self._swept()
+                within_ms = max(1, min(SWEEP_MS, remaining_ms - MARGIN_MS))
+                with aws.bounded(self._clock.deadline(within_ms)):
+                    return await self._swept(within_ms)
         kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
         raise ValueError(f"This function serves the task queue and the schedule of the sweep, not {kind}")
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
-        """The messages that have to come again."""
-        done = await asyncio.gather(*(self._message(record, remaining_ms) for record in records))
+        """The messages that have to come again. Suspects are run when all others are done with, one after another."""
+        deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
+        turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
+        for place, record in enumerate(records):
+            if turns[place] is Turn.SUSPECT:
+                turns[place] = await self._alone(record, deadline)
         return [
-            {"itemIdentifier": record["messageId"]}
-            for record, is_done in zip(records, done, strict=True)
-            if not is_done
+            {"itemIdentifier": record["messageId"]} for record, turn in zip(records, turns, strict=True) if turn is None
         ]
 
-    async def _message(self, record: Event, remaining_ms: int) -> bool:
+    async def _alone(self, record: Event, deadline: Deadline) -> Turn | None:
+        if (deadline.remaining_ms() or 0) < ALONE_MS:
+            return None
+        return await self._message(record, deadline, alone=True)
+
+    async def _message(self, record: Event, deadline: Deadline, *, alone: bool = False) -> Turn | None:
+        """How the turn ended; `None` if there was none, or it failed."""
         try:
-            ref = TaskRef.parse(record.get("body", ""))
-            await self._worker.work(ref, self._clock.deadline(max(1, remaining_ms - MARGIN_MS)))
+            return await self._worker.work(TaskRef.parse(record.get("body", "")), deadline, alone=alone)
         except Exception as error:
             log.error("a message failed", exc_info=error, extra={"fields": {"message": record.get("messageId")}})
-            return False
-        return True
+            return None
 
-    async def _swept(self) -> dict[str, float]:
-        late = await self._sweep.sweep()
+    async def _swept(self, within_ms: int) -> dict[str, float]:
+        """The census and the number of late tasks, which is left out if there was no time to come
+        to its end."""
+        fields = await self._counted()
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                fields["late"] = await self._sweep.sweep(self._clock.deadline(within_ms - LAST_MS))
+        except TimeoutError:
+            log.warning("the sweep did not come to its end; the next one goes on")
+        finally:
+            told = embedded(fields, self._name, self._clock.now_ms())
+            measured.info("tasks", extra={"fields": {**fields, **told}})
+        return fields
+
+    async def _counted(self) -> dict[str, float]:
+        """The census before the sweep: what it has queued again counts as late no more, though
+        nobody has taken it."""
         census = await self._sweep.census()
         self._metrics.census(census)
-        fields = {**census.fields(), "late": late}
-        measured.info("tasks", extra={"fields": {**fields, **embedded(fields, self._name, self._clock.now_ms())}})
-        return {**census.fields(), "late": late}
+        return census.fields()
 
 
 def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import time
 from typing import Any, Final
 
 from app.clock import iso
@@ -21,7 +20,6 @@ _ACTING: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 """Controls (a terminal takes U+009B for the beginning of a command), and format characters that hide or reorder."""
-_MAX_KEYS: Final = 1_024
 
 
 def escaped(text: str) -> str:
@@ -34,30 +32,6 @@ def escaped(text: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     units = found[0].encode("utf-16-be")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
-
-
-class Seldom:
-    """Lets one thing a minute be told for each key, so that a caller cannot flood the log; counts what it holds back.
-
-    Knows the 1,024 keys that were told last: whoever has more identities than that is told of oftener.
-    """
-
-    def __init__(self, every_s: float = 60) -> None:
-        self._every_s = every_s
-        self._told: dict[object, tuple[float, int]] = {}
-
-    def allows(self, key: object) -> int | None:
-        """How many were held back since the last that was told; `None` if this one is to be held back too."""
-        now_s = time.monotonic()
-        told_s, held_back = self._told.get(key, (float("-inf"), 0))
-        if now_s - told_s < self._every_s:
-            self._told[key] = (told_s, held_back + 1)
-            return None
-        self._told.pop(key, None)
-        while len(self._told) >= _MAX_KEYS:
-            del self._told[next(iter(self._told))]
-        self._told[key] = (now_s, 0)
-        return held_back
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -40,6 +41,8 @@ from app.tokens import keys
 from app.tokens.request_state import StateSealer
 from app.tokens.sealed import Key, KeyRing
 
+STOP_GRACE_S: Final = 10.0
+"""For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Spans are made by `app.tracing`, which knows methods and tools; asking if FastAPI should costs 10 µs a request."""
 
@@ -52,13 +55,18 @@ def create_app() -> FastAPI:
     """
     from_env = settings.from_environment(os.environ)
     logs.configure(from_env.log_level)
-    return build_app(config.load(from_env.config), from_env)
+    return build_app(config.load(from_env.config), from_env, owns_process=True)
 
 
 def build_app(
-    file: ConfigFile, using: Settings, *, clock: Clock | None = None, stores: Stores | None = None
+    file: ConfigFile,
+    using: Settings,
+    *,
+    clock: Clock | None = None,
+    stores: Stores | None = None,
+    owns_process: bool = False,
 ) -> FastAPI:
-    """The app for a configuration.
+    """The app for a configuration. With `owns_process` it may begin processes of the same environment, and end its own.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
@@ -70,7 +78,13 @@ def build_app(
     tasks = Tasks(core.stores.tasks, core.stores.queue, clock, file.config.tasks)
     dispatcher = Dispatcher(file.config, core.catalog, core.hub, rounds, tasks, watch, clock, streams=using.streams)
     resource = make_resource(file, using, core.catalog)
-    pool = core.pool(file.config, clock) if using.works and "tasks" in dispatcher.features else None
+    works = using.works and "tasks" in dispatcher.features
+    pool = core.pool(file.config, clock, stop_grace_s=STOP_GRACE_S, owns_process=owns_process) if works else None
+
+    def stop_soon() -> None:
+        core.hub.close()
+        if pool is not None:
+            pool.stop_soon()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -80,7 +94,7 @@ def build_app(
             if pool is not None:
                 pool.start()
                 stack.push_async_callback(pool.stop)
-            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), core.hub.close))
+            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), stop_soon))
             stack.enter_context(telling_of_stalls(asyncio.get_running_loop()))
             yield
 

@@ -50,7 +50,7 @@ class Settings:
     worker: WorkerMode = "auto"
     """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except on AWS Lambda."""
     allow_anonymous: bool = False
-    """GATEWAY_ALLOW_ANONYMOUS: serve without authentication at addresses that others can reach."""
+    """GATEWAY_ALLOW_ANONYMOUS: without authentication, serve at addresses that others can reach nevertheless."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
     on_demand: bool = False
@@ -104,7 +104,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     listen = cast("ListenMode", read("GATEWAY_LISTEN", "auto", ("auto", "on", "off")))
     worker = cast("WorkerMode", read("GATEWAY_WORKER", "auto", ("auto", "on", "off")))
     log_level = read("GATEWAY_LOG_LEVEL", "info", LOG_LEVELS)
-    allow_anonymous = read("GATEWAY_ALLOW_ANONYMOUS", "no", ("no", "yes")) == "yes"
+    allow_anonymous = read("GATEWAY_ALLOW_ANONYMOUS", "false", ("false", "true")) == "true"
     public_url = environ.get("GATEWAY_PUBLIC_URL") or None
     if public_url is not None and not _is_origin(public_url):
         remedy = "give the URL that clients use, such as https://mcp.example.com"

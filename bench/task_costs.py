@@ -75,7 +75,7 @@ async def _story(meter: Meter, shop: Workshop, size: int) -> None:
     with meter.operation("rest of a turn"):
         await shop.worker.run(claimed)
     with meter.operation("tasks/get, it asks"):
-        await shop.tasks.get(LOCAL, ref.id)
+        await shop.tasks.record(LOCAL, ref.id)
     with meter.operation("tasks/update, answers all"):
         await shop.answer(ref, confirm=accept(go=True))
     with meter.operation("claim, after the step"):
@@ -83,7 +83,9 @@ async def _story(meter: Meter, shop: Workshop, size: int) -> None:
     with meter.operation("rest of a turn"):
         await shop.worker.run(claimed)
     with meter.operation("tasks/get, completed"):
-        assert len(await shop.tasks.get(LOCAL, ref.id)) > size
+        record = await shop.tasks.record(LOCAL, ref.id)
+        assert record is not None
+        assert len(shop.tasks.shown(record)) > size
     other = await shop.begin("work", size=size)
     with meter.operation("tasks/cancel"):
         await shop.cancel(other)
@@ -160,6 +162,9 @@ class _Wrapped:
         self._what = what
 
     def __getattr__(self, name: str) -> Any:
+        if not callable(getattr(self._port, name)):
+            return getattr(self._port, name)
+
         async def call(*args: Any, **kwargs: Any) -> Any:
             with self._meter.store_call(name):
                 self._meter.add(**{self._what: 1})

@@ -13,7 +13,7 @@ APP = Path(__file__).parent.parent / "app"
 LAYERS = [
     {"errors", "clock"},
     {"protocol"},
-    {"yaml_file", "settings", "logs", "tracing", "metrics"},
+    {"yaml_file", "settings", "logs", "tracing", "metrics", "watchdog"},
     {"config"},
     {"auth"},
     {"tokens", "storage", "replay"},

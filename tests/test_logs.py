@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app import logs
-from app.logs import JsonFormatter, Seldom, escaped
+from app.logs import JsonFormatter, escaped
 from tests.support import root_logger
 
 
@@ -94,26 +94,3 @@ def test_what_a_terminal_or_an_eye_would_be_misled_by_is_escaped(char: str) -> N
     assert json.loads(written).items() >= {"msg": f"a{char}b", "subject": f"x{char}y"}.items()
     assert char not in escaped(f"a{char}é日b")
     assert "é日b" in escaped(f"a{char}é日b")
-
-
-def test_one_caller_is_told_of_once_a_minute_and_the_others_all_the_same() -> None:
-    seldom = Seldom()
-    assert [seldom.allows("ann") for _ in range(4)] == [0, None, None, None]
-    assert seldom.allows("bob") == 0
-
-
-def test_what_was_held_back_is_counted() -> None:
-    seldom = Seldom(every_s=0)
-    assert seldom.allows("ann") == 0
-    object.__setattr__(seldom, "_every_s", 60)
-    assert [seldom.allows("ann") for _ in range(2)] == [None, None]
-    object.__setattr__(seldom, "_every_s", 0)
-    assert [seldom.allows("ann") for _ in range(2)] == [2, 0]
-
-
-def test_callers_without_end_take_no_memory() -> None:
-    seldom = Seldom()
-    for number in range(3_000):
-        assert seldom.allows(number) == 0
-    assert seldom.allows(2_999) is None
-    assert seldom.allows(0) == 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.auth.principal import MAX_NAME, Principal, scopes_of
+from app.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
 from app.config import AuthorizerConfig
 from app.errors import InsufficientScope, Unauthenticated
 
@@ -31,7 +31,8 @@ class AuthorizerVerifier:
         client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
         if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
             raise Unauthenticated("invalid_token", f"The authorizer's claims need iss and {config.subject_claim}")
-        principal = Principal(config.issuer, subject, client_id, _scopes(claims.get(config.scope_claim)))
+        scopes, expires_at_s = _scopes(claims.get(config.scope_claim)), moment_of(claims.get("exp"))
+        principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s)
         if not principal.scopes.issuperset(config.scopes):
             raise InsufficientScope("every call", config.scopes)
         return principal

@@ -14,7 +14,7 @@ import jwt
 from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
 
 from app.auth.jwks import KeySet, KeysUnavailable
-from app.auth.principal import MAX_NAME, Principal, scopes_of
+from app.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
 from app.config import JwtAuthConfig
 from app.errors import InsufficientScope, Unauthenticated, Unavailable
 
@@ -92,4 +92,4 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
     issuer, subject = claims["iss"], claims["sub"]
     if not subject or not all(isinstance(name, str) and len(name) <= MAX_NAME for name in (issuer, subject, client_id)):
         raise Unauthenticated("invalid_token", "The token's sub and client_id must be strings, sub not empty")
-    return Principal(issuer, subject, client_id, scopes)
+    return Principal(issuer, subject, client_id, scopes, moment_of(claims["exp"]))

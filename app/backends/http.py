@@ -119,9 +119,16 @@ class HttpBackend:
                 return await asyncio.to_thread(tool.result, answer)
             return tool.result(answer)
 
-        made = Tool(tool.definition(), call, scopes=frozenset(config.scopes), once=config.once, task=config.task)
+        made = Tool(
+            tool.definition(),
+            call,
+            scopes=frozenset(config.scopes),
+            once=config.once,
+            task=config.task,
+            approval=config.approval,
+        )
         # the form first: what the user approves is the call with everything that was filled in
-        return with_questions(with_approval(made, self._config.approve), config.ask)
+        return with_questions(with_approval(made, self._config), config.ask)
 
     async def send(self, outgoing: Outgoing, timeout_s: float) -> Answer:
         """One request and its whole answer.
@@ -287,12 +294,18 @@ class HttpTool:
             check_job(config.job)
         return cls(config, placed, None if config.output_schema is None else Schema.compile(config.output_schema))
 
+    def _destructive_hint(self) -> bool | None:
+        """`None` where nobody said: clients take that for true, and so do we (schema: `ToolAnnotations`)."""
+        if self.config.destructive is not None:
+            return self.config.destructive
+        return {"GET": False, "HEAD": False, "DELETE": True}.get(self.config.method)
+
     def definition(self) -> dict[str, Any]:
         """The schema's `Tool`."""
         config, safe = self.config, self.config.method in ("GET", "HEAD")
         hints = {
             "readOnlyHint": safe if config.read_only is None else config.read_only,
-            "destructiveHint": config.method == "DELETE" if config.destructive is None else config.destructive,
+            **without_none(destructiveHint=self._destructive_hint()),
             "idempotentHint": config.method not in ("POST", "PATCH")
             if config.idempotent is None
             else config.idempotent,

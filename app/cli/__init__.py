@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
     worker.add_argument("config", nargs="?", type=Path, help="as for serve")
     worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="as for serve")
+    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # for processes that this program begins
 
     _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))
 
@@ -76,5 +77,6 @@ def _add_tasks(tasks: argparse.ArgumentParser) -> None:
         ("show", "what is known of one, without its arguments, answers and result"),
         ("cancel", "end one"),
         ("requeue", "take one from whoever has it, and queue it again"),
+        ("retry", "the same: for a task that was parked, once its tool is mended"),
     ):
         actions.add_parser(action, help=does).add_argument("task", type=task_ref, help="as `list` prints it")

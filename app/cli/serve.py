@@ -83,7 +83,7 @@ def _put_into_environment(arguments: argparse.Namespace) -> None:
     if arguments.log_level is not None:
         os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
     if arguments.allow_anonymous:
-        os.environ["GATEWAY_ALLOW_ANONYMOUS"] = "yes"
+        os.environ["GATEWAY_ALLOW_ANONYMOUS"] = "true"
 
 
 def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:

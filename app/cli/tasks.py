@@ -79,9 +79,15 @@ def _doing(record: TaskRecord, now_ms: int) -> str:
         return "-"
     if record.status is Status.INPUT_REQUIRED:
         return "waits for its client"
+    if record.wake_ms >= record.expires_ms:
+        return "parked: waits for `tasks retry`"
+    if record.declined_ms:
+        return "waits for a worker that serves it"
     if record.wake_ms > now_ms:
         return f"sleeps for {_ago(record.wake_ms - now_ms)}"
-    return "runs" if record.lease_until_ms > now_ms else "waits for a worker"
+    if record.lease_until_ms > now_ms:
+        return "runs alone" if record.alone else "runs"
+    return "waits to be run alone" if record.suspect or record.lease_until_ms else "waits for a worker"
 
 
 async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -100,6 +106,9 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
         "asks": ", ".join(f"{key} ({decode(request)['method']})" for key, request in record.requests.items()),
         "outcome": None if record.outcome is None else f"{len(record.outcome)} bytes",
         "attempts": record.attempts,
+        "deaths": record.deaths or None,
+        "suspect": "a worker died or stalled with it: it is run alone" if record.suspect else None,
+        "declined": f"since {iso(record.declined_ms)}: no worker serves it" if record.declined_ms else None,
         "claims": record.fence,
         "leased until": iso(record.lease_until_ms) if record.lease_until_ms else None,
         "wakes": iso(record.wake_ms) if record.wake_ms else None,
@@ -141,6 +150,7 @@ _ACTIONS: Final[dict[str, Action]] = {
     "show": _show,
     "cancel": _cancel,
     "requeue": _requeue,
+    "retry": _requeue,
     "count": _count,
 }
 

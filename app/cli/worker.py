@@ -1,4 +1,8 @@
-"""`mcp-gateway worker`: a process that works on tasks and serves nothing."""
+"""`mcp-gateway worker`: a process that works on tasks and serves nothing.
+
+With `--parent` it takes turns only at suspects that another process sends it, one at a time, over a socket they share
+(`app/tasks/isolation.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,16 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+from collections.abc import Callable
+from typing import Final
 
 from app import config, core, logs, settings
 from app.clock import Clock
+from app.tasks.isolation import Lone
+
+STOP_GRACE_S: Final = 25.0
+"""What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s), less some time to end."""
 
 log = logging.getLogger("app")
 
@@ -27,15 +38,18 @@ def run(arguments: argparse.Namespace) -> int:
     using = settings.from_environment(os.environ)
     logs.configure(using.log_level)
     file = config.load(using.config)
-    asyncio.run(_work(core.build_core(file, using, Clock()), file.config))
+    parts = core.build_core(file, using, Clock())
+    if arguments.parent is None:
+        asyncio.run(_work(parts, file.config))
+    else:
+        asyncio.run(_work_alone(parts, file.config, socket.socket(fileno=arguments.parent)))
     return 0
 
 
 async def _work(parts: core.Core, using: config.GatewayConfig) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    pool = parts.pool(using, Clock())
+    _on_signals(stop.set)
+    pool = parts.pool(using, Clock(), stop_grace_s=STOP_GRACE_S, owns_process=True)
     pool.start()
     log.info("working on tasks, %d at once", using.tasks.concurrency)
     try:
@@ -43,3 +57,25 @@ async def _work(parts: core.Core, using: config.GatewayConfig) -> None:
     finally:
         await pool.stop()
         await parts.aclose()
+
+
+async def _work_alone(parts: core.Core, using: config.GatewayConfig, parent: socket.socket) -> None:
+    clock, stop = Clock(), asyncio.Event()
+    _on_signals(stop.set)
+    worker = parts.worker(using, clock)
+    watchdog = parts.watchdog(worker, using, clock)
+    if watchdog is not None:
+        watchdog.start()
+    grace_s = STOP_GRACE_S if using.tasks.stop_grace_s is None else using.tasks.stop_grace_s
+    try:
+        await Lone(worker, stop, grace_s).work(*await asyncio.open_unix_connection(sock=parent))
+    finally:
+        await parts.aclose()
+    if worker.has_abandoned:
+        logging.shutdown()
+        os._exit(0)  # its handler would keep the process
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)

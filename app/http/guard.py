@@ -30,7 +30,7 @@ MAX_KEPT_BYTES: Final = 256
 _USUAL: Final = ("127.0.0.1", "::1")
 _EXPOSED: Final = (
     "There is no authentication, so the gateway serves this machine alone: configure auth, or set"
-    " GATEWAY_ALLOW_ANONYMOUS=yes if something in front authenticates"
+    " GATEWAY_ALLOW_ANONYMOUS=true if something in front authenticates"
 )
 
 

@@ -127,6 +127,8 @@ async def _driven(handler: Callable[[], Awaitable[T]], state: Run) -> T:
 
 
 async def _in_its_own_task(coroutine: Coroutine[Any, Any, T], state: Run) -> T:
+    state.driver = asyncio.current_task()
+    state.driver_cancelling = 0 if state.driver is None else state.driver.cancelling()
     root = state.root_task = spawn(state.root, coroutine)
     try:
         await asyncio.wait([root])

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
@@ -56,8 +57,10 @@ HOLD_MS: Final = 1_000
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
 """For how long a task keeps its worker because an `asyncio.timeout` of its handler is about to end a durable wait."""
 MAX_REFUSALS: Final = 100
+LATE_REFUSALS: Final = 10
 STOP_GRACE_S: Final = 5.0
-"""How often, and for how long, a handler may go on asking after its run has ended. Then it is not resumed any more."""
+"""How often a handler may go on asking after its run has ended, and how often when that is a while ago. Then it is not
+resumed any more."""
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""
 
@@ -114,6 +117,10 @@ class Run:
         self._owner = object()
         self.root = Branch(self._owner)
         self.root_task: asyncio.Task[Any] | None = None
+        self.driver: asyncio.Task[Any] | None = None
+        """Where the handler has a task of its own: the task that waits for it, and how often that was cancelled
+        before."""
+        self.driver_cancelling = 0
         self.is_enforced = False
         """Whether the handler was cancelled because it went on after its run had ended."""
         self._clock = call.deadline.clock
@@ -144,6 +151,8 @@ class Run:
         """
         branch = await self._enter("question", *asked)
         keys = {name: self._place(branch).key("question", name) for name in asked}
+        given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
+        await self._be_cut_if_before(branch, given_up)
         while True:
             answers: dict[str, Answer] = {}
             opened: list[tuple[str, Asked, Question]] = []
@@ -155,9 +164,20 @@ class Run:
                     opened.append((name, known, question))
             if not opened:
                 return answers
-            await self._within_scopes(branch)
-            until_ms = self._open(opened, timeout_s)
-            await self.quiescence.park(branch, until_ms, self._left_ms(until_ms))
+            async with self._noting_cut(given_up):
+                await self._within_scopes(branch)
+                until_ms = self._open(opened, timeout_s)
+                try:
+                    await self.quiescence.park(branch, until_ms, self._left_ms(until_ms))
+                except asyncio.CancelledError:
+                    self._withdraw(opened)
+                    raise
+
+    def _withdraw(self, opened: Sequence[tuple[str, Asked, Question]]) -> None:
+        """Ask the client no more: nobody waits for the answers."""
+        for _, entry, _ in opened:
+            kept = self.journal.questions[entry.key]
+            self.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
 
     async def ask_anew(self, asked: Mapping[str, Question]) -> NoReturn:
         """Ask, whether or not there was an answer before: the low-level form, which looks answers up itself."""
@@ -267,7 +287,7 @@ class Run:
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised, Began)):
             match known:
                 case Cut():
-                    await self._be_cut_again(branch, known, name)
+                    await self._be_cut_again(branch, known)
                 case Tried(again_ms=again_ms):
                     await self._wait_until(branch, again_ms)
             check_return(function, name)
@@ -285,11 +305,12 @@ class Run:
         task = self._task("poll", branch, name, function, args, {})
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised)):
             if isinstance(known, Cut):
-                await self._be_cut_again(branch, known, name)
+                await self._be_cut_again(branch, known)
             await self._before_step(branch)
             said = await self._run_step(task, ONCE, 0, only_values=True)
             if said is None:
-                await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
+                async with self._noting_cut(task.key, task.what):
+                    await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
         return outcome_of(known, name)
 
     def _task(
@@ -336,20 +357,35 @@ class Run:
         """What is remembered of the step now; `None` if that is nothing."""
         with self.quiescence.moving():
             begun_ms = self._clock.monotonic_ms()
-            if options.at_most_once:
-                await self._remember(Began(task.key, task.what))
-            try:
-                with inside(InStep(self._owner, task.key)):
-                    entry = await attempt(task, options.timeout_s, self.call.step_threads)
-            except asyncio.CancelledError:
-                if self.stopped is None:  # the handler itself gave it up, and will again in every replay
-                    ran_ms = round(self._clock.monotonic_ms() - begun_ms)
-                    await self._remember(Cut(task.key, ran_ms, task.what))
-                raise
-            finally:
-                self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
-            self._steps_run += 1
-            return await self._note(entry, options, attempts + 1, only_values=only_values)
+            async with self._noting_cut(task.key, task.what):
+                if options.at_most_once:
+                    await self._remember(Began(task.key, task.what))
+                try:
+                    with inside(InStep(self._owner, task.key)):
+                        entry = await attempt(task, options.timeout_s, self.call.step_threads)
+                finally:
+                    self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
+                self._steps_run += 1
+                return await self._note(entry, options, attempts + 1, only_values=only_values)
+
+    @asynccontextmanager
+    async def _noting_cut(self, key: str, what: str | None = None) -> AsyncIterator[None]:
+        """Remember it if the handler itself gives up what is inside (`asyncio.timeout`, a failed sibling): it will
+        again in every replay, however much is known by then.
+
+        A value that became durable while it was being given up is replaced: the handler has not seen it.
+        """
+        begun_ms = self._clock.monotonic_ms()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.stopped is None and not self._is_being_ended():
+                await self._remember(Cut(key, round(self._clock.monotonic_ms() - begun_ms), what))
+            raise
+
+    def _is_being_ended(self) -> bool:
+        """Whether it is not the handler that cancels: an event loop that ends cancels all its tasks, in any order."""
+        return self.driver is not None and self.driver.cancelling() > self.driver_cancelling
 
     async def _note(
         self, entry: Finished | Raised, options: Options, attempts: int, *, only_values: bool
@@ -382,12 +418,17 @@ class Run:
         if cancelled is not None:
             raise cancelled
 
-    async def _be_cut_again(self, branch: Branch, cut: Cut, name: str) -> NoReturn:
-        """Wait to be cancelled as in the run in which the step was cut: by the same time-out, or the same sibling."""
+    async def _be_cut_if_before(self, branch: Branch, key: str) -> None:
+        known = self.journal.steps.get(key)
+        if isinstance(known, Cut):
+            await self._be_cut_again(branch, known)
+
+    async def _be_cut_again(self, branch: Branch, cut: Cut) -> NoReturn:
+        """Wait to be cancelled as in the run in which it was cut: by the same time-out, or the same sibling."""
         self._fire_scopes(branch)
         with self.quiescence.moving():
             await asyncio.sleep(cut.after_ms / 1000 + CUT_GRACE_S)
-        raise StepFailed(f"step {name!r} was given up by its handler in an earlier run, and was not in this one")
+        raise StepFailed(f"{cut.key!r} was given up by its handler in an earlier run, and was not in this one")
 
     async def key_for(self, name: str) -> str:
         """A key for a service that takes one to do a thing once: the same in every run, another for another place."""
@@ -428,7 +469,10 @@ class Run:
         """Wait, once: a later run waits for what is left, a task without holding a worker."""
         branch = await self._enter("sleep", name)
         key = self._place(branch).key("sleep", name)
-        await self._wait_until(branch, self._time_of(key, "sleep", seconds))
+        until_ms = self._time_of(key, "sleep", seconds)
+        await self._be_cut_if_before(branch, key)
+        async with self._noting_cut(key, self._time_identity("sleep", seconds)):
+            await self._wait_until(branch, until_ms)
 
     async def sleep_until(self, name: str, until_ms: int) -> None:
         """Wait for a moment, in milliseconds since the epoch."""
@@ -448,13 +492,18 @@ class Run:
     def _time_of(self, key: str, kind: str, seconds: float) -> int:
         """When what began at a place is over. It is kept with whatever the run leaves; if that is nothing, nobody was
         waiting."""
-        what = None if self.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
+        what = self._time_identity(kind, seconds)
         self._compare(key, what)
         known = self.journal.steps.get(key)
+        if isinstance(known, Cut):
+            return self._clock.now_ms()
         if not isinstance(known, Slept):
             known = Slept(key, self._clock.now_ms() + round(seconds * 1000), what)
             self.journal.add(known)
         return known.until_ms
+
+    def _time_identity(self, kind: str, seconds: float) -> str | None:
+        return None if self.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
 
     async def _wait_until(self, branch: Branch, until_ms: int) -> None:
         """Wait for a moment: here if it is near, otherwise by giving the turn back.
@@ -543,7 +592,8 @@ class Run:
         """What a handler gets that goes on although its run has ended: at first the suspension, in the end nothing."""
         self._refusals += 1
         since_ms = self._clock.monotonic_ms() - self._stopped_at_ms
-        is_hopeless = self._refusals > MAX_REFUSALS or since_ms > STOP_GRACE_S * 1000
+        is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
+        is_hopeless = self._refusals > MAX_REFUSALS or is_late
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
         if is_hopeless and not is_in_thread:  # also when nobody drives it any more and Python closes it
@@ -566,7 +616,9 @@ class Run:
             self._stopped_at_ms = self._clock.monotonic_ms()
             waits = [one.until_ms for one in self._parked if one.until_ms is not None]
             limits = [scope.until_ms for one in self._parked for scope in one.branch.scopes]
-            self.wake_ms = None if self._must_go_on() else min([*waits, *limits], default=None)
+            soon = [] if self.requests else self._timeouts_s()
+            timeouts = [self._clock.now_ms() + max(0, round(left_s * 1000)) for left_s in soon]
+            self.wake_ms = None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
         self.quiescence.unpark(Suspend)
 
@@ -618,16 +670,23 @@ class Run:
         branches = [one.branch for one in self._parked]
         limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in branch.scopes}
         soon = [left_ms / 1000 for left_ms in limits if 0 < left_ms <= HOLD_MS]
-        return max(0.0, min([*soon, *self._timeouts_s(branches)], default=0.0))
+        return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
-    def _timeouts_s(self, branches: Sequence[Branch]) -> list[float]:
+    def _timeouts_s(self) -> list[float]:
         """When `asyncio.timeout` will end a wait: not in another process, so this one has to wait for it."""
-        now_s = asyncio.get_running_loop().time()
-        active = {limit for branch in branches for limit in branch.timeouts if is_active(limit)}
-        left = [when - now_s + 0.01 for limit in active if (when := limit.when()) is not None]
+        left = [left_s for one in self._parked for left_s in self._timeouts_of(one)]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning("asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout")
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
+
+    def _timeouts_of(self, one: Parked) -> Iterator[float]:
+        """Those that will end a wait before it is over anyway."""
+        now_s = asyncio.get_running_loop().time()
+        wait_s = math.inf if one.until_ms is None else (one.until_ms - self._clock.now_ms()) / 1000
+        for limit in one.branch.timeouts:
+            when = limit.when() if is_active(limit) else None
+            if when is not None and when - now_s < wait_s:
+                yield when - now_s + 0.01
 
     def _enforce(self) -> None:
         if self.root_task is not None:

@@ -6,14 +6,18 @@
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
     O#token id      0              the record of a token id
     O#token id      1#blob#0000    part of its outcome
+    S#number        0              who looks after a shard of the index of due tasks
 
 Every change is one conditional write of one head. Large values are rows beside it: written before the head refers to
-them, never changed, and garbage if it then does not. `ttl` has DynamoDB delete every row in the end.
+them, never changed, and garbage if it then does not. What a worker needs is read by the names that the head has. Who
+reads a task asks for a range of keys, in one call, so what is in that range and no longer named is deleted. `ttl` has
+DynamoDB delete every row in the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +26,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 from app.clock import Clock
 from app.errors import Unavailable
-from app.storage.aws import THREADS, Aws, MakeClient
+from app.storage.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from app.storage.base import OnceRecord
+
+log = logging.getLogger(__name__)
 
 Row: TypeAlias = dict[str, Any]
 """A row with plain values: `str`, `int`, `bytes`, lists and mappings of them."""
@@ -34,26 +40,39 @@ Kept: TypeAlias = bytes | str
 Space: TypeAlias = Literal["1", "2"]
 """Who needs a blob: `1` whoever reads the task, `2` only a worker."""
 
+Returned: TypeAlias = Literal["NONE", "ALL_NEW", "ALL_OLD"]
+"""The row that a write answers with: as it is now, or as it was. Neither costs anything."""
+
 HEAD: Final = "0"
-SMALL: Final = 4 * 1024
-"""Up to here a value stays in the head: each write of the head is paid for by the KiB, each row by the call, too."""
+SMALL: Final[Mapping[Space, int]] = MappingProxyType({"1": 4 * 1024, "2": 1024})
+"""Up to here a value stays in the head. Each write of the head is paid for by the KiB, and most writes are steps; what
+is read by `tasks/get` is there only when no steps are made."""
 PART: Final = 350 * 1024
 """A row holds 400 KB with its keys."""
+READ_BATCH: Final = 100
+"""`BatchGetItem` takes so many keys, and answers with 16 MB at most."""
 BATCH: Final = 25
 """`BatchWriteItem` takes 25 rows and 16 MB: as many of the largest parts fit."""
 BATCH_PAUSE_S: Final = 0.05
 _BATCH_TRIES: Final = 6
+_NAME: Final = 12
+"""Characters of a blob's name, 72 bits: it has to be new within its task."""
 
 CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "max_pool_connections": THREADS,
-        "connect_timeout": 2,
-        "read_timeout": 5,
+        "connect_timeout": CONNECT_S,
+        "read_timeout": READ_S,
         "retries": {"mode": "standard", "total_max_attempts": 3},
         "tcp_keepalive": True,
     }
 )
 """For the client's `botocore.config.Config`: a call is answered within milliseconds, or not at all."""
+
+DUE: Final = "due"
+"""The index of open tasks by shard and due time."""
+OWNED: Final = "owned"
+"""The index of open tasks by owner."""
 
 TABLE: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -62,6 +81,7 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
             {"AttributeName": "sk", "AttributeType": "S"},
             {"AttributeName": "shard", "AttributeType": "S"},
             {"AttributeName": "due_ms", "AttributeType": "N"},
+            {"AttributeName": "owner", "AttributeType": "S"},
         ],
         "KeySchema": [
             {"AttributeName": "pk", "KeyType": "HASH"},
@@ -69,21 +89,25 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
         ],
         "GlobalSecondaryIndexes": [
             {
-                "IndexName": "open",
+                "IndexName": DUE,
                 "KeySchema": [
                     {"AttributeName": "shard", "KeyType": "HASH"},
                     {"AttributeName": "due_ms", "KeyType": "RANGE"},
                 ],
                 "Projection": {
                     "ProjectionType": "INCLUDE",
-                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms"],
+                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms", "resends", "unsent"],
                 },
-            }
+            },
+            {
+                "IndexName": OWNED,
+                "KeySchema": [{"AttributeName": "owner", "KeyType": "HASH"}],
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            },
         ],
         "BillingMode": "PAY_PER_REQUEST",
         "TimeToLiveSpecification": {"AttributeName": "ttl", "Enabled": True},
         "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
-        "SSESpecification": {"SSEEnabled": True},
     }
 )
 """The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`; `infra/table.json` has the same."""
@@ -91,7 +115,7 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
 
 def create_table(client: Any, name: str) -> None:
     """Make the table at DynamoDB Local, for development: deployed ones are made from `infra/table.json`."""
-    elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification", "SSESpecification"}
+    elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
     client.create_table(TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere})
     client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
     client.update_time_to_live(TableName=name, TimeToLiveSpecification=TABLE["TimeToLiveSpecification"])
@@ -162,7 +186,7 @@ class Table:
         put = {"Item": _encoded({**row, "version": version}), "ConditionExpression": "attribute_not_exists(pk)"}
         return await self._write("put_item", put, version)
 
-    async def update(self, pk: str, change: Change, *, wants_row: bool = False) -> Won | Lost:
+    async def update(self, pk: str, change: Change, *, returns: Returned = "NONE") -> Won | Lost:
         """Change a head where the conditions hold."""
         version = self._clock.new_id()
         sets = {**change.sets, "version": version}
@@ -170,7 +194,7 @@ class Table:
         is_news = "#version <> :itself"
         values = {**change.values, ":itself": version}
         expressions = _expressions(replace(change, sets=sets, when=[*change.when, is_news], values=values))
-        update = {"Key": _key(pk), "ReturnValues": "ALL_NEW" if wants_row else "NONE", **expressions}
+        update = {"Key": _key(pk), "ReturnValues": returns, **expressions}
         return await self._write("update_item", update, version)
 
     async def _write(self, operation: str, arguments: dict[str, Any], version: str) -> Won | Lost:
@@ -182,7 +206,9 @@ class Table:
             except client.exceptions.ConditionalCheckFailedException as error:
                 row = _decoded(error.response.get("Item"))
                 was_us = row is not None and row.get("version") == version
-                return Won(row) if was_us else Lost(row)
+                return (
+                    Won(row) if was_us else Lost(row)
+                )  # of an old row that was asked for, the new one is what is left
 
         won_or_lost: Won | Lost = await self._aws.do(attempt)
         return won_or_lost
@@ -196,19 +222,66 @@ class Table:
         """A head and what a reader needs beside it, by `sk`, strongly consistent."""
         return await self._rows("#pk = :pk AND #sk < :end", {":pk": pk, ":end": "2"})
 
-    async def blobs(self, pk: str) -> dict[str, Row]:
-        """What only a worker needs, by `sk`, strongly consistent."""
-        return await self._rows("#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "2#"})
+    async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
+        """The rows that a head's values refer to, by `sk`, strongly consistent."""
+        names = [name for value in kept for name in names_of(value)]
+        rows: dict[str, Row] = {}
+        for start in range(0, len(names), READ_BATCH):
+            keys = [_encoded({"pk": pk, "sk": name}) for name in names[start : start + READ_BATCH]]
+            rows |= await self._get_batch(keys)
+        return rows
+
+    async def _get_batch(self, left: list[Any]) -> dict[str, Row]:
+        rows: dict[str, Row] = {}
+        tried = 0
+        while left:
+            answer = await self._aws.call(
+                "batch_get_item", RequestItems={self._name: {"Keys": left, "ConsistentRead": True}}
+            )
+            found = [row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))]
+            rows |= {row["sk"]: row for row in found}
+            left = answer.get("UnprocessedKeys", {}).get(self._name, {}).get("Keys", [])
+            tried = 0 if found else tried + 1  # an answer of 16 MB has left some, too
+            if left and not found:
+                await _pause_of_batch(tried)
+        return rows
+
+    async def names_shown(self, pk: str) -> list[str]:
+        """The names of all rows beside a head that who reads the task gets, live or not."""
+        rows = await self._rows("#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "1#"})
+        return list(rows)
 
     async def _rows(self, key: str, values: Mapping[str, Any]) -> dict[str, Row]:
         query = {"KeyConditionExpression": key, **_placeholders(key, values), "ConsistentRead": True}
         return {row["sk"]: row for row in await self._pages("query", query, None)}
 
+    async def drop(self, pk: str, names: Sequence[str]) -> None:
+        """Delete rows that no head names any more, as far as that can be done now; `ttl` does the rest."""
+        left = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
+        try:
+            for start in range(0, len(left), BATCH):
+                await self._put_batch(left[start : start + BATCH])
+        except Unavailable as error:
+            log.info("rows that nobody needs are left to their time", extra={"fields": {"error": str(error)}})
+
+    async def count(self, owner: str, up_to: int) -> int:
+        """How many rows the index `owned` has for an owner, up to a bound."""
+        key = "#owner = :owner"
+        arguments = {"TableName": self._name, "IndexName": OWNED, "KeyConditionExpression": key, "Select": "COUNT"}
+        arguments |= _placeholders(key, {":owner": owner})
+        found = 0
+        while True:
+            page = await self._aws.call("query", **arguments, Limit=max(1, up_to - found))
+            found += int(page["Count"])
+            if "LastEvaluatedKey" not in page or found >= up_to:
+                return min(found, up_to)
+            arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+
     async def index(self, shard: str, until_ms: int | None, limit: int) -> list[Row]:
-        """Rows of one shard of the index `open`, by their `due_ms`, up to one."""
+        """Rows of one shard of the index `due`, by their `due_ms`, up to one."""
         key = "#shard = :shard" if until_ms is None else "#shard = :shard AND #due_ms <= :until"
         placeholders = _placeholders(key, {":shard": shard, ":until": until_ms})
-        return await self._pages("query", {"IndexName": "open", "KeyConditionExpression": key, **placeholders}, limit)
+        return await self._pages("query", {"IndexName": DUE, "KeyConditionExpression": key, **placeholders}, limit)
 
     async def scan(self, when: Sequence[str], values: Mapping[str, Any], limit: int) -> list[Row]:
         """Heads in the whole table for which all of this holds."""
@@ -242,12 +315,23 @@ class Table:
             left = answer.get("UnprocessedItems", {}).get(self._name, [])
             if not left:
                 return
-            await asyncio.sleep(BATCH_PAUSE_S * 2**tried)  # a batch that is throttled in part is no error to botocore
+            await _pause_of_batch(tried)
         raise Unavailable("The store cannot take the call just now")
 
     async def aclose(self) -> None:
         """Let go of the connections."""
         await self._aws.aclose()
+
+
+async def _pause_of_batch(tried: int) -> None:
+    """A batch that is throttled in part is no error to botocore.
+
+    Raises:
+        Unavailable: it has been tried often enough.
+    """
+    if tried >= _BATCH_TRIES:
+        raise Unavailable("The store cannot take the call just now")
+    await asyncio.sleep(BATCH_PAUSE_S * 2**tried)
 
 
 class Draft:
@@ -259,25 +343,29 @@ class Draft:
         self._ttl = ttl
         self.rows: list[Row] = []
         """To be put before the head is written: `Table.put`."""
+        self.names: list[str] = []
+        """Of all rows that it ever had."""
 
-    def keep(self, space: Space, value: bytes, room: int = SMALL) -> Kept:
+    def keep(self, space: Space, value: bytes, room: int | None = None) -> Kept:
         """The value itself if there is room for it in the head, else the reference to rows that will have it."""
-        return value if len(value) <= room else self.move(space, value)
+        return value if len(value) <= (SMALL[space] if room is None else room) else self.move(space, value)
 
     def move(self, space: Space, value: bytes) -> str:
         """The reference to rows that will have the value."""
-        blob = f"{space}#{self._clock.new_id()}"
+        blob = f"{space}#{self._clock.new_id()[:_NAME]}"
         cuts = range(0, len(value), PART)
         self.rows += [
             {"pk": self._pk, "sk": f"{blob}#{part:04}", "ttl": self._ttl, "b": value[start : start + PART]}
             for part, start in enumerate(cuts)
         ]
-        return f"{blob}#{len(cuts)}"
+        reference = f"{blob}#{len(cuts)}"
+        self.names += names_of(reference)
+        return reference
 
     def keep_each(self, space: Space, values: Mapping[str, bytes], room: int) -> Iterator[tuple[str, Kept]]:
         """The same for several, which share the room."""
         for name, value in values.items():
-            kept = self.keep(space, value, min(SMALL, max(room, 0)))
+            kept = self.keep(space, value, min(SMALL["1"], max(room, 0)))
             room -= len(name) + len(kept)
             yield name, kept
 
@@ -291,8 +379,15 @@ def whole(kept: Kept, rows: Mapping[str, Row]) -> bytes:
     """The value that a head has or refers to."""
     if isinstance(kept, bytes):
         return kept
+    return b"".join(rows[name]["b"] for name in names_of(kept))
+
+
+def names_of(kept: Kept) -> list[str]:
+    """The names of the rows that a value refers to."""
+    if isinstance(kept, bytes):
+        return []
     blob, _, parts = kept.rpartition("#")
-    return b"".join(rows[f"{blob}#{part:04}"]["b"] for part in range(int(parts)))
+    return [f"{blob}#{part:04}" for part in range(int(parts))]
 
 
 def _key(pk: str) -> Row:

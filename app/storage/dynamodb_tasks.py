@@ -6,76 +6,107 @@ The layout of the table: app/storage/dynamodb.py; that of a head: app/storage/dy
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from app.errors import LeaseLost
+from app.errors import LeaseLost, Unavailable
 from app.protocol.tasks import Event, Status, sources, target
-from app.storage.dynamodb import HEAD, Change, Draft, Expression, Kept, Lost, Row, Table, Won, is_moved, whole
+from app.storage.dynamodb import HEAD, Change, Draft, Expression, Kept, Lost, Row, Table, Won, names_of, whole
 from app.storage.dynamodb_heads import (
+    BLAMED,
     IS_FOUND,
+    NO_BLAME,
     NOT_LEASED,
+    PROGRESS,
     ROOM,
     SHARDS,
+    Known,
     Notes,
+    answers_of,
     answers_taken,
+    claimed,
+    entries_of,
     fit_in_head,
+    has_lapsed,
+    is_held,
     is_in,
+    known_of,
     lease_holds,
-    lengthened,
+    may_be_claimed,
     new_head,
     open_task_of,
     over,
     pk_of,
     record_of,
-    said,
+    refs_for_work,
+    refs_shown,
     seen,
+    step,
     ttl_of,
     unexpired,
-    unpacked,
     values_of,
     why_not,
     woken,
+    work,
 )
+from app.storage.noted import Doubt, Noted
 from app.storage.tasks import (
     NOTHING,
     Added,
     Answered,
     Claimed,
     Lease,
+    Move,
     NewTask,
     NotClaimed,
     OpenTask,
     TaskRecord,
     TaskRef,
+    is_for_a_sweep,
 )
 
 EXACTLY: Final = 200
 """Up to so many open tasks are read from each part of the index, to have those that are due first of all."""
 
 
-class DynamoDbTasks:
-    """The `TaskStore`, see there."""
+_READ_TRIES: Final = 5
+_DAY_S: Final = 86_400
 
-    def __init__(self, table: Table) -> None:
+
+class DynamoDbTasks:
+    """The `TaskStore`, see there. New tasks are spread over `shards` parts of the index of due tasks."""
+
+    def __init__(self, table: Table, shards: int = SHARDS) -> None:
         self._table = table
+        self._shards = shards
 
     # for the owner
 
-    async def create(self, task: NewTask) -> None:
+    async def create(self, task: NewTask) -> bool:
         """See `TaskStore`."""
-        draft = self._table.draft(pk_of(task.ref), ttl_of(task.expires_ms))
-        row = new_head(task, draft)
+        pk = pk_of(task.ref)
+        draft = self._table.draft(pk, ttl_of(task.expires_ms))
+        row = new_head(task, draft, self._shards)
         await self._table.put(draft)
         match await self._table.put_new(row):
-            case Lost():
-                raise ValueError(f"there is a task {task.ref} already")
+            case Lost(row=head):
+                await self._drop_draft(pk, draft, head)
+                return False
+        return True
+
+    async def count_open(self, owner: str, up_to: int) -> int:
+        """See `TaskStore`. Tasks from before there was this index are not counted."""
+        return await self._table.count(owner, up_to)
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """See `TaskStore`."""
-        rows = await self._table.read(pk_of(ref))
-        head = unexpired(rows.get(HEAD), now_ms)
-        return None if head is None else record_of(head, rows)
+        for _ in range(_READ_TRIES):
+            rows = await self._table.read(pk_of(ref))
+            head = unexpired(rows.get(HEAD), now_ms)
+            if all(name in rows for kept in refs_shown(head) for name in names_of(kept)):
+                return None if head is None else record_of(head, rows)
+            # a question was answered and its rows deleted while they were read
+        raise Unavailable("The task changes faster than it can be read")
 
     async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
         """See `TaskStore`."""
@@ -108,7 +139,29 @@ class DynamoDbTasks:
             values=values_of(now_ms, size=size, count=len(answers), room=ROOM),
             names=names,
         )
-        return await self._table.update(pk_of(ref), change)
+        return await self._update_and_drop(ref, change)
+
+    async def _update_and_drop(self, ref: TaskRef, change: Change) -> Won | Lost:
+        """A write after which nobody shows the questions that were there, if they were large."""
+        won_or_lost = await self._table.update(pk_of(ref), change, returns="ALL_OLD")
+        match won_or_lost:
+            case Won(row=dict() as before):
+                left = change.sets["requests"]
+                gone = [asked["b"] for key, asked in before["requests"].items() if key not in left]
+                await self._drop(ref, gone)
+        return won_or_lost
+
+    async def _drop(self, ref: TaskRef, kept: Sequence[Kept]) -> None:
+        names = [name for value in kept for name in names_of(value)]
+        if names:
+            await self._table.drop(pk_of(ref), names)
+
+    async def _drop_draft(self, pk: str, draft: Draft, head: Row | None) -> None:
+        """Of a write that did not happen; or it had, and botocore sent it again when others had written since."""
+        live = {name for kept in (*refs_shown(head), *refs_for_work(head or {})) for name in names_of(kept)}
+        names = [name for name in draft.names if name not in live]
+        if names:
+            await self._table.drop(pk, names)
 
     async def _answer_some(
         self, ref: TaskRef, head: Row | None, answers: Mapping[str, bytes], now_ms: int, due_ms: int
@@ -125,7 +178,7 @@ class DynamoDbTasks:
             kept |= draft.keep_each("2", fresh, ROOM - head["answered"])
             await self._table.put(draft)
             change, answered = answers_taken(head, {key: kept[key] for key in taken}, now_ms, due_ms)
-            match await self._table.update(pk_of(ref), change):
+            match await self._update_and_drop(ref, change):
                 case Won():
                     return answered
                 case Lost(row=row):
@@ -140,129 +193,225 @@ class DynamoDbTasks:
             when=[IS_FOUND, is_in(Event.CANCEL)],
             values=values_of(now_ms),
         )
-        match await self._table.update(pk_of(ref), change):
+        match await self._update_and_drop(ref, change):
             case Lost(row=head):
                 return unexpired(head, now_ms) is not None
         return True
 
     # for the worker
 
-    async def claim(self, ref: TaskRef, now_ms: int, until_ms: int) -> Claimed | NotClaimed:
+    async def claim(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int | None = None,
+        lapsed_ms: int | None = None,
+        alone: bool = False,
+    ) -> Claimed | NotClaimed:
         """See `TaskStore`."""
-        # Who has it may go on until the lease ends.
-        is_free = "#lease_until_ms <= :now"
-        # It sleeps until something is worth looking at.
-        is_awake = "#wake_ms <= :now"
-        change = Change(
-            {
-                "fence": Expression("#fence + :one"),
-                "attempts": Expression("#attempts + :one"),
-                "lease_until_ms": until_ms,
-                "due_ms": until_ms,
-                "wake_ms": 0,
-            },
-            when=[IS_FOUND, is_in(Event.RUN), is_free, is_awake],
-            values=values_of(now_ms),
-        )
-        match await self._table.update(pk_of(ref), change, wants_row=True):
-            case Won(row=dict() as head):
-                return await self._claimed(ref, head)
-            case Lost(row=head):
-                return why_not(head, now_ms)
-        raise AssertionError("ALL_NEW has the row")
+        lapsed_ms = now_ms if lapsed_ms is None else lapsed_ms
+        sets = claimed(until_ms, until_ms if due_ms is None else due_ms, alone)
+        values = values_of(now_ms, lapsed=lapsed_ms)
+        is_lapsed = False
+        while True:
+            change = Change({**sets, **(BLAMED if is_lapsed else {})}, may_be_claimed(is_lapsed, alone), values)
+            match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
+                case Won(row=dict() as head):
+                    return await self._claimed(ref, head, is_lapsed)
+                case Lost(row=head):
+                    refused = why_not(head, now_ms, lapsed_ms, alone)
+                    if refused is not None or head is None:
+                        return refused or NotClaimed.GONE
+                    is_lapsed = has_lapsed(head)
 
-    async def _claimed(self, ref: TaskRef, head: Row) -> Claimed:
-        kept = [head["call"], head["state"], *head["chunks"], *head["answers"].values()]
-        rows = await self._table.blobs(pk_of(ref)) if any(map(is_moved, kept)) else {}
-        older = [entry for chunk in head["chunks"] for entry in unpacked(whole(chunk, rows))]
-        notes = Notes(head["expires_ms"], head.get("status_message"), len(head["chunks"]), list(head["tail"]))
+    async def _claimed(self, ref: TaskRef, head: Row, was_lapsed: bool) -> Claimed:
+        rows = await self._table.named(pk_of(ref), refs_for_work(head))
+        if was_lapsed:
+            await self._tidy(ref)
         return Claimed(
-            lease=Lease(ref, head["fence"], notes),
+            lease=Lease(ref, head["fence"], Notes(known_of(head, rows), Noted())),
             record=record_of(head, {}),
             call=whole(head["call"], rows),
-            journal=older + notes.tail,
+            journal=entries_of(head, rows),
             state=whole(head["state"], rows),
-            answers={key: whole(value, rows) for key, value in head["answers"].items()},
+            answers=answers_of(head, rows),
         )
 
-    async def checkpoint(self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None) -> None:
+    async def _tidy(self, ref: TaskRef) -> None:
+        """Nothing that a client is shown is live while a worker has the task: what is there was left by one that died
+        between its rows and the head, and would be read by each `tasks/get`."""
+        names = await self._table.names_shown(pk_of(ref))
+        if names:
+            await self._table.drop(pk_of(ref), names)
+
+    async def checkpoint(
+        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+    ) -> None:
         """See `TaskStore`."""
-        sets = {} if until_ms is None else {"lease_until_ms": until_ms, "due_ms": until_ms}
-        await self._write(lease, added, now_ms, sets | ({"attempts": 0} if added.entries else {}))
+        sets: dict[str, Any] = dict(PROGRESS) if added.entries else {}
+        if until_ms is not None:
+            sets |= {"lease_until_ms": until_ms, "due_ms": until_ms if due_ms is None else due_ms}
+        await self._write(lease, added, now_ms, lambda draft: sets)
 
     async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
         """See `TaskStore`."""
-        draft = self._draft(lease)
-        kept = draft.keep_each("1", requests, ROOM)
-        asked = {key: {"n": place, "b": value} for place, (key, value) in enumerate(kept)}
-        sets = {
-            **NOT_LEASED,
-            **seen(now_ms),
-            "status": target(Event.ASK).value,
-            "requests": asked,
-            "due_ms": Expression("#expires_ms"),
-            "attempts": 0,
-        }
-        await self._write(lease, added, now_ms, sets, draft)
+
+        def asked(draft: Draft) -> Mapping[str, Any]:
+            kept = draft.keep_each("1", requests, ROOM)
+            questions = {key: {"n": place, "b": value} for place, (key, value) in enumerate(kept)}
+            due = {"due_ms": Expression("#expires_ms"), "unsent": None}
+            status = {"status": target(Event.ASK).value, "requests": questions}
+            return {**NOT_LEASED, **PROGRESS, **seen(now_ms), **due, **status}
+
+        await self._write(lease, added, now_ms, asked)
 
     async def release(
-        self, lease: Lease, added: Added, now_ms: int, *, wake_ms: int, due_ms: int, keeps_attempts: bool = False
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        *,
+        wake_ms: int,
+        due_ms: int,
+        attempts: int = 0,
+        declined_ms: int = 0,
+        keeps_blame: bool = False,
     ) -> None:
         """See `TaskStore`."""
-        sets = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms}
-        await self._write(lease, added, now_ms, sets | ({} if keeps_attempts else {"attempts": 0}))
+        unsent = 1 if is_for_a_sweep(wake_ms, due_ms) else None
+        times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
+        told = {"attempts": attempts, "declined_ms": declined_ms or None}
+        sets = {**times, **told, **({} if keeps_blame else NO_BLAME)}
+        await self._write(lease, added, now_ms, lambda draft: sets)
+
+    async def restart(
+        self,
+        lease: Lease,
+        call: bytes,
+        journal: Sequence[bytes],
+        state: bytes,
+        journal_version: int,
+        now_ms: int,
+        due_ms: int,
+    ) -> None:
+        """See `TaskStore`."""
+        before = refs_for_work(lease.notes.known.head)
+
+        def begun(draft: Draft) -> Mapping[str, Any]:
+            due = {"due_ms": due_ms, "unsent": None}
+            return {**NOT_LEASED, **PROGRESS, **due, **work(call, journal, state, journal_version, draft)}
+
+        await self._write(lease, NOTHING, now_ms, begun)
+        await self._drop(lease.ref, before)
+
+    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
+        """See `TaskStore`."""
+        end = Expression("#expires_ms")
+        sets = {**NOT_LEASED, "wake_ms": end, "due_ms": end}
+        await self._write(lease, Added(status_message=status_message), now_ms, lambda draft: sets)
+
+    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+        """See `TaskStore`."""
+        sets = {**NOT_LEASED, "due_ms": due_ms, "unsent": 1, **(BLAMED if blame else {})}
+        change = Change(sets, [IS_FOUND, *lease_holds()], values_of(now_ms, fence=fence))
+        return isinstance(await self._table.update(pk_of(ref), change), Won)
 
     async def finish(
         self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
     ) -> None:
         """See `TaskStore`."""
-        draft = self._draft(lease)
-        kept = None if outcome is None else draft.keep("1", outcome)
-        sets = {**over(status, status_message, now_ms), **({} if kept is None else {"outcome": kept})}
-        await self._write(lease, NOTHING, now_ms, sets, draft)
 
-    def _draft(self, lease: Lease) -> Draft:
-        return self._table.draft(pk_of(lease.ref), ttl_of(lease.notes.expires_ms))
+        def ended(draft: Draft) -> Mapping[str, Any]:
+            kept = {} if outcome is None else {"outcome": draft.keep("1", outcome)}
+            return {**over(status, status_message, now_ms), **kept}
 
-    async def _write(
-        self,
-        lease: Lease,
-        added: Added,
-        now_ms: int,
-        sets: Mapping[str, Any],
-        draft: Draft | None = None,
-    ) -> None:
-        """One write under a lease; its own large values are in `draft`.
+        await self._write(lease, NOTHING, now_ms, ended)
+
+    async def _write(self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]) -> None:
+        """One write under a lease, of what is made with a draft for its large values, and of what is added.
 
         Raises:
             LeaseLost
         """
         notes: Notes = lease.notes
-        draft = draft or self._draft(lease)
-        async with notes.writing:  # the tail is as the write before left it
-            journal, tail = lengthened(notes.tail, added.entries, draft)
-            changes = {**sets, **journal, **said(notes, added, draft, now_ms)}
-            await self._table.put(draft)
-            values = values_of(now_ms, fence=lease.fence, none=0, chunks=notes.chunks, tail=len(notes.tail))
-            match await self._table.update(pk_of(lease.ref), Change(changes, lease_holds(added), values)):
-                case Lost():
-                    raise LeaseLost(str(lease.ref))
-            notes.tail, notes.chunks = tail, notes.chunks + ("chunks" in journal)
-            if added.status_message is not None:
-                notes.status_message = added.status_message
+        async with notes.noted.writing:  # the journal is as the write before left it
+            while doubt := await self._attempt(lease, notes, added, now_ms, make):
+                notes.known = doubt.then  # a write that nobody had heard of has happened
+                if doubt.entries == added.entries:
+                    return
+
+    async def _attempt(
+        self, lease: Lease, notes: Notes, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]
+    ) -> Doubt[Known] | None:
+        """`None` if the write has happened now; else one before it that had happened already.
+
+        Raises:
+            LeaseLost
+        """
+        pk, has_entries = pk_of(lease.ref), bool(added.entries)
+        draft = self._table.draft(pk, ttl_of(notes.known.head["expires_ms"]))
+        this = step(notes.known, added, make(draft), now_ms, draft)
+        await self._table.put(draft)
+        values = values_of(now_ms, fence=lease.fence, noted=notes.noted.happened)
+        number = notes.noted.attempt(added.entries, this.known) if has_entries else 0
+        sets = {**this.sets, **({"noted": number} if has_entries and "noted" not in this.sets else {})}
+        match await self._table.update(pk, Change(sets, lease_holds(has_entries), values)):
+            case Lost(row=head):
+                await self._drop_draft(pk, draft, head)
+                return _what_had_happened(lease, head)
+        notes.noted.settle(number)
+        notes.known = this.known
+        await self._drop(lease.ref, this.superseded)
+        return None
 
     # for the sweep
 
-    async def due(self, now_ms: int, limit: int) -> Sequence[OpenTask]:
+    @property
+    def shards(self) -> int:
+        """See `TaskStore`. A table may have tasks from when it had the usual number."""
+        return max(self._shards, SHARDS)
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
         """See `TaskStore`."""
-        return await self._index(now_ms, limit)
+        if shard is None:
+            return await self._index(now_ms, limit)
+        return [open_task_of(row) for row in await self._table.index(str(shard), now_ms, limit)]
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """See `TaskStore`."""
+        firsts = await asyncio.gather(*(self._table.index(f"{shard}", now_ms, 1) for shard in range(self.shards)))
+        return [shard for shard, first in enumerate(firsts) if first]
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        """See `TaskStore`."""
+        # Nobody has ever had it, or had it until now, or it is ours.
+        is_free = "(attribute_not_exists(#pk) OR #until_ms <= :now OR #sweeper = :sweeper)"
+        change = Change(
+            {"sweeper": sweeper, "until_ms": until_ms, "ttl": until_ms // 1000 + _DAY_S},
+            when=[is_free],
+            values=values_of(now_ms, sweeper=sweeper),
+        )
+        return isinstance(await self._table.update(f"S#{shard}", change), Won)
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
         """See `TaskStore`."""
-        # Whoever moved it before us does what is to be done; what is terminal has none.
-        is_due_as_seen = "#due_ms = :due"
-        change = Change({"due_ms": due_ms}, when=[is_due_as_seen], values={":due": task.due_ms})
-        return isinstance(await self._table.update(pk_of(task.ref), change), Won)
+        return await self._move(Move(task, due_ms))
+
+    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        """See `TaskStore`. A write each: a transaction would cost twice as much."""
+        return await asyncio.gather(*map(self._move, moves))
+
+    async def _move(self, move: Move) -> bool:
+        resends = {"resends": move.task.resends + 1} if move.resends else {}
+        change = Change(
+            {"due_ms": move.due_ms, "unsent": None, **resends},
+            # Whoever moved it before us does what is to be done; what is terminal has none.
+            when=["#due_ms = :due"],
+            values={":due": move.task.due_ms},
+        )
+        return isinstance(await self._table.update(pk_of(move.task.ref), change), Won)
 
     async def expire(self, ref: TaskRef, now_ms: int) -> None:
         """See `TaskStore`."""
@@ -273,7 +422,7 @@ class DynamoDbTasks:
             when=[is_past, is_in(Event.EXPIRE)],
             values=values_of(now_ms),
         )
-        await self._table.update(pk_of(ref), change)
+        await self._update_and_drop(ref, change)
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`. DynamoDB deletes by itself: `ttl`."""
@@ -287,8 +436,8 @@ class DynamoDbTasks:
 
     async def _index(self, until_ms: int | None, limit: int) -> list[OpenTask]:
         # exact where few are asked for; of many, each part of the index gives its share
-        share = limit if limit <= EXACTLY else -(-limit // SHARDS)
-        shards = (self._table.index(str(shard), until_ms, share) for shard in range(SHARDS))
+        share = limit if limit <= EXACTLY else -(-limit // self.shards)
+        shards = (self._table.index(str(shard), until_ms, share) for shard in range(self.shards))
         rows = [row for rows in await asyncio.gather(*shards) for row in rows]
         return sorted(map(open_task_of, rows), key=lambda task: task.due_ms)[:limit]
 
@@ -313,7 +462,14 @@ class DynamoDbTasks:
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""
         change = Change(
-            {**NOT_LEASED, "fence": Expression("#fence + :one"), "attempts": 0, "due_ms": due_ms},
+            {
+                **NOT_LEASED,
+                **PROGRESS,
+                "fence": Expression("#fence + :one"),
+                "due_ms": due_ms,
+                "resends": None,
+                "unsent": None,
+            },
             # Whether somebody has it does not matter: that is what this is for.
             when=[IS_FOUND, is_in(Event.RUN)],
             values=values_of(now_ms),
@@ -323,3 +479,16 @@ class DynamoDbTasks:
     async def aclose(self) -> None:
         """Let go of the connections."""
         await self._table.aclose()
+
+
+def _what_had_happened(lease: Lease, head: Row | None) -> Doubt[Known]:
+    """The write that makes a refused one too late, while the lease holds.
+
+    Raises:
+        LeaseLost
+    """
+    notes: Notes = lease.notes
+    doubt = notes.noted.settle(head["noted"]) if head is not None and is_held(head, lease.fence) else None
+    if doubt is None:
+        raise LeaseLost(str(lease.ref))
+    return doubt

@@ -76,6 +76,40 @@ create table messages (
 );
 create index messages_by_time on messages (visible_ms);
 """,
+    """
+alter table tasks add column deaths integer not null default 0;
+alter table tasks add column suspect integer not null default 0;
+alter table tasks add column alone integer not null default 0;
+alter table tasks add column declined_ms integer not null default 0;
+alter table tasks add column journal_version integer not null default 1;
+alter table tasks add column resends integer not null default 0;
+alter table tasks add column noted integer not null default 0;
+alter table tasks add column unsent integer not null default 0;
+create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
+create table sweepers (
+    shard integer primary key,
+    sweeper text not null,
+    until_ms integer not null
+);
+create table waiting (
+    n integer primary key,
+    owner text not null,
+    task text not null unique,
+    visible_ms integer not null,
+    turn integer,
+    taken integer not null default 0,
+    receipt integer not null default 0
+);
+create index waiting_by_turn on waiting (turn, n, owner) where turn is not null;
+create index waiting_by_time on waiting (visible_ms) where turn is null;
+create table turns (
+    owner text primary key,
+    turn integer not null
+) without rowid;
+insert into waiting (owner, task, visible_ms)
+    select substr(task, 1, instr(task, '.') - 1), task, min(visible_ms) from messages group by task;
+drop table messages;
+""",
 )
 """What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
 

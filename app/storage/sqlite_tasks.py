@@ -3,42 +3,58 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from app.errors import LeaseLost
 from app.protocol.tasks import OPEN, Event, Status, sources, target
+from app.storage.noted import Noted
 from app.storage.sqlite import Database, transaction
 from app.storage.tasks import (
+    NOTHING,
     Added,
     Answered,
     Claimed,
     Lease,
+    Move,
     NewTask,
     NotClaimed,
     OpenTask,
     TaskRecord,
     TaskRef,
+    is_for_a_sweep,
 )
 
 FORGET_AFTER_MS: Final = 2 * 86_400_000
 """How long an expired task stays in the file, for its operator."""
 _FORGET_AT_ONCE: Final = 500
 
+SHARDS: Final = 1
+"""Parts of the index of due tasks. A file has one writer, so a second sweeper could only be in the way of the first."""
+
 _HEAD: Final = (
     "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
-    " fence, lease_until_ms, wake_ms, due_ms, attempts"
+    " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
+    " resends, noted"
 )
-_OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms"
+_NO_FIELDS: Final = frozenset({"n", "owner", "id", "status", "noted"})
+"""Columns that are no fields of a record under their names."""
+_OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
+_CLEARED: Final[Mapping[str, Any]] = {"deaths": 0, "suspect": 0}
+_PROGRESS: Final[Mapping[str, Any]] = {**_CLEARED, "attempts": 0, "declined_ms": 0}
+
+_Also: TypeAlias = Callable[[sqlite3.Connection, int], None]
+"""What else happens in a transaction, to the row of this number."""
 
 
 class SqliteTasks:
     """The `TaskStore`, see there."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, shards: int = SHARDS) -> None:
         self._database = database
+        self._shards = shards
 
-    async def create(self, task: NewTask) -> None:
+    async def create(self, task: NewTask) -> bool:
         """See `TaskStore`."""
         head: dict[str, Any] = {
             "owner": task.ref.owner,
@@ -55,20 +71,31 @@ class SqliteTasks:
             "wake_ms": 0,
             "due_ms": None if task.status.is_terminal else task.due_ms,
             "attempts": 0,
+            "journal_version": task.journal_version,
         }
+        places = ", ".join("?" * len(head))
+        insert = f"insert into tasks ({', '.join(head)}) values ({places}) on conflict do nothing"
 
-        def write(db: sqlite3.Connection) -> None:
+        def write(db: sqlite3.Connection) -> bool:
             with transaction(db):
-                places = ", ".join("?" * len(head))
-                row = db.execute(f"insert into tasks ({', '.join(head)}) values ({places})", tuple(head.values()))
+                row = db.execute(insert, tuple(head.values()))
+                if row.rowcount == 0:
+                    return False
                 n = row.lastrowid
                 _put(db, n, "call", [("", task.call)])
                 _put(db, n, "state", [("", task.state)])
                 _put(db, n, "journal", (("", entry) for entry in task.journal))
                 if task.outcome is not None:
                     _put(db, n, "outcome", [("", task.outcome)])
+                return True
 
-        await self._database.write(write)
+        return await self._database.write(write)
+
+    async def count_open(self, owner: str, up_to: int) -> int:
+        """See `TaskStore`. Exact."""
+        select = "select count(*) from (select 1 from tasks where owner = ? and due_ms is not null limit ?)"
+        count: int = await self._database.read(lambda db: db.execute(select, (owner, up_to)).fetchone()[0])
+        return count
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """See `TaskStore`."""
@@ -126,28 +153,51 @@ class SqliteTasks:
 
         return await self._database.write(write)
 
-    async def claim(self, ref: TaskRef, now_ms: int, until_ms: int) -> Claimed | NotClaimed:
+    async def claim(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int | None = None,
+        lapsed_ms: int | None = None,
+        alone: bool = False,
+    ) -> Claimed | NotClaimed:
         """See `TaskStore`."""
 
         def write(db: sqlite3.Connection) -> Claimed | NotClaimed:
             with transaction(db):
-                refused = _why_not(_row(db, ref), now_ms)
-                if refused is not None:
-                    return refused
-                db.execute(
-                    "update tasks set fence = fence + 1, attempts = attempts + 1, lease_until_ms = ?, due_ms = ?,"
-                    " wake_ms = 0 where owner = ? and id = ?",
-                    (until_ms, until_ms, ref.owner, ref.id),
-                )
+                row = _row(db, ref)
+                refused = _why_not(row, now_ms, now_ms if lapsed_ms is None else lapsed_ms, alone)
+                if row is None or refused is not None:
+                    return refused or NotClaimed.GONE
+                has_lapsed = row["lease_until_ms"] > 0
+                changes = {
+                    "fence": row["fence"] + 1,
+                    "lease_until_ms": until_ms,
+                    "due_ms": until_ms if due_ms is None else due_ms,
+                    "wake_ms": 0,
+                    "suspect": row["suspect"] or has_lapsed,
+                    "deaths": row["deaths"] + (has_lapsed and row["alone"]),
+                    "alone": alone,
+                    "resends": 0,
+                    "unsent": 1,
+                    "noted": 0,
+                }
+                _set(db, row["n"], changes)
                 return _claimed(db, ref)
 
         return await self._database.write(write)
 
-    async def checkpoint(self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None) -> None:
+    async def checkpoint(
+        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+    ) -> None:
         """See `TaskStore`."""
-        changes = {} if until_ms is None else {"lease_until_ms": until_ms, "due_ms": until_ms}
+        changes: dict[str, Any] = {}
+        if until_ms is not None:
+            changes = {"lease_until_ms": until_ms, "due_ms": until_ms if due_ms is None else due_ms}
         if added.entries:
-            changes["attempts"] = 0
+            changes |= _PROGRESS
         await self._under_lease(lease, added, changes, now_ms)
 
     async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
@@ -156,20 +206,72 @@ class SqliteTasks:
         def ask(db: sqlite3.Connection, n: int) -> None:
             _put(db, n, "request", requests.items())
             db.execute(
-                "update tasks set status = ?, due_ms = expires_ms, updated_ms = ?, revision = revision + 1 where n = ?",
+                "update tasks set status = ?, due_ms = expires_ms, unsent = 0, updated_ms = ?, revision = revision + 1"
+                " where n = ?",
                 (target(Event.ASK).value, now_ms, n),
             )
 
-        await self._under_lease(lease, added, {"lease_until_ms": 0, "attempts": 0}, now_ms, ask)
+        await self._under_lease(lease, added, {"lease_until_ms": 0, **_PROGRESS}, now_ms, ask)
 
     async def release(
-        self, lease: Lease, added: Added, now_ms: int, *, wake_ms: int, due_ms: int, keeps_attempts: bool = False
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        *,
+        wake_ms: int,
+        due_ms: int,
+        attempts: int = 0,
+        declined_ms: int = 0,
+        keeps_blame: bool = False,
     ) -> None:
         """See `TaskStore`."""
-        changes = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms}
-        if not keeps_attempts:
-            changes["attempts"] = 0
-        await self._under_lease(lease, added, changes, now_ms)
+        changes = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": is_for_a_sweep(wake_ms, due_ms)}
+        told = {"attempts": attempts, "declined_ms": declined_ms}
+        blame = {} if keeps_blame else _CLEARED
+        await self._under_lease(lease, added, {**changes, **told, **blame}, now_ms)
+
+    async def restart(
+        self,
+        lease: Lease,
+        call: bytes,
+        journal: Sequence[bytes],
+        state: bytes,
+        journal_version: int,
+        now_ms: int,
+        due_ms: int,
+    ) -> None:
+        """See `TaskStore`."""
+
+        def replace(db: sqlite3.Connection, n: int) -> None:
+            db.execute("delete from payloads where task = ?", (n,))
+            _put(db, n, "call", [("", call)])
+            _put(db, n, "state", [("", state)])
+            _put(db, n, "journal", (("", entry) for entry in journal))
+
+        changes = {"lease_until_ms": 0, "wake_ms": 0, "due_ms": due_ms, "journal_version": journal_version}
+        changes |= {"unsent": 0}
+        await self._under_lease(lease, NOTHING, {**changes, **_PROGRESS}, now_ms, replace)
+
+    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
+        """See `TaskStore`."""
+
+        def put_aside(db: sqlite3.Connection, n: int) -> None:
+            db.execute("update tasks set wake_ms = expires_ms, due_ms = expires_ms where n = ?", (n,))
+
+        message = Added(status_message=status_message)
+        await self._under_lease(lease, message, {"lease_until_ms": 0}, now_ms, put_aside)
+
+    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+        """See `TaskStore`."""
+        (working,) = sources(Event.RUN)
+        statement = (
+            "update tasks set lease_until_ms = 0, wake_ms = 0, due_ms = ?, unsent = 1,"
+            " suspect = suspect or ?, deaths = deaths + (? and alone)"
+            " where owner = ? and id = ? and fence = ? and status = ? and lease_until_ms > 0 and expires_ms > ?"
+        )
+        facts = (due_ms, blame, blame, ref.owner, ref.id, fence, working.value, now_ms)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def finish(
         self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
@@ -181,18 +283,54 @@ class SqliteTasks:
             if outcome is not None:
                 _put(db, n, "outcome", [("", outcome)])
 
-        await self._under_lease(lease, Added(), {}, now_ms, end)
+        await self._under_lease(lease, NOTHING, {}, now_ms, end)
 
-    async def due(self, now_ms: int, limit: int) -> Sequence[OpenTask]:
+    @property
+    def shards(self) -> int:
         """See `TaskStore`."""
-        select = f"select {_OPEN_TASK} from tasks where due_ms <= ? order by due_ms limit ?"
+        return self._shards
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
+        """See `TaskStore`."""
+        part = "" if shard is None else f" and n % {self._shards} = {shard}"
+        select = f"select {_OPEN_TASK} from tasks where due_ms <= ?{part} order by due_ms limit ?"
         return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """See `TaskStore`."""
+        select = f"select distinct n % {self._shards} from tasks where due_ms <= ?"
+        return await self._database.read(lambda db: [shard for (shard,) in db.execute(select, (now_ms,))])
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        """See `TaskStore`."""
+        held = "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
+        if await self._database.read(lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()):
+            return False  # without a lock that whoever has it would have to wait for
+        statement = (
+            "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
+            " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"
+            " where sweepers.until_ms <= ? or sweepers.sweeper = excluded.sweeper"
+        )
+        facts = (shard, sweeper, until_ms, now_ms)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
         """See `TaskStore`."""
-        statement = "update tasks set due_ms = ? where owner = ? and id = ? and due_ms = ?"
-        facts = (due_ms, task.ref.owner, task.ref.id, task.due_ms)
-        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
+        (moved,) = await self.postpone_many([Move(task, due_ms)])
+        return moved
+
+    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        """See `TaskStore`. One transaction."""
+        statement = (
+            "update tasks set due_ms = ?, resends = resends + ?, unsent = 0 where owner = ? and id = ? and due_ms = ?"
+        )
+
+        def write(db: sqlite3.Connection) -> list[bool]:
+            with transaction(db):
+                facts = ((move.due_ms, move.resends, *_key(move.task)) for move in moves)
+                return [db.execute(statement, one).rowcount == 1 for one in facts]
+
+        return await self._database.write(write) if moves else []
 
     async def expire(self, ref: TaskRef, now_ms: int) -> None:
         """See `TaskStore`."""
@@ -245,7 +383,8 @@ class SqliteTasks:
         """See `TaskStore`."""
         (working,) = sources(Event.RUN)
         statement = (
-            "update tasks set fence = fence + 1, lease_until_ms = 0, wake_ms = 0, attempts = 0, due_ms = ?"
+            "update tasks set fence = fence + 1, lease_until_ms = 0, wake_ms = 0, attempts = 0, due_ms = ?,"
+            " deaths = 0, suspect = 0, declined_ms = 0, resends = 0, unsent = 0"
             " where owner = ? and id = ? and status = ? and expires_ms > ?"
         )
         facts = (due_ms, ref.owner, ref.id, working.value, now_ms)
@@ -256,35 +395,51 @@ class SqliteTasks:
         await self._database.aclose()
 
     async def _under_lease(
-        self, lease: Lease, added: Added, changes: Mapping[str, Any], now_ms: int, also: Any = None
+        self, lease: Lease, added: Added, changes: Mapping[str, Any], now_ms: int, also: _Also | None = None
     ) -> None:
         """One transaction that holds only while the lease does.
 
         Raises:
             LeaseLost
         """
+        noted: Noted[None] = lease.notes
 
-        def write(db: sqlite3.Connection) -> None:
+        def write(db: sqlite3.Connection) -> int | None:
             with transaction(db):
                 row = _row(db, lease.ref)
                 if row is None or not _holds(lease, row):
                     raise LeaseLost(str(lease.ref))
-                _set(db, row["n"], dict(changes))
-                _put(db, row["n"], "journal", (("", entry) for entry in added.entries))
-                if added.state is not None:
-                    statement = "update payloads set value = ? where task = ? and kind = 'state'"
-                    db.execute(statement, (added.state, row["n"]))
-                if added.status_message is not None and added.status_message != row["status_message"]:
-                    seen = {
-                        "status_message": added.status_message,
-                        "updated_ms": now_ms,
-                        "revision": row["revision"] + 1,
-                    }
-                    _set(db, row["n"], seen)
+                number = _attempt(row, noted, added) if added.entries else row["noted"]
+                if number is None:
+                    return None
+                _set(db, row["n"], {**changes, "noted": number})
+                _add(db, row, added, now_ms)
                 if also is not None:
                     also(db, row["n"])
+                return number
 
-        await self._database.write(write)
+        async with noted.writing:
+            number = await self._database.write(write)
+            if number is not None:
+                noted.settle(number)
+
+
+def _attempt(row: Mapping[str, Any], noted: Noted[None], added: Added) -> int | None:
+    """The number of this write of entries; `None` if it has happened already."""
+    doubt = noted.settle(row["noted"])
+    if doubt is not None and doubt.entries == added.entries:
+        return None
+    return noted.attempt(added.entries, None)
+
+
+def _add(db: sqlite3.Connection, row: Mapping[str, Any], added: Added, now_ms: int) -> None:
+    _put(db, row["n"], "journal", (("", entry) for entry in added.entries))
+    if added.state is not None:
+        statement = "update payloads set value = ? where task = ? and kind = 'state'"
+        db.execute(statement, (added.state, row["n"]))
+    if added.status_message is not None and added.status_message != row["status_message"]:
+        seen = {"status_message": added.status_message, "updated_ms": now_ms, "revision": row["revision"] + 1}
+        _set(db, row["n"], seen)
 
 
 def _holds(lease: Lease, row: dict[str, Any]) -> bool:
@@ -293,15 +448,18 @@ def _holds(lease: Lease, row: dict[str, Any]) -> bool:
     return is_the_last_claim and row["status"] in sources(Event.RUN) and row["lease_until_ms"] > 0
 
 
-def _why_not(row: dict[str, Any] | None, now_ms: int) -> NotClaimed | None:
+def _why_not(row: dict[str, Any] | None, now_ms: int, lapsed_ms: int, alone: bool) -> NotClaimed | None:
     """Why a task cannot be claimed, if it cannot."""
     if row is None or row["expires_ms"] <= now_ms:
         return NotClaimed.GONE
     if row["status"] not in sources(Event.RUN):
         return NotClaimed.WAITING if row["status"] in OPEN else NotClaimed.OVER
-    if row["lease_until_ms"] > now_ms:
+    if row["lease_until_ms"] > lapsed_ms:
         return NotClaimed.LEASED
-    return NotClaimed.ASLEEP if row["wake_ms"] > now_ms else None
+    if row["wake_ms"] > now_ms:
+        return NotClaimed.ASLEEP
+    has_lapsed = row["lease_until_ms"] > 0
+    return NotClaimed.SUSPECT if (has_lapsed or row["suspect"]) and not alone else None
 
 
 def _claimed(db: sqlite3.Connection, ref: TaskRef) -> Claimed:
@@ -310,7 +468,7 @@ def _claimed(db: sqlite3.Connection, ref: TaskRef) -> Claimed:
     n = row["n"]
     ((_, call),), ((_, state),) = _payloads(db, n, "call"), _payloads(db, n, "state")
     return Claimed(
-        lease=Lease(ref, row["fence"]),
+        lease=Lease(ref, row["fence"], Noted()),
         record=_to_record(row, {}, None),
         call=call,
         journal=[entry for _, entry in _payloads(db, n, "journal")],
@@ -334,14 +492,21 @@ def _record(db: sqlite3.Connection, row: dict[str, Any]) -> TaskRecord:
 
 
 def _to_record(row: dict[str, Any], requests: Mapping[str, bytes], outcome: bytes | None) -> TaskRecord:
-    facts = {name: value for name, value in row.items() if name not in ("n", "owner", "id", "status")}
+    facts = {name: value for name, value in row.items() if name not in _NO_FIELDS}
+    facts |= {"suspect": bool(row["suspect"]), "alone": bool(row["alone"])}
     ref = TaskRef(row["owner"], row["id"])
     return TaskRecord(ref=ref, status=Status(row["status"]), requests=requests, outcome=outcome, **facts)
 
 
 def _open_task(row: tuple[Any, ...]) -> OpenTask:
-    owner, task_id, tool, status, created_ms, expires_ms, due_ms = row
-    return OpenTask(TaskRef(owner, task_id), tool, Status(status), created_ms, expires_ms, due_ms)
+    owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
+    ref = TaskRef(owner, task_id)
+    return OpenTask(ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent))
+
+
+def _key(task: OpenTask) -> tuple[str, str, int]:
+    """Which row, as it was seen."""
+    return task.ref.owner, task.ref.id, task.due_ms
 
 
 def _payloads(db: sqlite3.Connection, task: int, kind: str) -> list[tuple[str, bytes]]:

@@ -17,15 +17,29 @@ nothing:
     worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
 
 An expired lease that nobody has claimed since still holds: time ends a lease only in favour of somebody. A write that
-raised `Unavailable` may be tried again under the same lease: it happens once, or, if it had happened already, raises
-`LeaseLost`.
+raised `Unavailable`, or whose caller was cancelled, may have happened or not. It may be tried again under the same
+lease: a `checkpoint` of the same entries then happens once and returns; any other write happens once, or, if it had
+happened already, raises `LeaseLost`.
+
+**Blame.** A lease has *lapsed* when its time is over and it was not given back: its worker died or stalled with the
+task. Then, and for as long as the task is a *suspect*, only a claim with `alone=True` gets it, from a worker that runs
+nothing else beside it:
+
+    claim ── lease lapses ── claim: SUSPECT ── claim alone (suspect) ── lease lapses ── claim alone (suspect, deaths 1)
+
+`deaths` counts leases of claims with `alone=True` that lapsed, or that `let_go` ended with blame. Progress sets it back
+to 0 and lifts the suspicion: `checkpoint` with entries, `suspend`, `restart`, and `release` unless `keeps_blame`.
+`attempts` counts faults that a worker reports itself: `release` sets it, other progress sets it to 0.
 
 **Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists what is late, by an
-index and not by a scan; nobody looks at the others. It is moved by creation, `answer` and `release` as told, by `claim`
-and a renewal to the end of the lease, by `suspend` to the task's end.
+index and not by a scan; nobody looks at the others. It is moved by creation, `answer`, `release` and `let_go` as told,
+by `claim` and a renewal as told or to the end of the lease, by `suspend` and `park` to the task's end.
 
-**Attempts** count claims since the last progress: `checkpoint` with entries, `suspend`, and `release` unless it is told
-to keep them, set them back to 0.
+Where a task becomes due with no message on its way it is `unsent`: from a claim on, from `let_go`, and when it is
+released to be due within a second of when it wakes. A sweep that postpones it sends one.
+
+**Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards (`take_shard`); the
+right to a shard saves work that would be done twice, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -79,6 +93,8 @@ class NewTask:
     """`working`, or terminal for a call that is over already."""
     status_message: str | None = None
     outcome: bytes | None = None
+    journal_version: int = 1
+    """How its entries are written; what a worker must be able to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +123,19 @@ class TaskRecord:
     due_ms: int | None
     """`None` once it is terminal."""
     attempts: int
+    """Faults of ours in a row, as `release` was told."""
+    deaths: int = 0
+    """Workers that died or stalled with this task alone, since the last progress."""
+    suspect: bool = False
+    """A worker died or stalled with it: to be claimed alone."""
+    alone: bool = False
+    """Whether the present lease, or the last one, is of a claim with `alone=True`."""
+    declined_ms: int = 0
+    """Since when workers decline it, because they cannot serve it; 0 when none has."""
+    journal_version: int = 1
+    """Of the rows written before there were versions it is 1."""
+    resends: int = 0
+    """How often sweeps have postponed it to send it again, since its last claim."""
 
     def shown(self) -> Shown:
         """What a client is shown of it."""
@@ -155,6 +184,8 @@ class NotClaimed(StrEnum):
     WAITING = "waiting for input"
     ASLEEP = "asleep"
     LEASED = "leased"
+    SUSPECT = "suspect"
+    """A worker died or stalled with it: only a claim with `alone=True` gets it."""
 
 
 class Answered(StrEnum):
@@ -193,6 +224,25 @@ class OpenTask:
     created_ms: int
     expires_ms: int
     due_ms: int
+    resends: int = 0
+    """See `TaskRecord`."""
+    unsent: bool = False
+    """Whether nobody has sent a message for this due time: a worker has it or had it, or it sleeps until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A late task and its new due time."""
+
+    task: OpenTask
+    due_ms: int
+    resends: bool = True
+    """Whether this counts in `TaskRecord.resends`."""
+
+
+def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
+    """Whether a task that is released is to be woken by a sweep, with no message on its way."""
+    return wake_ms > 0 and due_ms <= wake_ms + 1_000
 
 
 class TaskStore(Protocol):
@@ -200,8 +250,15 @@ class TaskStore(Protocol):
 
     # for the owner
 
-    async def create(self, task: NewTask) -> None:
-        """Keep a task. When this returns, `read` finds it, in any process. The id must be new."""
+    async def create(self, task: NewTask) -> bool:
+        """Keep a task. When this returns, `read` finds it, in any process.
+
+        `False` if this owner has a task of this id already, which is left as it is. Safe to repeat after `Unavailable`:
+        the answer is then `True` or `False`, and the task is there once.
+        """
+
+    async def count_open(self, owner: str, up_to: int) -> int:
+        """How many open tasks an owner has, counted up to a bound. Eventually consistent."""
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """The task as of the last write, strongly consistent; `None` if it is unknown or has expired. One call."""
@@ -221,33 +278,96 @@ class TaskStore(Protocol):
 
     # for the worker
 
-    async def claim(self, ref: TaskRef, now_ms: int, until_ms: int) -> Claimed | NotClaimed:
-        """Lease a `working` task that is neither leased beyond `now_ms` nor asleep then. Of many claims one wins.
+    async def claim(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int | None = None,
+        lapsed_ms: int | None = None,
+        alone: bool = False,
+    ) -> Claimed | NotClaimed:
+        """Lease a `working` task that is free and not asleep at `now_ms`. Of many claims one wins.
 
-        Raises the fence and the attempts, ends its sleep.
+        A lease has lapsed if it ended at or before `lapsed_ms`, by default `now_ms`: a claimer gives an earlier time
+        than its own, so that a clock that is ahead takes no living lease. A task whose lease has lapsed, or that is a
+        suspect, is free for `alone=True` only. The first makes it a suspect, and counts in `deaths` if the lapsed lease
+        was itself one of `alone=True`.
+
+        Raises the fence, ends its sleep, sets `resends` to 0 and `due_ms` as told, by default to `until_ms`.
         """
 
-    async def checkpoint(self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None) -> None:
+    async def checkpoint(
+        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+    ) -> None:
         """Add to the journal, and extend the lease to `until_ms` unless that is `None`.
+
+        With entries it is progress: `attempts`, `deaths` and `declined_ms` are 0 again, and it is no suspect. A renewal
+        moves the due time to `due_ms`, by default to `until_ms`.
 
         Raises:
             LeaseLost: see above.
         """
 
     async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
-        """Ask the client: `input_required` with these questions, at least one. The lease is over.
+        """Ask the client: `input_required` with these questions, at least one. The lease is over. This is progress.
 
         Raises:
             LeaseLost
         """
 
     async def release(
-        self, lease: Lease, added: Added, now_ms: int, *, wake_ms: int, due_ms: int, keeps_attempts: bool = False
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        *,
+        wake_ms: int,
+        due_ms: int,
+        attempts: int = 0,
+        declined_ms: int = 0,
+        keeps_blame: bool = False,
     ) -> None:
         """Let go of a task that is to go on at `wake_ms` (0: at once). The lease is over.
 
+        `attempts` and `declined_ms` are set as told. `keeps_blame` is for what is no progress, a fault or a decline:
+        `deaths` and `suspect` stay.
+
         Raises:
             LeaseLost
+        """
+
+    async def restart(
+        self,
+        lease: Lease,
+        call: bytes,
+        journal: Sequence[bytes],
+        state: bytes,
+        journal_version: int,
+        now_ms: int,
+        due_ms: int,
+    ) -> None:
+        """Begin anew: another call and journal in place of all there was, answers too. The lease is over.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
+        """Put it aside for the operator: still `working`, but asleep until its end. The lease is over.
+
+        `requeue` brings it back.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+        """End the lease of that fence from outside the run, if it is still held: nothing is added.
+
+        With `blame` the task is a suspect from now on, and if the lease was one of `alone=True` that is a death.
+        May be called from another thread, on a store and in an event loop of its own. `False` if the lease is lost.
         """
 
     async def finish(
@@ -261,11 +381,31 @@ class TaskStore(Protocol):
 
     # for the sweep
 
-    async def due(self, now_ms: int, limit: int) -> Sequence[OpenTask]:
-        """Open tasks whose `due_ms` has come, the longest overdue first; eventually consistent."""
+    @property
+    def shards(self) -> int:
+        """How many parts the index of due tasks has."""
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
+        """Open tasks whose `due_ms` has come, of one shard or of all, the longest overdue first.
+
+        Eventually consistent.
+        """
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """The shards in which `due` finds something now."""
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in the past: give it
+        back."""
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
-        """Move the due time, if it still is `task.due_ms` and the task is open; of many callers one gets `True`."""
+        """Move the due time, if it still is `task.due_ms` and the task is open; of many callers one gets `True`.
+
+        Raises `resends` by one.
+        """
+
+    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        """The same for several, in as few writes as the store can; each happens or not by itself."""
 
     async def expire(self, ref: TaskRef, now_ms: int) -> None:
         """End an open task that is past its time: nobody will ask for it any more. Others are left alone."""
@@ -290,7 +430,8 @@ class TaskStore(Protocol):
         out. For an operator: it may read the whole table."""
 
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
-        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, a higher fence, due at `due_ms`.
+        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, no blame, a higher fence, due at
+        `due_ms`.
 
         `False` if it is not working.
         """

@@ -3,57 +3,42 @@
     message ──▶ claim ──▶ run the handler from the top ──▶ finish     it returned or raised
                   │                                    ├─▶ suspend    it asks the client; nobody waits with it
                   │ not ours: drop the message         ├─▶ release    it sleeps, or its time is up; a message follows
+                  │ a suspect: claim it alone          ├─▶ decline    nobody here can serve it; others may
                   ▼                                    └─▶ (nothing)  the lease is lost: whoever has it carries on
 
-A fault of ours (the store cannot be reached, the tool is not served here, a worker died) is retried with growing
-pauses; when that does no good the task fails, so that it neither hangs nor spins for ever.
+A fault of ours (the store cannot be reached) is retried with growing pauses; when that does no good the task fails. A
+worker that died is counted only against a task that it ran alone: see `app/tasks/isolation.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import Final
 
 from app.backends.catalog import Catalog, ServedTool
 from app.clock import Clock, Deadline
 from app.config import TasksConfig
-from app.errors import CallTimeout, InternalError, LeaseLost, NotJson, ToolError, Unavailable
+from app.errors import LeaseLost
 from app.metrics import Metrics, NoMetrics
-from app.protocol.content import ToolResult
-from app.replay import engine
 from app.replay.call import Call, Publish
 from app.replay.context import Context
-from app.replay.engine import Completed, Failed, Outcome, Restarted, Suspended
-from app.replay.run import HOLD_MS
+from app.replay.engine import Failed
+from app.replay.journal import JOURNAL_VERSION
 from app.storage.queue import TaskQueue
-from app.storage.tasks import NOTHING, Claimed, NotClaimed, TaskRef, TaskStore
+from app.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from app.tasks.call import TaskCall
-from app.tasks.home import Home
-from app.tasks.outcome import ended, failed, log_failure
+from app.tasks.checkpointer import Checkpointer
+from app.tasks.ending import Declined, Endings, GivenUp, Turn
+from app.tasks.patience import to_its_end
+from app.tasks.turn import Outcome, Running
 from app.tracing import NoTracing, Tracing
 
-MAX_MESSAGE_DELAY_MS: Final = 900_000
-"""Longer sleeps are woken by the sweep: SQS delays no message by more."""
-BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
+_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
+"""What comes of bytes that a later version wrote, or none of ours."""
 
 log = logging.getLogger("app.tasks")
-
-
-class Turn(StrEnum):
-    """How a turn at a task ended, as the log says it."""
-
-    NOT_CLAIMED = "not claimed"
-    FINISHED = "finished"
-    ASKED = "asked"
-    RELEASED = "released"
-    LOST = "lost"
-    FAULT = "fault"
-
-
-class Fault(Exception):
-    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
 
 
 class Worker:
@@ -68,36 +53,45 @@ class Worker:
         config: TasksConfig,
         publish: Publish,
         *,
+        skew_s: float = 5.0,
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
     ) -> None:
+        """`skew_s` is by how much the clocks of those who share the store may differ, unless `config` says so."""
         self._catalog = catalog
         self._store = store
-        self._queue = queue
         self._clock = clock
         self._config = config
+        self._lease_ms = int(config.lease_s * 1000)
+        self._skew_ms = int((skew_s if config.clock_skew_s is None else config.clock_skew_s) * 1000)
         self._publish = publish
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or NoMetrics()
-        self._homes: set[Home] = set()
+        self._endings = Endings(store, queue, clock, config)
+        self._running: dict[Running, None] = {}
+        self._abandoned: set[Running] = set()
         self._is_stopping = False
 
-    async def claim(self, ref: TaskRef) -> Claimed | NotClaimed:
-        """Make a task ours, if it is to be had.
+    async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
+        """Make a task ours, if it is to be had; a suspect only for a worker that runs it `alone`.
 
         Raises:
             Unavailable
         """
         now_ms = self._clock.now_ms()
-        return await self._store.claim(ref, now_ms, now_ms + int(self._config.lease_s * 1000))
+        until_ms = now_ms + self._lease_ms
+        lapsed_ms, due_ms = now_ms - self._skew_ms, until_ms + self._skew_ms
+        return await self._store.claim(ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone)
 
-    async def work(self, ref: TaskRef, deadline: Deadline | None = None) -> Turn:
+    async def work(self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False) -> Turn:
         """A whole turn.
 
         Raises:
             Unavailable: the store or the queue cannot be reached; the message should be delivered again.
         """
-        match await self.claim(ref):
+        match await self.claim(ref, alone=alone):
+            case NotClaimed.SUSPECT:
+                return Turn.SUSPECT
             case NotClaimed() as reason:
                 log.debug("task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}})
                 return Turn.NOT_CLAIMED
@@ -119,141 +113,96 @@ class Worker:
     def _note(self, claimed: Claimed, turn: Turn, took_ms: float) -> None:
         record = claimed.record
         self._metrics.turn(record.tool, turn.value, took_ms)
-        facts = {"name": record.tool, "outcome": turn.value, "attempt": record.attempts, "ms": took_ms}
+        facts = {"name": record.tool, "outcome": turn.value, "attempt": record.attempts + 1, "ms": took_ms}
         log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
 
     def stop_soon(self) -> None:
         """Have every run let go of its task at its next step, also one that has yet to begin."""
         self._is_stopping = True
-        for home in self._homes:
-            home.run.stop_soon()
+        for running in self._running:
+            running.stop_soon()
+
+    def held(self) -> Sequence[Running]:
+        """The runs whose leases we have; may be called from any thread."""
+        return list(self._running)
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether there are handlers that go on though their turns are over."""
+        return any(running.is_abandoned for running in self._abandoned)
 
     async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
         try:
-            return await self._carry(claimed, deadline)
+            self._check(claimed.record)
+            call, served = self._served(claimed)
+            return await self._carry(self._begin(claimed, call, deadline), call, served)
         except (LeaseLost, asyncio.CancelledError):
             raise
+        except Declined as needs:
+            return await self._endings.decline(claimed, needs)
+        except GivenUp as error:
+            return await self._endings.give_up(claimed, error)
         except Exception as error:
-            return await self._retry_or_fail(claimed, error)
+            return await self._endings.retry_or_fail(claimed, error)
 
-    async def _carry(self, claimed: Claimed, deadline: Deadline) -> Turn:
-        if claimed.record.attempts > self._config.max_attempts:
-            raise Fault("a worker died in each of them, or a step took longer than a worker lives")
-        call = TaskCall.from_bytes(claimed.call)
+    def _check(self, record: TaskRecord) -> None:
+        """See that there is any sense in another turn.
+
+        Raises:
+            GivenUp, Declined
+        """
+        if record.deaths >= self._config.max_deaths:
+            raise GivenUp(f"{record.deaths} workers died or stalled that ran nothing but this task")
+        if record.journal_version > JOURNAL_VERSION:
+            raise Declined(f"reads journals of version {record.journal_version}")
+
+    def _served(self, claimed: Claimed) -> tuple[TaskCall, ServedTool]:
+        try:
+            call = TaskCall.from_bytes(claimed.call)
+        except _UNREADABLE as error:
+            raise Declined("can read its call") from error
         served = self._catalog.tools.get(call.tool)
         if served is None:
-            raise Fault(f"the tool {call.tool} is not served any more")
-        home = Home(self._store, claimed, self._call(claimed, call, deadline), self._clock, self._config)
-        with self._tracing.turn(call.tool, call.origin) as span:
-            outcome = await self._outcome(home, served, call)
-            span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
-        if home.lost:
-            raise LeaseLost(str(claimed.record.ref))
-        if isinstance(home.fault, ToolError):
-            outcome = Failed(home.fault)
-        elif home.fault is not None:
-            raise home.fault
-        try:
-            return await self._commit(home, call, outcome)
-        except NotJson as error:  # in ctx.state
-            return await self._commit(home, call, Failed(error))
+            raise Declined(f"serves {call.tool}")
+        return call, served
 
-    def _call(self, claimed: Claimed, call: TaskCall, deadline: Deadline) -> Call:
-        task_id = claimed.record.ref.id
+    def _begin(self, claimed: Claimed, task: TaskCall, deadline: Deadline) -> Running:
+        config, call = self._config, self._call(claimed.record.ref, task, deadline)
+        try:
+            checkpointer = Checkpointer(self._store, claimed, task, call, self._clock, config, self._skew_ms)
+        except _UNREADABLE as error:
+            raise Declined("can read its journal") from error
+        give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
+        return Running(checkpointer, task.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
+
+    def _call(self, ref: TaskRef, task: TaskCall, deadline: Deadline) -> Call:
         return Call(
-            principal=call.principal,
-            meta=call.meta(),
+            principal=task.principal,
+            meta=task.meta(),
             deadline=deadline,
             publish=self._publish,
-            task_id=task_id,
-            idempotency=task_id,
+            task_id=ref.id,
+            idempotency=ref.id,
         )
 
-    async def _outcome(self, home: Home, served: ServedTool, call: TaskCall) -> Outcome[ToolResult]:
-        context = Context(home.run)
-        self._homes.add(home)
+    async def _carry(self, running: Running, call: TaskCall, served: ServedTool) -> Turn:
+        self._running[running] = None
         if self._is_stopping:
-            home.run.stop_soon()
+            running.stop_soon()
         try:
-            async with home.beating():
-                return await engine.run(lambda: served.tool.call(context, dict(call.arguments)), home.run)
+            outcome = await self._outcome(running, call, served)
+            return await self._endings.commit(running.checkpointer, call.tool, outcome)
         except asyncio.CancelledError:
-            if not home.lost:
-                await asyncio.shield(self._let_go(home))
-                raise
-            uncancel()  # it was our own heartbeat that put an end to a handler whose task is gone
-            raise LeaseLost(home.ref.id) from None
+            end = self._endings.stopped if self._is_stopping else self._endings.crashed
+            await to_its_end(end(running.checkpointer))
+            raise
         finally:
-            self._homes.discard(home)
+            self._running.pop(running, None)
+            self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
 
-    async def _commit(self, home: Home, call: TaskCall, outcome: Outcome[ToolResult]) -> Turn:
-        match outcome:
-            case Suspended(requests=requests) if requests:
-                await home.suspend(requests)
-                return Turn.ASKED
-            case Suspended(wake_ms=wake_ms):
-                await self._release(home, wake_ms or 0)
-                return Turn.RELEASED
-            case Restarted():
-                raise Fault("restarting is not there yet")
-            case Failed(CallTimeout()) if home.run.call.deadline.is_past:
-                raise Fault("a step takes longer than a worker may run")
-            case Completed() | Failed():
-                await home.finish(ended(outcome, call.tool, self._clock, self._config.max_result_bytes))
-                return Turn.FINISHED
-
-    async def _release(self, home: Home, wake_ms: int) -> None:
-        """Let go, and have the task taken up again at its time."""
-        due_ms, delay_ms = self._next(wake_ms)
-        # whose clock is a little behind ours may take it up when our message comes, and waits for the rest
-        await home.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms)
-        await self._wake(home.ref, delay_ms)
-
-    def _next(self, wake_ms: int) -> tuple[int, int | None]:
-        """When the sweep should look at a task that is to go on at a time, and the delay of its message, if any."""
-        now_ms = self._clock.now_ms()
-        delay_ms = max(0, wake_ms - now_ms)
-        if delay_ms > MAX_MESSAGE_DELAY_MS:
-            return wake_ms, None
-        return now_ms + delay_ms + int(self._config.requeue_after_s * 1000), delay_ms
-
-    async def _wake(self, ref: TaskRef, delay_ms: int | None) -> None:
-        if delay_ms is None:
-            return
-        try:
-            await self._queue.send(ref, delay_ms)
-        except Unavailable as error:
-            fields = {"task": ref.id, "error": str(error)}
-            log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
-
-    async def _let_go(self, home: Home) -> None:
-        """The process is stopping: another one shall not have to wait for our lease to run out."""
-        try:
-            await self._release(home, 0)
-        except (LeaseLost, Unavailable) as error:
-            log.warning("a task could not be let go of", extra={"fields": {"task": home.ref.id, "error": str(error)}})
-
-    async def _retry_or_fail(self, claimed: Claimed, error: Exception) -> Turn:
-        ref, attempts = claimed.record.ref, claimed.record.attempts
-        reference = log_failure(f"task {ref.id} (tool {claimed.record.tool}, attempt {attempts})", error, self._clock)
-        now_ms = self._clock.now_ms()
-        if attempts < self._config.max_attempts:
-            wake_ms = now_ms + BACKOFF_MS[min(attempts, len(BACKOFF_MS)) - 1]
-            due_ms, delay_ms = self._next(wake_ms)
-            await self._store.release(
-                claimed.lease, NOTHING, now_ms, wake_ms=wake_ms, due_ms=due_ms, keeps_attempts=True
-            )
-            await self._wake(ref, delay_ms)
-        else:
-            reason = str(error) if isinstance(error, Fault) else "the server's log has the details"
-            message = f"Given up after {self._config.max_attempts} attempts: {reason} (reference {reference})"
-            end = failed(InternalError(reference))
-            await self._store.finish(claimed.lease, end.status, end.outcome, message, now_ms)
-        return Turn.FAULT
-
-
-def uncancel() -> None:
-    """Go on after a cancellation that was meant for what is over now."""
-    task = asyncio.current_task()
-    if task is not None:
-        task.uncancel()
+    async def _outcome(self, running: Running, call: TaskCall, served: ServedTool) -> Outcome:
+        context = Context(running.checkpointer.run)
+        with self._tracing.turn(call.tool, call.origin) as span:
+            outcome = await running.outcome(lambda: served.tool.call(context, dict(call.arguments)))
+            span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
+        return outcome

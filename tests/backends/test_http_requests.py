@@ -248,17 +248,18 @@ def test_a_setting_that_cannot_be_is_refused_by_the_configuration(config: dict[s
     [
         ("GET", True, False, True),
         ("HEAD", True, False, True),
-        ("POST", False, False, False),
-        ("PUT", False, False, True),
-        ("PATCH", False, False, False),
+        ("POST", False, None, False),
+        ("PUT", False, None, True),
+        ("PATCH", False, None, False),
         ("DELETE", False, True, True),
     ],
 )
 def test_the_hints_follow_the_method_unless_they_are_set(
-    method: str, read_only: bool, destructive: bool, idempotent: bool
+    method: str, read_only: bool, destructive: bool | None, idempotent: bool
 ) -> None:
     hints = {"readOnlyHint": read_only, "destructiveHint": destructive, "idempotentHint": idempotent}
-    assert declared(method=method).definition()["annotations"] == {**hints, "openWorldHint": True}
+    said = {name: value for name, value in hints.items() if value is not None}
+    assert declared(method=method).definition()["annotations"] == {**said, "openWorldHint": True}
     changed = declared(method=method, read_only=not read_only, destructive=not destructive, idempotent=not idempotent)
     opposite = {name: not value for name, value in hints.items()}
     assert changed.definition()["annotations"] == {**opposite, "openWorldHint": True}

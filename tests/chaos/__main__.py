@@ -5,34 +5,53 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from tests.chaos import edge, functions, requests, tasks
+from tests.chaos import backlog, chains, edge, functions, poison, requests, tasks
 
-COUNTS = {"tasks": 500, "lambda": 300, "edge": 600, "requests": 1_000_000}
-SHORT = {"tasks": 100, "lambda": 60, "edge": 30, "requests": 10_000}
-"""Tasks, seconds of the run `edge`, or requests, of a run that nobody asked for in particular."""
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and how much of `unit` it gets when it is asked for by name, and among all in their short form."""
+
+    main: Callable[[argparse.Namespace], bool]
+    count: int
+    short: int
+    unit: str = "tasks"
+
+
+RUNS: Final[Mapping[str, Run]] = {
+    "tasks": Run(tasks.main, 500, 100),
+    "poison": Run(poison.main, 500, 20),
+    "lambda": Run(functions.main, 300, 60),
+    "chains": Run(chains.main, 100, 20, "sleeps"),
+    "backlog": Run(backlog.main, 10_000, 1_000),
+    "edge": Run(edge.main, 600, 30, "seconds"),
+    "requests": Run(requests.main, 1_000_000, 10_000, "requests"),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description="Real processes, killed while they work.")
-    parser.add_argument("run", nargs="?", choices=tuple(COUNTS), help="the run (default: all, in their short form)")
+    parser.add_argument("run", nargs="?", choices=tuple(RUNS), help="the run (default: all, in their short form)")
     parser.add_argument("--seed", type=int, help="repeat a run's choices (default: a new one, printed)")
     stores = ("sqlite", "dynamodb", "both")
-    parser.add_argument("--store", choices=stores, default="both", help="of the run `tasks` (default: %(default)s)")
     parser.add_argument(
-        "--count",
-        type=int,
-        help=f"tasks, seconds of the run edge, or requests (default: {COUNTS}, in the short form {SHORT})",
+        "--store", choices=stores, default="both", help="where there is a choice (default: %(default)s)"
     )
+    counts = ", ".join(f"{name} {run.count:,} {run.unit}" for name, run in RUNS.items())
+    parser.add_argument("--count", type=int, help=f"how much of it (default: {counts}; in the short form less)")
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
-    runs = {"tasks": tasks.main, "lambda": functions.main, "edge": edge.main, "requests": requests.main}
     results = []
-    for name in runs if arguments.run is None else [arguments.run]:
-        count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]
-        results.append(runs[name](argparse.Namespace(**{**vars(arguments), "count": count})))
+    for name in RUNS if arguments.run is None else [arguments.run]:
+        run = RUNS[name]
+        count = arguments.count or (run.short if arguments.run is None else run.count)
+        results.append(run.main(argparse.Namespace(**{**vars(arguments), "count": count})))
     return 0 if all(results) else 1
 
 

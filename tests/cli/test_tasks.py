@@ -162,7 +162,7 @@ def lose_messages(directory: Path) -> None:
 
     db = sqlite3.connect(directory / "gateway.sqlite3")
     with db:
-        db.execute("delete from messages")
+        db.execute("delete from waiting")
     db.close()
 
 

@@ -130,14 +130,55 @@ class TaskQueueContract:
         await let_pass(self.hidden_s)
         assert [message.ref for message in await queue.receive(10, 1000)] == [later.ref]
 
-    async def test_messages_about_one_task_are_messages_of_their_own(self, queue: TaskQueue) -> None:
+    async def test_a_message_that_is_sent_while_another_is_worked_on_outlives_it(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
         await queue.send(REF)
+        first = await queue.receive(10, 1000)
         await queue.send(REF)
-        one, other = await drain(queue, 2)
-        assert one.ref == other.ref
-        assert one.receipt != other.receipt
-        await queue.delete([one])
-        await queue.delete([other])
+        await queue.delete(first)
+        second = await queue.receive(10, 1000)
+        assert [message.ref for message in second] == [REF]
+        await queue.delete(second)
+        await let_pass(self.hidden_s)
+        assert await nothing(queue)
+
+    async def test_many_messages_are_sent_at_once(self, queue: TaskQueue) -> None:
+        await queue.send_many(refs(23))
+        await queue.send_many([])
+        assert sorted(message.ref for message in await drain(queue, 23)) == sorted(refs(23))
+
+    async def test_a_message_that_was_put_back_is_delivered_again_at_once(
+        self, queue: TaskQueue, reopen: Reopen
+    ) -> None:
+        await queue.send_many(refs(3))
+        got = await drain(queue, 3)
+        await queue.put_back(got[1:])
+        await queue.put_back([])
+        again = await drain(reopen(), 2)
+        assert sorted(message.ref for message in again) == sorted(message.ref for message in got[1:])
+        assert await nothing(queue)
+
+    async def test_a_message_may_be_put_back_for_later(self, queue: TaskQueue, let_pass: LetPass) -> None:
+        await queue.send(REF)
+        await queue.put_back(await queue.receive(10, 1000), 1000)
+        assert await nothing(queue)
+        await let_pass(1.2)
+        assert [message.ref for message in await queue.receive(10, 1000)] == [REF]
+
+    async def test_the_depth_counts_messages_that_wait(self, queue: TaskQueue) -> None:
+        assert await queue.depth() in (0, None)
+        await queue.send_many(refs(5))
+        assert await queue.depth() in (5, None)
+        await drain(queue, 5)
+        assert await queue.depth() in (0, None)
+
+    async def test_only_tasks_that_have_a_message_are_known_to_wait(self, queue: TaskQueue) -> None:
+        await queue.send_many(refs(5))
+        await queue.delete(await queue.receive(1, 1000))
+        left = {message.ref for message in await drain(queue, 4)}
+        known = await queue.waiting([*refs(5), REF])
+        assert known is None or set(known) == left
 
     async def test_a_message_is_not_delivered_before_its_delay_is_over(
         self, queue: TaskQueue, let_pass: LetPass

@@ -20,6 +20,7 @@ from app.storage.tasks import (
     Answered,
     Claimed,
     Lease,
+    Move,
     NewTask,
     NotClaimed,
     OpenTask,
@@ -59,10 +60,17 @@ async def record(store: TaskStore, ref: TaskRef = REF, now_ms: int = NOW) -> Tas
     return found
 
 
-async def claim(store: TaskStore, ref: TaskRef = REF, now_ms: int = NOW, until_ms: int = UNTIL) -> Claimed:
-    claimed = await store.claim(ref, now_ms, until_ms)
+async def claim(
+    store: TaskStore, ref: TaskRef = REF, now_ms: int = NOW, until_ms: int = UNTIL, **facts: Any
+) -> Claimed:
+    claimed = await store.claim(ref, now_ms, until_ms, **facts)
     assert isinstance(claimed, Claimed), claimed
     return claimed
+
+
+async def take_over(store: TaskStore, ref: TaskRef = REF, now_ms: int = UNTIL, until_ms: int = END) -> Claimed:
+    """The claim of a task whose lease has lapsed."""
+    return await claim(store, ref, now_ms, until_ms, alone=True)
 
 
 async def working(store: TaskStore, ref: TaskRef = REF, **facts: Any) -> Lease:
@@ -75,6 +83,19 @@ async def asking(store: TaskStore, requests: Mapping[str, bytes], ref: TaskRef =
     """A new task that waits for answers, and the lease that is over."""
     lease = await working(store, ref, **facts)
     await store.suspend(lease, NOTHING, requests, NOW)
+    return lease
+
+
+async def blamed(store: TaskStore) -> Lease:
+    """A task with which two workers have died that had nothing else, and one that had; and that has failed before."""
+    lease = await working(store)
+    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3, declined_ms=NOW - 9, keeps_blame=True)
+    await claim(store, until_ms=NOW)
+    for _ in range(2):
+        await take_over(store, now_ms=NOW, until_ms=NOW)
+    lease = (await take_over(store, now_ms=NOW)).lease
+    found = await record(store)
+    assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (True, 2, 3, NOW - 9)
     return lease
 
 
@@ -95,6 +116,8 @@ UNDER_A_LEASE: Final[Mapping[str, Callable[[TaskStore, Lease], Awaitable[None]]]
     "checkpoint without entries": lambda store, lease: store.checkpoint(lease, NOTHING, NOW, END),
     "suspend": lambda store, lease: store.suspend(lease, Added([b"late"]), {"late": b"late"}, NOW),
     "release": lambda store, lease: store.release(lease, Added([b"late"], b"late"), NOW, wake_ms=SOON, due_ms=SOON),
+    "restart": lambda store, lease: store.restart(lease, b"late", [b"late"], b"late", 9, NOW, SOON),
+    "park": lambda store, lease: store.park(lease, "late", NOW),
     "finish": lambda store, lease: store.finish(lease, Status.COMPLETED, b"late", "late", NOW),
     "finish with much": lambda store, lease: store.finish(lease, Status.COMPLETED, blob(400_000), "late", NOW),
 }
@@ -103,7 +126,7 @@ UNDER_A_LEASE: Final[Mapping[str, Callable[[TaskStore, Lease], Awaitable[None]]]
 
 async def _claimed_again(store: TaskStore) -> Lease:
     lease = await working(store)
-    await claim(store, now_ms=UNTIL, until_ms=END)
+    await take_over(store)
     return lease
 
 
@@ -141,6 +164,24 @@ async def _expired(store: TaskStore) -> Lease:
     return lease
 
 
+async def _let_go(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.let_go(REF, lease.fence, NOW, SOON, blame=True)
+    return lease
+
+
+async def _restarted(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.restart(lease, b"call", [], b"{}", 1, NOW, SOON)
+    return lease
+
+
+async def _parked(store: TaskStore) -> Lease:
+    lease = await working(store)
+    await store.park(lease, "parked", NOW)
+    return lease
+
+
 async def _requeued(store: TaskStore) -> Lease:
     lease = await working(store)
     await store.requeue(REF, NOW, SOON)
@@ -172,6 +213,9 @@ LOST: Final[Mapping[str, Callable[[TaskStore], Awaitable[Lease]]]] = {
     "finished": _finished,
     "cancelled": _cancelled,
     "expired": _expired,
+    "let go": _let_go,
+    "restarted": _restarted,
+    "parked": _parked,
     "requeued": _requeued,
     "requeued and claimed": _requeued_and_claimed,
     "never claimed": _never_claimed,
@@ -179,6 +223,7 @@ LOST: Final[Mapping[str, Callable[[TaskStore], Awaitable[Lease]]]] = {
 }
 """Every way in which a lease is no more."""
 
+BLAME: Final = ("suspect", "deaths", "attempts", "declined_ms", "alone")
 SIZES: Final = [0, 1, 4096, 4097, 30_000, 360_000]
 
 
@@ -224,6 +269,21 @@ class TaskStoreContract:
         await store.create(new())
         assert await store.read(TaskRef("owner", "unknown"), NOW) is None
 
+    async def test_the_open_tasks_of_an_owner_are_counted_up_to_a_bound(self, store: TaskStore) -> None:
+        await working(store, TaskRef("a", "1"))
+        await asking(store, {"x": b"?"}, TaskRef("a", "2"))
+        for n in range(3, 8):
+            await store.create(new(TaskRef("a", f"{n}")))
+        await store.create(new(TaskRef("a", "over"), status=Status.COMPLETED))
+        await store.create(new(TaskRef("b", "1")))
+        assert [await store.count_open("a", up_to) for up_to in (1, 6, 7, 8, 1000)] == [1, 6, 7, 7, 7]
+        assert await store.count_open("b", 10) == 1
+        assert await store.count_open("nobody", 10) == 0
+        await store.cancel(TaskRef("a", "3"), "cancelled", NOW)
+        await store.finish((await claim(store, TaskRef("a", "4"))).lease, Status.COMPLETED, b"", None, NOW)
+        await store.expire(TaskRef("a", "5"), END)
+        assert await store.count_open("a", 10) == 4
+
     async def test_ids_and_owners_do_not_meet(self, store: TaskStore) -> None:
         refs = [TaskRef(owner, task) for owner in ("a", "aa", "A") for task in ("a", "aa", "A", "a-_", "ä", "0")]
         for ref in refs:
@@ -231,9 +291,10 @@ class TaskStoreContract:
         assert [(await record(store, ref)).tool for ref in refs] == list(map(str, refs))
 
     async def test_an_id_that_is_taken_is_not_created_again(self, store: TaskStore, reopen: Reopen) -> None:
-        await store.create(new(call=b"first"))
-        with pytest.raises(Exception, match=r".+"):
-            await reopen().create(new(call=b"second", tool="other"))
+        assert await store.create(new(call=b"first")) is True
+        assert await reopen().create(new(call=b"second", tool="other")) is False
+        assert await store.create(new(call=b"first")) is False
+        assert await store.create(new(TaskRef("another", "id"))) is True
         assert (await record(store)).tool == "report"
         assert (await claim(store)).call == b"first"
 
@@ -264,7 +325,7 @@ class TaskStoreContract:
         await store.aclose()
         again = reopen()
         assert await record(again) == before
-        claimed = await claim(again, now_ms=UNTIL, until_ms=END)
+        claimed = await take_over(again)
         assert (claimed.call, claimed.state) == (blob(10_000), blob(9000))
         assert list(claimed.journal) == [b"0", b"1", blob(10_000)]
 
@@ -308,7 +369,7 @@ class TaskStoreContract:
         await store.checkpoint(lease, Added([b"before"]), NOW)
         await store.checkpoint(lease, Added([blob(size)]), NOW)
         await store.checkpoint(lease, Added([b"after"]), NOW)
-        journal = (await claim(store, now_ms=UNTIL, until_ms=END)).journal
+        journal = (await take_over(store)).journal
         assert list(journal) == [b"from before", b"before", blob(size), b"after"]
 
     async def test_a_result_of_5_mb(self, store: TaskStore) -> None:
@@ -331,7 +392,7 @@ class TaskStoreContract:
         lease = await working(store, state=blob(500_000))
         await store.checkpoint(lease, Added(state=blob(500_001)), NOW)
         await store.checkpoint(lease, Added([b"entry"]), NOW)
-        assert (await claim(store, now_ms=UNTIL, until_ms=END)).state == blob(500_001)
+        assert (await take_over(store)).state == blob(500_001)
 
     # the journal
 
@@ -340,27 +401,51 @@ class TaskStoreContract:
         entries = [b"%d %b" % (n, b"x" * (n % 90)) for n in range(1, 501)]
         for start in range(0, 500, 4):
             await store.checkpoint(lease, Added(entries[start : start + 4]), NOW)
-        assert list((await claim(store, now_ms=UNTIL, until_ms=END)).journal) == [b"0", *entries]
+        assert list((await take_over(store)).journal) == [b"0", *entries]
 
     async def test_500_entries_at_once_stay_in_order(self, store: TaskStore) -> None:
         entries = [b"entry %d" % n for n in range(500)]
         lease = await working(store, journal=entries)
         await store.checkpoint(lease, Added(entries), NOW)
-        assert list((await claim(store, now_ms=UNTIL, until_ms=END)).journal) == entries * 2
+        assert list((await take_over(store)).journal) == entries * 2
 
     async def test_checkpoints_of_one_worker_at_once_are_all_kept(self, store: TaskStore) -> None:
         lease = await working(store)
         entries = [b"%d %b" % (n, blob(900)) for n in range(20)]
         await asyncio.gather(*(store.checkpoint(lease, Added([entry]), NOW) for entry in entries))
-        assert sorted((await claim(store, now_ms=UNTIL, until_ms=END)).journal) == sorted(entries)
+        assert sorted((await take_over(store)).journal) == sorted(entries)
+
+    async def test_a_checkpoint_that_was_cut_off_may_be_tried_again(self, store: TaskStore) -> None:
+        """Its caller was cancelled and does not know whether it has happened."""
+        lease = await working(store)
+        for n in range(12):
+            cut = asyncio.ensure_future(store.checkpoint(lease, Added([b"%d" % n]), NOW))
+            for _ in range(n % 4):
+                await asyncio.sleep(0)
+            cut.cancel()
+            await asyncio.wait([cut])
+            await store.checkpoint(lease, Added([b"%d" % n]), NOW)
+        assert list((await take_over(store)).journal) == [b"%d" % n for n in range(12)]
+
+    async def test_after_a_checkpoint_that_was_cut_off_others_are_kept_too(self, store: TaskStore) -> None:
+        lease = await working(store)
+        for n in range(8):
+            cut = asyncio.ensure_future(store.checkpoint(lease, Added([b"cut %d" % n]), NOW))
+            await asyncio.sleep(0.001 * (n % 3))
+            cut.cancel()
+            await asyncio.wait([cut])
+            await store.checkpoint(lease, Added([b"%d" % n]), NOW)
+        journal = list((await take_over(store)).journal)
+        assert [entry for entry in journal if not entry.startswith(b"cut")] == [b"%d" % n for n in range(8)]
+        assert len(set(journal)) == len(journal)
 
     async def test_the_next_worker_goes_on_where_the_last_one_was(self, stores: list[TaskStore]) -> None:
         await stores[0].create(new(journal=[b"0"]))
         for n in range(1, 25):
-            claimed = await claim(stores[n % 4], now_ms=NOW + n, until_ms=NOW + n + 1)
+            claimed = await take_over(stores[n % 4], now_ms=NOW + n, until_ms=NOW + n + 1)
             assert len(claimed.journal) == n
             await stores[n % 4].checkpoint(claimed.lease, Added([b"%d" % n + blob(n * 100)]), NOW)
-        journal = (await claim(stores[0], now_ms=NOW + 100)).journal
+        journal = (await take_over(stores[0], now_ms=NOW + 100)).journal
         assert list(journal) == [b"0", *(b"%d" % n + blob(n * 100) for n in range(1, 25))]
 
     @pytest.mark.parametrize("how", ["checkpoint", "suspend", "release"])
@@ -435,24 +520,24 @@ class TaskStoreContract:
         await store.create(new())
         before = await record(store)
         await claim(store, now_ms=SOON)
-        assert await record(store) == replace(before, fence=1, lease_until_ms=UNTIL, due_ms=UNTIL, attempts=1)
+        assert await record(store) == replace(before, fence=1, lease_until_ms=UNTIL, due_ms=UNTIL)
 
     async def test_of_many_claims_at_once_one_wins(self, stores: list[TaskStore]) -> None:
         await stores[0].create(new())
         got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 8))
         assert sorted(isinstance(one, Claimed) for one in got) == [False] * 31 + [True]
         assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
-        assert (await record(stores[0])).attempts == 1
+        assert (await record(stores[0])).fence == 1
 
     async def test_each_claim_raises_the_fence(self, store: TaskStore) -> None:
         await store.create(new())
-        fences = [(await claim(store, now_ms=NOW + n, until_ms=NOW + n + 1)).lease.fence for n in range(4)]
+        fences = [(await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)).lease.fence for n in range(4)]
         assert fences == sorted(set(fences))
 
     async def test_a_task_is_leased_until_the_lease_ends(self, store: TaskStore) -> None:
         await working(store)
         assert await store.claim(REF, UNTIL - 1, END) is NotClaimed.LEASED
-        assert isinstance(await store.claim(REF, UNTIL, END), Claimed)
+        assert isinstance(await store.claim(REF, UNTIL, END, alone=True), Claimed)
 
     async def test_a_task_sleeps_until_it_is_to_wake(self, store: TaskStore) -> None:
         lease = await working(store)
@@ -498,11 +583,11 @@ class TaskStoreContract:
         self, store: TaskStore, write: str
     ) -> None:
         lease = await working(store, journal=[b"0"], state=b"state")
-        second = (await claim(store, now_ms=UNTIL, until_ms=UNTIL + 1)).lease
+        second = (await take_over(store, until_ms=UNTIL + 1)).lease
         with pytest.raises(LeaseLost):
             await UNDER_A_LEASE[write](store, lease)
         await store.checkpoint(second, Added([b"1"]), UNTIL)
-        third = await claim(store, now_ms=UNTIL + 1, until_ms=END)
+        third = await take_over(store, now_ms=UNTIL + 1)
         assert (list(third.journal), third.state) == ([b"0", b"1"], b"state")
         assert third.record.status_message is None
 
@@ -526,7 +611,9 @@ class TaskStoreContract:
             ref = TaskRef("owner", f"{n}")
             lease = await working(stalled, ref)
             late, claimed = await asyncio.gather(
-                UNDER_A_LEASE[write](stalled, lease), other.claim(ref, UNTIL, END), return_exceptions=True
+                UNDER_A_LEASE[write](stalled, lease),
+                other.claim(ref, UNTIL, END, alone=True),
+                return_exceptions=True,
             )
             if late is None:
                 assert not isinstance(claimed, Claimed) or b"late" in claimed.journal
@@ -539,7 +626,7 @@ class TaskStoreContract:
         lease = await working(store)
         await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 5)
         found = await record(store)
-        assert (found.lease_until_ms, found.due_ms, found.attempts) == (UNTIL + 5, UNTIL + 5, 1)
+        assert (found.lease_until_ms, found.due_ms) == (UNTIL + 5, UNTIL + 5)
         assert await store.claim(REF, UNTIL + 4, END) is NotClaimed.LEASED
 
     async def test_a_checkpoint_without_renewal_leaves_the_lease(self, store: TaskStore) -> None:
@@ -557,33 +644,200 @@ class TaskStoreContract:
             await UNDER_A_LEASE[end](store, lease)
         assert (await record(store)).lease_until_ms == 0
 
+    @pytest.mark.parametrize("of", ["claim", "renewal"])
+    async def test_the_due_time_of_a_lease_may_be_later_than_its_end(self, store: TaskStore, of: str) -> None:
+        await store.create(new())
+        claimed = await claim(store, due_ms=UNTIL + 7 if of == "claim" else None)
+        if of == "renewal":
+            await store.checkpoint(claimed.lease, NOTHING, NOW, UNTIL, UNTIL + 7)
+        found = await record(store)
+        assert (found.lease_until_ms, found.due_ms) == (UNTIL, UNTIL + 7)
+
+    # blame
+
+    async def test_a_lease_has_lapsed_by_the_time_that_the_claimer_names(self, store: TaskStore) -> None:
+        await working(store)
+        assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1, alone=True) is NotClaimed.LEASED
+        assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1) is NotClaimed.LEASED
+        assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL) is NotClaimed.SUSPECT
+        assert isinstance(await store.claim(REF, UNTIL + 5, END, lapsed_ms=UNTIL, alone=True), Claimed)
+
+    async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(self, store: TaskStore) -> None:
+        await working(store)
+        before = await record(store)
+        assert await store.claim(REF, UNTIL, END) is NotClaimed.SUSPECT
+        assert await record(store) == before, "nothing is written"
+        found = (await take_over(store)).record
+        assert (found.suspect, found.alone, found.deaths) == (True, True, 0), "nobody knows who of many it was"
+
+    async def test_of_many_claims_of_a_lapsed_lease_one_wins(self, stores: list[TaskStore]) -> None:
+        await working(stores[0])
+        got = await asyncio.gather(*(store.claim(REF, UNTIL, END, alone=True) for store in stores * 4))
+        assert sum(isinstance(one, Claimed) for one in got) == 1
+        assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
+        assert (await record(stores[0])).fence == 2
+
+    async def test_deaths_are_leases_of_it_alone_that_lapsed(self, store: TaskStore) -> None:
+        await working(store)
+        for deaths in range(4):
+            claimed = await take_over(store, now_ms=UNTIL + deaths, until_ms=UNTIL + deaths + 1)
+            assert (claimed.record.suspect, claimed.record.deaths) == (True, deaths)
+            assert claimed.record == await record(store)
+
+    async def test_who_runs_alone_may_claim_what_is_no_suspect(self, store: TaskStore) -> None:
+        await store.create(new())
+        found = (await claim(store, alone=True)).record
+        assert (found.suspect, found.alone, found.deaths) == (False, True, 0)
+
+    async def test_a_suspect_that_is_free_stays_one(self, store: TaskStore) -> None:
+        await working(store)
+        lease = (await take_over(store)).lease
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON, keeps_blame=True)
+        assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
+        assert await store.claim(REF, SOON, UNTIL) is NotClaimed.SUSPECT
+        found = (await claim(store, now_ms=SOON, alone=True)).record
+        assert (found.suspect, found.deaths) == (True, 0), "it was given back"
+
+    @pytest.mark.parametrize("how", ["checkpoint", "suspend", "release", "restart", "requeue"])
+    async def test_progress_lifts_all_blame(self, store: TaskStore, how: str) -> None:
+        lease = await blamed(store)
+        if how == "checkpoint":
+            await store.checkpoint(lease, Added([b"entry"]), NOW)
+        elif how == "suspend":
+            await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
+        elif how == "release":
+            await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+        elif how == "restart":
+            await store.restart(lease, b"", [], b"", 1, NOW, SOON)
+        else:
+            await store.requeue(REF, NOW, SOON)
+        found = await record(store)
+        assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (False, 0, 0, 0)
+        assert found.alone is True, "that was the last lease"
+
+    async def test_a_renewal_a_state_and_a_message_are_no_progress(self, store: TaskStore) -> None:
+        lease = await blamed(store)
+        before = await record(store)
+        await store.checkpoint(lease, Added((), b"state", "message"), NOW, until_ms=END, due_ms=END)
+        found = await record(store)
+        assert [getattr(found, name) for name in BLAME] == [getattr(before, name) for name in BLAME]
+
+    async def test_a_fault_and_a_decline_are_noted_and_lift_no_blame(self, store: TaskStore) -> None:
+        lease = await blamed(store)
+        await store.release(
+            lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=4, declined_ms=NOW - 5, keeps_blame=True
+        )
+        found = await record(store)
+        assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (True, 2, 4, NOW - 5)
+
+    # let_go
+
+    @pytest.mark.parametrize(("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)])
+    async def test_a_lease_is_ended_from_outside(self, store: TaskStore, alone: bool, blame: bool, deaths: int) -> None:
+        await store.create(new())
+        before = (await claim(store, alone=alone)).record
+        assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True
+        expected = replace(before, lease_until_ms=0, due_ms=SOON, suspect=blame, deaths=deaths)
+        assert await record(store) == expected
+        assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is False
+        assert (await store.claim(REF, NOW, UNTIL) is NotClaimed.SUSPECT) is blame
+
+    async def test_whose_lease_was_ended_from_outside_writes_no_more(self, store: TaskStore) -> None:
+        lease = await working(store)
+        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
+        before = await record(store)
+        for write in UNDER_A_LEASE.values():
+            with pytest.raises(LeaseLost):
+                await write(store, lease)
+        assert await record(store) == before
+
+    async def test_a_suspect_that_is_let_go_without_blame_stays_one(self, store: TaskStore) -> None:
+        await working(store)
+        lease = (await take_over(store)).lease
+        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
+        found = await record(store)
+        assert (found.suspect, found.deaths) == (True, 0)
+
+    @pytest.mark.parametrize("how", [how for how in LOST if how != "never created"])
+    async def test_a_lease_that_is_lost_is_not_ended_once_more(self, store: TaskStore, how: str) -> None:
+        lease = await LOST[how](store)
+        before = await record(store)
+        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
+        assert await record(store) == before
+        assert await store.let_go(TaskRef("owner", "unknown"), 1, NOW, SOON, blame=True) is False
+
+    async def test_a_lease_is_ended_from_another_thread_with_a_loop_and_a_store_of_its_own(
+        self, store: TaskStore, reopen: Reopen
+    ) -> None:
+        lease = await working(store)
+
+        async def end() -> bool:
+            other = reopen()
+            try:
+                return await other.let_go(REF, lease.fence, NOW, SOON, blame=True)
+            finally:
+                await other.aclose()
+
+        assert await asyncio.to_thread(asyncio.run, end()) is True
+        assert (await record(store)).suspect
+
+    # restart and park
+
+    async def test_a_restart_puts_another_call_and_journal_in_place_of_all_there_was(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"}, call=blob(9000), journal=[b"0", blob(9000)], state=blob(9000))
+        await store.answer(REF, {"a": blob(9000)}, NOW, SOON)
+        lease = (await claim(store)).lease
+        await store.checkpoint(lease, Added([b"1", blob(20_000)]), NOW)
+        before = await record(store)
+        await store.restart(lease, blob(30_000), [b"first", blob(500_000)], b"state", 2, NOW, SOON + 1)
+        expected = replace(before, lease_until_ms=0, due_ms=SOON + 1, journal_version=2)
+        assert await record(store) == expected
+        claimed = await claim(store)
+        assert (claimed.call, claimed.state) == (blob(30_000), b"state")
+        assert (list(claimed.journal), claimed.answers) == ([b"first", blob(500_000)], {})
+        await store.checkpoint(claimed.lease, Added([b"more"]), NOW)
+        assert list((await take_over(store)).journal) == [b"first", blob(500_000), b"more"]
+
+    async def test_a_parked_task_is_working_and_claimed_by_nobody(self, store: TaskStore) -> None:
+        lease = await working(store, journal=[b"0"])
+        await store.park(lease, "waits for its operator", SOON)
+        found = await record(store)
+        assert (found.status, found.status_message) == (Status.WORKING, "waits for its operator")
+        assert (found.lease_until_ms, found.wake_ms, found.due_ms) == (0, END, END)
+        assert (found.updated_ms, found.revision) == (SOON, 2)
+        assert await store.claim(REF, END - 1, END, alone=True) is NotClaimed.ASLEEP
+        assert await store.due(END - 1, 10) == []
+
+    async def test_a_parked_task_is_brought_back_by_its_operator(self, store: TaskStore) -> None:
+        await store.park(await blamed(store), "waits for its operator", NOW)
+        assert await store.requeue(REF, NOW, SOON) is True
+        found = (await claim(store)).record
+        assert (found.wake_ms, found.suspect, found.deaths, found.attempts) == (0, False, 0, 0)
+
     # attempts
 
-    async def test_attempts_count_claims_without_progress(self, store: TaskStore) -> None:
+    async def test_claims_are_no_attempts(self, store: TaskStore) -> None:
         await store.create(new())
         for n in range(1, 4):
-            claimed = await claim(store, now_ms=NOW + n, until_ms=NOW + n + 1)
-            assert claimed.record.attempts == n
+            claimed = await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)
+            assert claimed.record.attempts == 0
 
-    async def test_entries_are_progress_and_a_renewal_is_none(self, store: TaskStore) -> None:
+    async def test_attempts_are_as_release_was_told_until_there_is_progress(self, store: TaskStore) -> None:
         lease = await working(store)
-        await store.checkpoint(lease, Added((), b"state", "message"), NOW, until_ms=END)
-        assert (await record(store)).attempts == 1
-        await store.checkpoint(lease, Added([b""]), NOW)
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
+        lease = (await claim(store)).lease
+        assert (await record(store)).attempts == 3
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
         assert (await record(store)).attempts == 0
 
     async def test_a_question_is_progress(self, store: TaskStore) -> None:
-        await asking(store, {"a": b"?"})
+        await store.release(await working(store), NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
+        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
         assert (await record(store)).attempts == 0
 
-    async def test_letting_go_is_progress_unless_it_is_told_to_keep_the_attempts(self, store: TaskStore) -> None:
-        lease = await working(store)
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, keeps_attempts=True)
-        assert (await record(store)).attempts == 1
-        lease = (await claim(store)).lease
-        assert (await record(store)).attempts == 2
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
-        assert (await record(store)).attempts == 0
+    async def test_the_version_of_the_journal_is_kept(self, store: TaskStore) -> None:
+        await store.create(new(journal_version=3))
+        assert (await claim(store)).record.journal_version == 3
 
     # suspend
 
@@ -688,7 +942,7 @@ class TaskStoreContract:
             assert await store.answer(REF, answers, NOW, SOON) is Answered.FULLY
             expected |= answers
             lease = (await claim(store)).lease
-        assert (await claim(store, now_ms=UNTIL, until_ms=END)).answers == expected
+        assert (await take_over(store)).answers == expected
 
     async def test_a_question_may_be_asked_again_and_its_new_answer_counts(self, store: TaskStore) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
@@ -956,7 +1210,7 @@ class TaskStoreContract:
         before = await record(store)
         (task,) = await store.due(UNTIL, 10)
         assert await store.postpone(task, END) is True
-        assert await record(store) == replace(before, due_ms=END)
+        assert await record(store) == replace(before, due_ms=END, resends=1)
         await store.checkpoint(lease, Added([b"entry"]), NOW)
 
     @pytest.mark.parametrize("state", ["working", "asking"])
@@ -989,6 +1243,96 @@ class TaskStoreContract:
         assert await store.forget(END) == 0
         assert await store.read(TaskRef("owner", "later"), END) is not None
         assert sorted(ids(await store.find())) == ["id", "later"]
+
+    async def test_postponing_counts_until_the_next_claim(self, store: TaskStore) -> None:
+        await store.create(new())
+        for n in range(3):
+            (task,) = await store.due(END, 10)
+            assert (task.resends, (await record(store)).resends) == (n, n)
+            assert await store.postpone(task, SOON + n + 1) is True
+        (task,) = await store.due(END, 10)
+        assert await store.postpone_many([Move(task, SOON + 9, resends=False)]) == [True]
+        assert (await record(store)).resends == 3
+        assert (await claim(store)).record.resends == 0
+        (task,) = await store.due(END, 10)
+        assert task.resends == 0
+
+    async def test_what_is_due_with_no_message_on_its_way_says_so(self, store: TaskStore) -> None:
+        async def unsent() -> bool:
+            (task,) = await store.open_tasks(10)
+            return task.unsent
+
+        await store.create(new())
+        assert not await unsent(), "whoever creates it sends one"
+        lease = (await claim(store)).lease
+        assert await unsent(), "that message is gone"
+        (task,) = await store.due(UNTIL, 10)
+        assert await store.postpone(task, UNTIL + 1)
+        assert not await unsent(), "the sweep sends one"
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 2_000)
+        assert not await unsent(), "its worker has sent one that is delayed"
+        lease = (await claim(store, now_ms=SOON)).lease
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+        assert await unsent(), "it sleeps for too long for a message"
+        lease = (await claim(store, now_ms=SOON)).lease
+        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False)
+        assert await unsent()
+        await store.requeue(REF, NOW, SOON)
+        assert not await unsent()
+        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
+        assert not await unsent()
+        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        assert not await unsent()
+
+    async def test_many_are_postponed_at_once_and_each_by_itself(self, stores: list[TaskStore]) -> None:
+        refs = [TaskRef("owner", f"{n:03}") for n in range(60)]
+        for ref in refs:
+            await stores[0].create(new(ref))
+        tasks = sorted(await stores[0].due(SOON, 100), key=lambda task: task.ref)
+        await stores[0].cancel(refs[7], "cancelled", NOW)
+        await claim(stores[1], refs[8])
+        moves = [Move(task, UNTIL + n) for n, task in enumerate(tasks)]
+        got = await asyncio.gather(*(store.postpone_many(moves) for store in stores[:3]))
+        assert [sum(each) for each in zip(*got, strict=True)] == [n not in (7, 8) for n in range(60)]
+        left = {task.ref: task.due_ms for task in await stores[0].open_tasks(100)}
+        assert left == {ref: UNTIL + (n if n != 8 else 0) for n, ref in enumerate(refs) if n != 7}
+        assert await stores[0].postpone_many([]) == []
+
+    # shards
+
+    async def test_the_shards_together_have_every_late_task_once(self, store: TaskStore) -> None:
+        refs = [TaskRef(f"owner{n % 3}", f"{n}") for n in range(60)]
+        for n, ref in enumerate(refs):
+            await store.create(new(ref, due_ms=NOW + n))
+        parts = [await store.due(NOW + 49, 100, shard) for shard in range(store.shards)]
+        assert sorted(task.ref for part in parts for task in part) == sorted(refs[:50])
+        assert sorted(await store.late_shards(NOW + 49)) == [shard for shard, part in enumerate(parts) if part]
+        assert list(await store.late_shards(NOW - 1)) == []
+        assert all([task.due_ms for task in part] == sorted(task.due_ms for task in part) for part in parts)
+        assert len([part for part in parts if part]) > store.shards // 2
+        largest = max(parts, key=len)
+        shard = parts.index(largest)
+        assert await store.due(NOW + 49, 2, shard) == largest[:2]
+
+    async def test_a_shard_is_for_one_sweeper_at_a_time(self, stores: list[TaskStore]) -> None:
+        got = await asyncio.gather(*(one.take_shard(3, f"{n}", NOW, SOON) for n, one in enumerate(stores * 3)))
+        assert sum(got) == 1
+        mine = f"{got.index(True)}"
+        assert await stores[0].take_shard(3, "late", SOON - 1, END) is False
+        assert await stores[0].take_shard(4, "late", NOW, SOON) is True, "another shard"
+        assert await stores[0].take_shard(3, mine, NOW + 1, UNTIL) is True, "for longer"
+        assert await stores[0].take_shard(3, "late", SOON, END) is False
+        assert await stores[0].take_shard(3, "late", UNTIL, END) is True
+
+    async def test_a_shard_is_given_back(self, store: TaskStore) -> None:
+        assert await store.take_shard(0, "me", NOW, UNTIL) is True
+        assert await store.take_shard(0, "me", NOW, NOW) is True
+        assert await store.take_shard(0, "you", NOW, UNTIL) is True
+
+    async def test_shards_that_are_taken_are_no_tasks(self, store: TaskStore) -> None:
+        await store.take_shard(0, "me", NOW, UNTIL)
+        assert await store.find() == []
+        assert await store.open_tasks(10) == []
 
     # the operator
 
@@ -1040,7 +1384,7 @@ class TaskStoreContract:
         assert await store.requeue(REF, NOW, SOON + 1) is True
         found = await record(store)
         assert found.fence > before.fence
-        expected = replace(before, fence=found.fence, lease_until_ms=0, wake_ms=0, attempts=0, due_ms=SOON + 1)
+        expected = replace(before, fence=found.fence, lease_until_ms=0, wake_ms=0, due_ms=SOON + 1)
         assert found == expected
         assert (await claim(store)).lease.fence > found.fence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from app.storage.dynamodb_tasks import DynamoDbTasks
 from app.storage.tasks import NOTHING, Added, Answered, Claimed, TaskRef, TaskStore
 from tests.storage import contract, task_contract
 from tests.storage.contract import LATER
-from tests.storage.task_contract import END, NOW, REF, SOON, UNTIL, asking, blob, claim, new, record, working
+from tests.storage.task_contract import END, NOW, REF, SOON, UNTIL, asking, blob, claim, new, record, take_over, working
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
 
@@ -153,14 +154,16 @@ def test_the_table_that_is_deployed_is_the_one_in_the_code() -> None:
 def test_the_table_is_made_as_it_is_defined(dynamodb: Emulator, table: str) -> None:
     client = dynamodb.client()
     made = client.describe_table(TableName=table)["Table"]
-    (index,) = made["GlobalSecondaryIndexes"]
-    (defined,) = TABLE["GlobalSecondaryIndexes"]
     assert made["KeySchema"] == TABLE["KeySchema"]
     assert made["BillingModeSummary"]["BillingMode"] == TABLE["BillingMode"] == "PAY_PER_REQUEST"
-    assert {name: index[name] for name in ("IndexName", "KeySchema")} == {
-        name: defined[name] for name in ("IndexName", "KeySchema")
-    }
-    assert sorted(index["Projection"]["NonKeyAttributes"]) == sorted(defined["Projection"]["NonKeyAttributes"])
+    indexes = {index["IndexName"]: index for index in made["GlobalSecondaryIndexes"]}
+    assert len(indexes) == len(TABLE["GlobalSecondaryIndexes"]) == 2
+    for defined in TABLE["GlobalSecondaryIndexes"]:
+        index = indexes[defined["IndexName"]]
+        assert index["KeySchema"] == defined["KeySchema"]
+        assert index["Projection"]["ProjectionType"] == defined["Projection"]["ProjectionType"]
+        projected = [one["Projection"].get("NonKeyAttributes", []) for one in (index, defined)]
+        assert sorted(projected[0]) == sorted(projected[1])
     ttl = client.describe_time_to_live(TableName=table)["TimeToLiveDescription"]
     assert ttl == {"TimeToLiveStatus": "ENABLED", "AttributeName": "ttl"}
     client.close()
@@ -180,7 +183,7 @@ async def test_every_row_goes_two_days_after_the_end(tasks: Counted, dynamodb: E
     await store.answer(REF, {"a": blob(9000)}, NOW, SOON)
     await store.finish((await claim(store)).lease, Status.COMPLETED, blob(9000), None, NOW)
     rows = dynamodb.items(table)
-    assert len(rows) == 9
+    assert len(rows) == 7, "head, call, 2 of the journal, last state, answer, result"
     assert {int(row["ttl"]["N"]) for row in rows} == {END // 1000 + TWO_DAYS_S}
 
 
@@ -189,7 +192,7 @@ async def test_what_is_over_is_in_no_index_and_keeps_nothing_of_the_work(
 ) -> None:
     await tasks.store.finish(await working(tasks.store), Status.COMPLETED, b"{}", None, NOW)
     (head,) = dynamodb.items(table)
-    assert not head.keys() & {"shard", "due_ms", "call", "state", "answers", "chunks", "tail"}
+    assert not head.keys() & {"shard", "due_ms", "call", "state", "answers", "chunks", "tail", "owner", "settled"}
 
 
 async def test_open_tasks_are_spread_over_the_shards(tasks: Counted, dynamodb: Emulator, table: str) -> None:
@@ -199,15 +202,15 @@ async def test_open_tasks_are_spread_over_the_shards(tasks: Counted, dynamodb: E
 
 
 async def test_what_checkpoints_write_does_not_touch_the_index(dynamodb: Emulator, table: str) -> None:
-    (defined,) = TABLE["GlobalSecondaryIndexes"]
+    defined = TABLE["GlobalSecondaryIndexes"][0]
     store = DynamoDbTasks(dynamodb.open(table))
     lease = await working(store)
     (before,) = dynamodb.items(table)
     await store.checkpoint(lease, Added([b"entry"], b"state", "message"), SOON)
     (after,) = dynamodb.items(table)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    assert changed == {"tail", "state", "status_message", "attempts", "revision", "updated_ms", "version"}
-    assert not changed & {"shard", "due_ms", *defined["Projection"]["NonKeyAttributes"]}
+    assert changed == {"tail", "state", "status_message", "noted", "revision", "updated_ms", "version"}
+    assert not changed & {"pk", "sk", "shard", "due_ms", "owner", *defined["Projection"]["NonKeyAttributes"]}
     await store.aclose()
 
 
@@ -225,7 +228,7 @@ class Client:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        if name not in {"put_item", "update_item", "get_item", "query", "scan", "batch_write_item"}:
+        if name not in {"put_item", "update_item", "get_item", "batch_get_item", "query", "scan", "batch_write_item"}:
             return found
 
         def call(**arguments: Any) -> Any:
@@ -263,11 +266,14 @@ async def tasks(dynamodb: Emulator, table: str) -> AsyncIterator[Counted]:
 
 async def test_everything_usual_is_one_call(tasks: Counted) -> None:
     store, calls = tasks.store, tasks.calls
-    assert await calls(store.create(new(call=blob(4000), journal=[blob(4000)], state=blob(4000)))) == {"put_item": 1}
+    assert await calls(store.create(new(call=blob(1000), journal=[blob(100)], state=blob(1000)))) == {"put_item": 1}
     assert await calls(store.read(REF, NOW)) == {"query": 1}
     assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1}
     assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1}, "refused"
-    lease = (await claim(store, now_ms=UNTIL, until_ms=END)).lease
+    assert await calls(store.claim(REF, UNTIL, END)) == {"update_item": 1}, "a suspect"
+    assert await calls(store.claim(REF, UNTIL, END, alone=True)) == {"update_item": 2, "query": 1}, "what died tidied"
+    assert await calls(store.let_go(REF, 2, NOW, SOON, blame=False)) == {"update_item": 1}
+    lease = (await claim(store, alone=True)).lease
     assert await calls(store.checkpoint(lease, Added([b"1", b"2"], b"state", "on it"), NOW)) == {"update_item": 1}
     assert await calls(store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL)) == {"update_item": 1}
     assert await calls(store.suspend(lease, Added([b"3"]), {"a": b"?", "b": b"?"}, NOW)) == {"update_item": 1}
@@ -276,6 +282,8 @@ async def test_everything_usual_is_one_call(tasks: Counted) -> None:
     assert await calls(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)) == {"update_item": 1}
     (task,) = await store.due(END, 10)
     assert await calls(store.postpone(task, UNTIL)) == {"update_item": 1}
+    assert await calls(store.take_shard(0, "me", NOW, SOON)) == {"update_item": 1}
+    assert await calls(store.count_open("owner", 10)) == {"query": 1}
     assert await calls(store.requeue(REF, NOW, SOON)) == {"update_item": 1}
     lease = (await claim(store)).lease
     assert await calls(store.finish(lease, Status.COMPLETED, blob(4000), None, NOW)) == {"update_item": 1}
@@ -315,21 +323,225 @@ async def test_large_answers_leave_no_rows_where_nobody_asked(tasks: Counted, dy
 async def test_large_values_cost_a_batch_more(tasks: Counted) -> None:
     store, calls = tasks.store, tasks.calls
     assert await calls(store.create(new(call=blob(2_000_000)))) == {"batch_write_item": 1, "put_item": 1}
-    assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1, "query": 2}, "pages of 1 MB"
-    lease = (await claim(store, now_ms=UNTIL, until_ms=END)).lease
+    assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1, "batch_get_item": 1}
+    lease = (await take_over(store)).lease
     work = store.finish(lease, Status.COMPLETED, blob(300_000), None, NOW)
     assert await calls(work) == {"batch_write_item": 1, "update_item": 1}
     assert await calls(store.read(REF, NOW)) == {"query": 1}, "without the call"
 
 
-async def test_the_journal_costs_a_row_every_8_kib(tasks: Counted) -> None:
+async def test_a_long_journal_is_read_in_few_rows(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+    lease = await working(tasks.store)
+    entries = [b"%d %b" % (n, blob(60)) for n in range(2_000)]
+    for entry in entries:
+        await tasks.store.checkpoint(lease, Added([entry]), NOW)
+    assert list((await take_over(tasks.store)).journal) == entries
+    (head,) = [row for row in dynamodb.items(table) if row["sk"]["S"] == "0"]
+    assert len(head["chunks"]["L"]) <= 20
+
+
+async def test_what_a_later_write_replaces_is_read_no_more_and_deleted(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    store = tasks.store
+    await store.create(new(call=blob(2_000)))
+    for n in range(4):
+        lease = (await claim(store)).lease
+        await store.checkpoint(lease, Added(state=blob(20_000 + n)), NOW)
+        await store.suspend(lease, NOTHING, {"a": blob(9_000), "b": b"?"}, NOW)
+        await store.answer(REF, {"b": b"!"}, NOW, SOON)
+        assert (await record(store)).requests == {"a": blob(9_000)}
+        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+    assert len(dynamodb.items(table)) == 3, "head, call, the last state"
+
+
+async def test_questions_that_are_cancelled_or_expire_leave_no_rows(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    other = TaskRef("owner", "other")
+    await asking(tasks.store, {"a": blob(9_000)})
+    await asking(tasks.store, {"a": blob(9_000)}, other)
+    await tasks.store.cancel(REF, "cancelled", NOW)
+    await tasks.store.expire(other, END)
+    assert [row["sk"]["S"] for row in dynamodb.items(table)] == ["0", "0"]
+
+
+async def test_what_a_worker_that_lost_its_lease_had_written_is_deleted(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    lease = await working(tasks.store)
+    await take_over(tasks.store)
+    with pytest.raises(LeaseLost):
+        await tasks.store.finish(lease, Status.COMPLETED, blob(900_000), None, NOW)
+    assert await tasks.store.create(new(call=blob(900_000))) is False
+    assert [row["sk"]["S"] for row in dynamodb.items(table)] == ["0"]
+
+
+async def test_what_a_worker_that_died_had_written_is_deleted_by_the_next(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    """It died between the rows of a large result and the head that would have named them."""
     lease = await working(tasks.store)
 
-    async def many() -> None:
-        for _ in range(64):
-            await tasks.store.checkpoint(lease, Added([blob(1000)]), NOW)
+    def die(operation: str) -> None:
+        if operation == "update_item":
+            raise timeout()
 
-    assert await tasks.calls(many()) == {"update_item": 64, "batch_write_item": 7}
+    tasks.client.before = die
+    with pytest.raises(Unavailable):
+        await tasks.store.finish(lease, Status.COMPLETED, blob(900_000), None, NOW)
+    tasks.client.before = lambda operation: None
+    assert len(dynamodb.items(table)) == 4
+    await take_over(tasks.store)
+    assert [row["sk"]["S"] for row in dynamodb.items(table)] == ["0"]
+
+
+async def test_answers_that_a_worker_has_seen_are_not_paid_for_at_each_step(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    answers = {f"{n}": blob(900 + n) for n in range(6)}
+    await asking(tasks.store, dict.fromkeys([*answers, "last"], b"?"))
+    await tasks.store.answer(REF, {**answers, "last": b"!"}, NOW, SOON)
+    lease = (await claim(tasks.store)).lease
+    await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    (head,) = [row for row in dynamodb.items(table) if row["sk"]["S"] == "0"]
+    assert head["answers"] == {"M": {}}
+    await tasks.store.suspend(lease, NOTHING, {"0": b"again?"}, NOW)
+    await tasks.store.answer(REF, {"0": b"new"}, NOW, SOON)
+    claimed = await claim(tasks.store)
+    assert claimed.answers == {**answers, "last": b"!", "0": b"new"}
+    assert list(claimed.journal) == [b"entry"]
+
+
+async def test_rows_from_before_there_were_these_attributes_go_on(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
+    """A head as the version before this one wrote it, with a journal in chunks that are named otherwise."""
+    client = dynamodb.client()
+    first = struct.pack(">I", 4) + b"0000"
+    old = {
+        "pk": {"S": "T#owner.id"}, "sk": {"S": "0"}, "ttl": {"N": "1800176400"}, "tool": {"S": "report"},
+        "status": {"S": "working"}, "created_ms": {"N": f"{NOW}"}, "updated_ms": {"N": f"{NOW}"},
+        "expires_ms": {"N": f"{END}"}, "revision": {"N": "1"}, "fence": {"N": "1"}, "attempts": {"N": "1"},
+        "requests": {"M": {}}, "lease_until_ms": {"N": f"{UNTIL}"}, "wake_ms": {"N": "0"},
+        "shard": {"S": "3"}, "due_ms": {"N": f"{UNTIL}"}, "call": {"B": b"call"}, "state": {"B": b"{}"},
+        "answers": {"M": {"a": {"B": b"!"}}}, "answered": {"N": "1"},
+        "chunks": {"L": [{"S": "2#AAAAAAAAAAAAAAAAAAAAAA#1"}]}, "tail": {"L": [{"B": b"1"}]}, "version": {"S": "x"},
+    }  # fmt: skip
+    part = {"pk": old["pk"], "sk": {"S": "2#AAAAAAAAAAAAAAAAAAAAAA#0000"}, "ttl": old["ttl"], "b": {"B": first}}
+    for item in (old, part):
+        client.put_item(TableName=table, Item=item)
+    client.close()
+    found = await record(tasks.store)
+    assert (found.deaths, found.suspect, found.alone, found.declined_ms) == (0, False, False, 0)
+    assert (found.journal_version, found.resends) == (1, 0)
+    assert [task.ref for task in await tasks.store.due(UNTIL, 10)] == [REF]
+    claimed = await take_over(tasks.store)
+    assert (list(claimed.journal), claimed.answers, claimed.record.deaths) == ([b"0000", b"1"], {"a": b"!"}, 0)
+    await tasks.store.checkpoint(claimed.lease, Added([b"2", blob(3000)]), NOW)
+    await tasks.store.release(claimed.lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    assert list((await claim(tasks.store)).journal) == [b"0000", b"1", b"2", blob(3000)]
+
+
+@pytest.mark.parametrize("shards", [1, 8, 32])
+async def test_a_sweeper_sees_every_shard_that_may_have_tasks(dynamodb: Emulator, table: str, shards: int) -> None:
+    many = DynamoDbTasks(dynamodb.open(table), shards=shards)
+    refs = [TaskRef("owner", f"{n}") for n in range(40)]
+    for ref in refs:
+        await many.create(new(ref))
+    await DynamoDbTasks(dynamodb.open(table)).create(new())
+    found = [await many.due(END, 100, shard) for shard in range(many.shards)]
+    assert sorted(task.ref for tasks in found for task in tasks) == sorted([*refs, REF])
+    assert many.shards == max(8, shards)
+    assert len([tasks for tasks in found if tasks]) > min(shards, 10) // 2
+
+
+# capacity units
+
+
+class Metered:
+    """A store, and the units that its calls consume."""
+
+    def __init__(self, dynamodb: Emulator, table: str) -> None:
+        self.units: Counter[str] = Counter()
+        self.store = DynamoDbTasks(dynamodb.open(table, lambda: self._watched(dynamodb.client())))
+
+    def _watched(self, client: Any) -> Any:
+        def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+            return {**params, "ReturnConsumedCapacity": "TOTAL"}
+
+        client.meta.events.register("provide-client-params.dynamodb", ask)
+        client.meta.events.register("after-call.dynamodb", self._note)
+        return client
+
+    def _note(self, parsed: dict[str, Any], model: Any, **_: Any) -> None:
+        consumed = parsed.get("ConsumedCapacity", [])
+        kind = "read" if model.name in {"GetItem", "BatchGetItem", "Query"} else "write"
+        for one in consumed if isinstance(consumed, list) else [consumed]:
+            self.units[kind] += one["CapacityUnits"]
+
+    async def of(self, work: Any) -> tuple[float, float]:
+        """Read and write units."""
+        self.units.clear()
+        await work
+        return self.units["read"], self.units["write"]
+
+
+@pytest.fixture
+async def metered(dynamodb: Emulator, table: str) -> AsyncIterator[Metered]:
+    made = Metered(dynamodb, table)
+    yield made
+    await made.store.aclose()
+
+
+async def test_what_the_documentation_says_that_operations_cost(metered: Metered) -> None:
+    store, units = metered.store, metered.of
+    assert await units(store.create(new(call=blob(300)))) == (0, 3)
+    assert await units(store.claim(REF, NOW, UNTIL)) == (0, 3)
+    await store.let_go(REF, 1, NOW, SOON, blame=False)
+    lease = (await claim(store)).lease
+    assert await units(store.checkpoint(lease, Added([blob(60)], status_message="on it"), NOW)) == (0, 1)
+    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 1)) == (0, 3)
+    assert await units(store.read(REF, NOW)) == (1, 0)
+    assert await units(store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)) == (0, 3)
+    assert await units(store.answer(REF, {"a": b"!"}, NOW, SOON)) == (0, 1), "AWS counts the refused write, too"
+    assert await units(store.answer(REF, {"b": b"!"}, NOW, SOON)) == (0, 3)
+    lease = (await claim(store)).lease
+    assert await units(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 1)) == (0, 3)
+    lease = (await claim(store)).lease
+    assert await units(store.finish(lease, Status.COMPLETED, b"{}", None, NOW)) == (0, 3)
+    other = TaskRef("owner", "other")
+    await store.create(new(other))
+    assert await units(store.cancel(other, "cancelled", NOW)) == (0, 3)
+
+
+async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(metered: Metered) -> None:
+    store = metered.store
+    await store.create(new(call=blob(350)))
+    lease = (await claim(store)).lease
+
+    async def steps(count: int) -> None:
+        for n in range(count):
+            await store.checkpoint(lease, Added([b"%d %b" % (n, blob(60))]), NOW)
+
+    first, later = await metered.of(steps(100)), await metered.of(steps(400))
+    assert max(first[1] / 100, later[1] / 400) <= 1.5
+    assert first[0] == later[0] == 0
+
+
+async def test_a_claim_reads_what_is_live_and_a_look_what_is_shown(metered: Metered) -> None:
+    store = metered.store
+    await store.create(new(call=blob(2_000), journal=[blob(8_000)]))
+    live = -(-2_000 // 4096) - (-8_000 // 4096) - (-9_000 // 4096)
+    for n in range(12):
+        lease = (await claim(store)).lease
+        await store.checkpoint(lease, Added(state=blob(9_000 + n)), NOW)
+        await store.suspend(lease, NOTHING, {"a": blob(9_000)}, NOW)
+        assert (await metered.of(store.read(REF, NOW)))[0] <= 4, "the head and one question"
+        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        assert (await metered.of(store.read(REF, NOW)))[0] <= 1
+        assert (await metered.of(claim(store)))[0] <= live + 1
+        await store.let_go(REF, 2 * n + 2, NOW, SOON, blame=False)
 
 
 # what goes wrong
@@ -447,8 +659,9 @@ async def test_a_batch_that_is_never_taken_is_unavailable(tasks: Counted, monkey
 class SentTwice:
     """What botocore does when an answer gets lost: it sends the call again."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, between: Callable[[], None] = lambda: None) -> None:
         self._client = client
+        self._between = between
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
@@ -458,9 +671,32 @@ class SentTwice:
         def twice(**arguments: Any) -> Any:
             with suppress(self._client.exceptions.ConditionalCheckFailedException):
                 found(**arguments)
+            self._between()
             return found(**arguments)
 
         return twice
+
+
+async def test_what_was_sent_again_after_others_had_written_keeps_its_rows(dynamodb: Emulator, table: str) -> None:
+    """A sweep moved the due time between the write and its repetition: that is refused, and the write has happened."""
+    client = dynamodb.client()
+
+    def move() -> None:
+        update = {"UpdateExpression": "SET version = :v", "ExpressionAttributeValues": {":v": {"S": Clock().new_id()}}}
+        client.update_item(TableName=table, Key={"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}, **update)
+
+    store = DynamoDbTasks(dynamodb.open(table, lambda: SentTwice(dynamodb.client(), move)))
+    assert await store.create(new(call=blob(9000))) is False, "there is one, and it is this one"
+    plain = DynamoDbTasks(dynamodb.open(table))
+    lease = (await claim(plain)).lease
+    await store.checkpoint(lease, Added([blob(9000)], blob(8000)), NOW)
+    await store.checkpoint(lease, Added([b"next"]), NOW)
+    claimed = await take_over(plain)
+    assert (claimed.call, claimed.state) == (blob(9000), blob(8000))
+    assert list(claimed.journal) == [blob(9000), b"next"]
+    await store.aclose()
+    await plain.aclose()
+    client.close()
 
 
 async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, table: str) -> None:
@@ -477,7 +713,7 @@ async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, tab
     assert await store.postpone(task, UNTIL) is True
     assert await store.requeue(REF, NOW, SOON) is True
     claimed = await claim(store)
-    assert (list(claimed.journal), claimed.record.attempts) == ([b"1", b"2", blob(9000), blob(9001), b"3"], 1)
+    assert (list(claimed.journal), claimed.record.attempts) == ([b"1", b"2", blob(9000), blob(9001), b"3"], 0)
     assert claimed.lease.fence == 3, "two claims and one that took it away"
     await store.release(claimed.lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
     claimed = await claim(store)
@@ -496,7 +732,7 @@ async def test_a_claim_of_an_id_that_was_sent_twice_is_ours(dynamodb: Emulator, 
 
 
 async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not_added_twice(tasks: Counted) -> None:
-    """The answer got lost for good. The worker may try again: its lease is over, the next one finds the entry once."""
+    """The answer got lost for good. The worker tries again and keeps its lease: the row tells that it had happened."""
     lease = await working(tasks.store)
 
     def lose(operation: str) -> None:
@@ -506,11 +742,30 @@ async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not
     with pytest.raises(Unavailable):
         await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
     tasks.client.after = lambda operation: None
-    with pytest.raises(LeaseLost):
-        await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
-    with pytest.raises(LeaseLost):
-        await tasks.store.checkpoint(lease, Added([blob(9000)]), NOW)
-    assert list((await claim(tasks.store, now_ms=UNTIL, until_ms=END)).journal) == [b"entry"]
+    await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    await tasks.store.checkpoint(lease, Added([blob(9000)]), NOW)
+    assert list((await take_over(tasks.store)).journal) == [b"entry", blob(9000)]
+
+
+async def test_of_several_writes_that_nobody_heard_of_the_row_tells_which_has_happened(tasks: Counted) -> None:
+    lease = await working(tasks.store)
+    written = [b"0"]
+    for n, (lost, then) in enumerate([(b"a", b"b"), (blob(9000), b"c"), (b"d", blob(9001))]):
+        await tasks.store.checkpoint(lease, Added([written[-1]]), NOW)
+        for moment in ("before", "after"):  # of the first the call gets lost, of the second the answer
+            setattr(tasks.client, moment, _lose)
+            with pytest.raises(Unavailable):
+                await tasks.store.checkpoint(lease, Added([lost if moment == "before" else then]), NOW)
+            tasks.client.before = tasks.client.after = lambda operation: None
+        await tasks.store.checkpoint(lease, Added([lost]), NOW)
+        await tasks.store.checkpoint(lease, Added([b"%d" % n]), NOW)
+        written += [then, lost, b"%d" % n, b"%d" % n]
+    assert list((await take_over(tasks.store)).journal) == written[:-1]
+
+
+def _lose(operation: str) -> None:
+    if operation == "update_item":
+        raise timeout()
 
 
 async def test_what_was_given_up_as_unavailable_and_did_not_happen_may_be_tried_again(tasks: Counted) -> None:
@@ -524,7 +779,7 @@ async def test_what_was_given_up_as_unavailable_and_did_not_happen_may_be_tried_
         await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
     tasks.client.before = lambda operation: None
     await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
-    assert list((await claim(tasks.store, now_ms=UNTIL, until_ms=END)).journal) == [b"entry"]
+    assert list((await take_over(tasks.store)).journal) == [b"entry"]
 
 
 async def test_more_calls_at_once_than_threads_all_come_through(tasks: Counted) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from app.clock import Clock
 from app.storage.queue import TaskQueue
-from app.storage.sqlite import Database
+from app.storage.sqlite import MIGRATIONS, Database
 from app.storage.sqlite_queue import HIDDEN_MS, SqliteQueue
 from app.storage.sqlite_tasks import FORGET_AFTER_MS, SqliteTasks
-from app.storage.tasks import TaskRef, TaskStore
+from app.storage.tasks import Added, TaskRef, TaskStore
 from tests.storage import queue_contract, task_contract
 from tests.storage.queue_contract import LetPass
-from tests.storage.task_contract import END, NOW, REF, ids, new
+from tests.storage.task_contract import END, NOW, REF, UNTIL, ids, new, record, take_over
 from tests.support.clocks import SkippingClock
 
 
@@ -31,7 +34,7 @@ class TestSqliteTasks(task_contract.TaskStoreContract):
         made: list[TaskStore] = []
 
         def open_one() -> TaskStore:
-            made.append(SqliteTasks(Database(path, durable=False)))
+            made.append(SqliteTasks(Database(path, durable=False), shards=8))
             return made[-1]
 
         yield open_one
@@ -74,3 +77,109 @@ class TestSqliteQueue(queue_contract.TaskQueueContract):
             clock.skip(seconds)
 
         return skip
+
+    async def test_a_task_has_one_message_at_most_which_comes_at_the_earliest_time(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
+        for delay_ms in (60_000, 5_000, 20_000):
+            await queue.send(REF, delay_ms)
+        await let_pass(4.9)
+        assert await queue_contract.nothing(queue)
+        await let_pass(0.2)
+        (message,) = await queue.receive(10, 0)
+        await queue.delete([message])
+        await let_pass(100)
+        assert await queue_contract.nothing(queue)
+        for _ in range(5):
+            await queue.send(REF)
+        assert len(await queue.receive(10, 0)) == 1
+
+    async def test_a_send_for_later_while_the_task_is_worked_on_is_for_later(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
+        await queue.send(REF)
+        taken = await queue.receive(10, 0)
+        await queue.send(REF, 60_000)
+        await queue.delete(taken)
+        await let_pass(59)
+        assert await queue_contract.nothing(queue)
+        await let_pass(1.1)
+        assert [message.ref for message in await queue.receive(10, 0)] == [REF]
+
+    async def test_owners_take_turns(self, queue: TaskQueue) -> None:
+        await queue.send_many([TaskRef("a", f"{n:05}") for n in range(2_000)])
+        first = await queue.receive(10, 0)
+        await queue.send_many([TaskRef("b", f"{n}") for n in range(3)])
+        await queue.send(TaskRef("c", "0"))
+        got = [str(message.ref) for message in await queue.receive(8, 0)]
+        assert [message.ref.owner for message in first] == ["a"] * 10
+        assert got[:6] == ["b.0", "c.0", "a.00010", "b.1", "a.00011", "b.2"]
+
+    async def test_who_sent_much_before_is_not_made_to_wait_for_it_later(self, queue: TaskQueue) -> None:
+        await queue.send_many([TaskRef("a", f"{n:05}") for n in range(500)])
+        while messages := await queue.receive(10, 0):
+            await queue.delete(messages)
+        await queue.send_many([TaskRef("b", f"{n:05}") for n in range(500)])
+        await queue.send(TaskRef("a", "late"))
+        assert TaskRef("a", "late") in [message.ref for message in await queue.receive(4, 0)]
+
+    async def test_owners_that_have_enough_are_skipped(self, queue: TaskQueue) -> None:
+        await queue.send_many([TaskRef(owner, f"{n}") for owner in "abc" for n in range(3)])
+        assert {message.ref.owner for message in await queue.receive(10, 0, skip={"a", "c"})} == {"b"}
+        assert list(await queue.receive(10, 0, skip={"a", "c"})) == []
+        assert len(await queue.receive(10, 0, skip={"c"})) == 3
+
+    async def test_which_tasks_have_a_message_is_known(self, queue: TaskQueue, let_pass: LetPass) -> None:
+        refs = queue_contract.refs(4)
+        await queue.send_many(refs[:2])
+        await queue.send(refs[2], 600_000)
+        (taken,) = await queue.receive(1, 0)
+        assert set(await queue.waiting([*refs, REF]) or ()) == set(refs[:2]), (
+            "one is worked on and comes again if that fails"
+        )
+        await queue.delete([taken])
+        assert set(await queue.waiting(refs) or ()) == set(refs[:2]) - {taken.ref}
+        await let_pass(599)
+        assert refs[2] in (await queue.waiting(refs) or ())
+
+
+def test_a_file_of_the_version_before_goes_on(path: Path) -> None:
+    """Its tasks have the usual values in what is new, its messages are there, one a task."""
+    old = sqlite3.connect(path)
+    for script in MIGRATIONS[:2]:
+        old.executescript(script)
+    old.execute("pragma user_version = 2")
+    head = ("owner", "id", "report", "working", None, NOW, NOW, END, 1, 1, UNTIL, 0, UNTIL, 2)
+    columns = (
+        "owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision, fence,"
+        " lease_until_ms, wake_ms, due_ms, attempts"
+    )
+    old.execute(f"insert into tasks ({columns}) values ({', '.join('?' * 14)})", head)
+    payloads = [(1, "call", "", b"call"), (1, "state", "", b"{}"), (1, "journal", "", b"0"), (1, "answer", "a", b"!")]
+    old.executemany("insert into payloads (task, kind, name, value) values (?, ?, ?, ?)", payloads)
+    old.executemany(
+        "insert into messages (task, visible_ms) values (?, ?)",
+        [("owner.id", 5), ("owner.id", 3), ("owner.id", 9), ("other.x", 1), ("other.y", NOW * 2)],
+    )
+    old.commit()
+    old.close()
+
+    async def look() -> None:
+        store, queue = SqliteTasks(Database(path)), SqliteQueue(Database(path), Clock())
+        found = await record(store)
+        assert (found.attempts, found.deaths, found.suspect, found.journal_version, found.resends) == (
+            2,
+            0,
+            False,
+            1,
+            0,
+        )
+        assert await store.count_open("owner", 10) == 1
+        assert sorted(str(message.ref) for message in await queue.receive(10, 0)) == ["other.x", "owner.id"]
+        claimed = await take_over(store)
+        assert (claimed.call, list(claimed.journal), claimed.answers) == (b"call", [b"0"], {"a": b"!"})
+        await store.checkpoint(claimed.lease, Added([b"1"]), NOW)
+        await store.aclose()
+        await queue.aclose()
+
+    asyncio.run(look())

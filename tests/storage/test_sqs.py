@@ -133,7 +133,39 @@ class Recorded:
 async def test_a_delay_is_rounded_up_to_seconds_and_capped(delay_ms: int, delay_s: int) -> None:
     client = Recorded()
     await SqsQueue("url", lambda: client).send(REF, delay_ms)
-    assert client.told == [{"QueueUrl": "url", "MessageBody": "owner.id", "DelaySeconds": delay_s}]
+    message = {"MessageBody": "owner.id", "MessageGroupId": "owner"}
+    assert client.told == [{"QueueUrl": "url", **message, "DelaySeconds": delay_s}]
+
+
+class Refusing(Recorded):
+    """Takes what is sent in batches, but some only when they come again."""
+
+    def send_message_batch(self, QueueUrl: str, Entries: list[dict[str, str]]) -> dict[str, Any]:
+        self.told += Entries
+        return {"Failed": [{"Id": entry["Id"]} for entry in Entries if len(Entries) == 10 and entry["Id"] in "37"]}
+
+
+async def test_what_is_refused_of_a_batch_is_sent_again_under_the_group_of_its_owner() -> None:
+    client = Refusing()
+    refs = [TaskRef(f"owner{n % 2}", f"{n}") for n in range(12)]
+    await SqsQueue("url", lambda: client).send_many(refs)
+    assert [entry["MessageBody"] for entry in client.told] == [
+        *map(str, refs[:10]),
+        "owner1.3",
+        "owner1.7",
+        *map(str, refs[10:]),
+    ]
+    assert [entry["MessageGroupId"] for entry in client.told[:4]] == ["owner0", "owner1", "owner0", "owner1"]
+
+
+class Full(Recorded):
+    def send_message_batch(self, QueueUrl: str, Entries: list[dict[str, str]]) -> dict[str, Any]:
+        return {"Failed": [{"Id": entry["Id"]} for entry in Entries]}
+
+
+async def test_a_batch_that_is_never_taken_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        await SqsQueue("url", Full).send_many([REF])
 
 
 async def test_what_is_no_reference_is_deleted_and_logged_and_the_rest_is_delivered(

@@ -86,6 +86,8 @@ class _Wrapped:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._port, name)
+        if not callable(method):
+            return method  # what it is, which costs no call
 
         async def work(*args: Any, **kwargs: Any) -> Any:
             value = await method(*args, **kwargs)

@@ -307,8 +307,11 @@ class _Own:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def due(self, now_ms: int, limit: int) -> Any:
-        return [task for task in await self._store.due(now_ms, limit) if task.ref.owner == self._owner]
+    async def take_shard(self, *args: Any) -> bool:
+        return True  # stories do not wait for each other, each has a clock of its own
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Any:
+        return [task for task in await self._store.due(now_ms, limit, shard) if task.ref.owner == self._owner]
 
 
 def _of(task: str | None, what: str, seen: Sequence[tuple[str, str]]) -> set[str]:
@@ -334,7 +337,7 @@ def _check_steps(seen: Sequence[tuple[str, str]], crashes: int, known: bool) -> 
 
 def points_of(calls: Sequence[str]) -> list[tuple[int, When]]:
     """Before and after each call of a store; those of the queue are the same for every store."""
-    queue = ("send", "receive", "delete", "forget")
+    queue = ("send", "send_many", "receive", "delete", "put_back", "waiting", "depth", "forget")
     return [point for point in all_points(len(calls)) if calls[point[0]] not in queue]
 
 

@@ -20,7 +20,7 @@ from app.storage.queue import TaskQueue
 from app.storage.sqlite_queue import SqliteQueue
 from app.storage.sqlite_tasks import SqliteTasks
 from app.storage.tasks import TaskStore
-from app.tasks import home
+from app.tasks import patience
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
 from tests.support.dynamodb import Emulator
@@ -97,7 +97,7 @@ def test_a_cancel_comes_at_any_call(files: Files, name: str, manner: Manner, die
 def test_any_call_times_out_and_may_have_happened_or_not(
     files: Files, name: str, manner: Manner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "RETRIES_S", (0, 0, 0, 0))
+    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
     points = all_points(tell(files, name, Plan(), manner))
     for number, when in points:
         how: How = "times out before" if when == "before" else "times out after"

@@ -192,17 +192,14 @@ async def test_a_pool_that_stops_lets_go_at_the_next_step_and_the_task_is_queued
     assert before > 0
 
 
-async def test_a_pool_that_stops_cancels_what_comes_to_no_step_and_lets_go_of_it(
-    share: Share, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "STOP_GRACE_S", 0.2)
+async def test_a_pool_that_stops_cancels_what_comes_to_no_step_and_lets_go_of_it(share: Share) -> None:
     began = asyncio.Event()
 
     async def waits(ctx: Context) -> None:
         began.set()
         await asyncio.sleep(60)
 
-    shared = share(Clock())
+    shared = share(Clock(), stop_grace_s=0.2)
     shop = shared.workshop(waits=waits)
     ref = await shop.begin("waits")
     shop.pool.start()

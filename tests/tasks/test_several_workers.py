@@ -24,7 +24,7 @@ from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.storage.queue import Message
 from app.storage.tasks import Claimed, TaskRef
-from app.tasks.worker import Turn
+from app.tasks.ending import Turn
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
 from tests.support.tasks import Shared, Workshop, catalog_of
@@ -78,8 +78,8 @@ class _Witnessed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, *args: Any) -> Any:
-        claimed = await self._store.claim(*args)
+    async def claim(self, *args: Any, **kwargs: Any) -> Any:
+        claimed = await self._store.claim(*args, **kwargs)
         if isinstance(claimed, Claimed):
             ref, fence = claimed.lease.ref, claimed.lease.fence
             self._witness.fences[ref] = max(self._witness.fences[ref], fence)
@@ -139,7 +139,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         await ctx.shed()
         return [*done, who.name, await ctx.step("last", step, f"{ctx.task_id} last")]
 
-    shared = share(clock)
+    shared = share(clock, max_deaths=1_000)  # time flies here: a lease lapses with each step
 
     def process() -> Workshop:
         store, queue = shared.stores()
@@ -172,8 +172,9 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         _, *turns = await asyncio.gather(pass_time(first), *(worker(process()) for _ in range(workers)))
     assert set(witness.ends.values()) == {1}
     for ref in refs:
-        kept = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
-        assert await first.value(ref) == [kept["s first"], kept["s left"], kept["s right"], "who", kept["s last"]]
+        steps = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
+        kept = {key.rpartition("/")[2].removeprefix("s "): value for key, value in steps.items()}
+        assert await first.value(ref) == [kept["first"], kept["left"], kept["right"], "who", kept["last"]]
     assert witness.lost > 0, "nobody ever lost a lease: this tests nothing"
     assert sum(turn is Turn.NOT_CLAIMED for one in turns for turn in one) > 0
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import pytest
 
 from app.protocol.tasks import Status
 from app.replay.context import Context
-from app.storage.tasks import Claimed, TaskRef
+from app.storage.queue import TaskQueue
+from app.storage.sqlite import Database
+from app.storage.sqlite_tasks import SqliteTasks
+from app.storage.tasks import Claimed, Move, TaskRef, TaskStore
 from app.tasks import sweep
-from app.tasks.worker import Turn
+from app.tasks.ending import Turn
+from app.tasks.sweep import Sweep
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.tasks import Shared, Workshop
@@ -76,7 +81,7 @@ async def test_a_task_whose_worker_died_is_sent_when_its_lease_is_over(shop: Wor
     ref = await shop.begin("quick")
     await lose_messages(shop)
     assert isinstance(await shop.worker.claim(ref), Claimed)
-    clock.skip(shop.config.lease_s - 0.001)
+    clock.skip(shop.config.lease_s + 5 - 0.001)  # and by what clocks may differ
     assert await shop.sweep.sweep() == 0
     clock.skip(0.001)
     assert await shop.sweep.sweep() == 1
@@ -113,18 +118,178 @@ async def test_an_open_task_past_its_time_is_ended_and_sent_to_nobody(
     assert await shop.sweep.sweep() == 0
 
 
-async def test_a_backlog_is_not_flooded_with_messages(share: Share, clock: FixedClock) -> None:
-    """Nobody works: each task is sent once each `requeue_after_s`, however often and by however many is swept."""
-    shared = share(requeue_after_s=30)
+class Blind:
+    """A queue that cannot look into itself, as SQS: it knows about how many messages it has, and not which."""
+
+    def __init__(self, queue: TaskQueue, depth: int) -> None:
+        self._queue = queue
+        self.told_depth = depth
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
+        return None
+
+    async def depth(self) -> int | None:
+        return self.told_depth
+
+
+def blind(shop: Workshop, depth: int) -> Sweep:
+    return Sweep(shop.store, Blind(shop.queue, depth), shop.clock, shop.config)
+
+
+async def sent_over(
+    seconds: int, shop: Workshop, clock: FixedClock, sweeps: Sequence[Sweep], every_s: int = 5
+) -> list[TaskRef]:
+    """What is sent while nobody works and each message is lost."""
+    sent: list[TaskRef] = []
+    for _ in range(seconds // every_s):
+        clock.skip(every_s)
+        await asyncio.gather(*(one.sweep() for one in sweeps))
+        sent += await refs_sent(shop)
+    return sent
+
+
+async def test_a_task_that_still_waits_is_sent_again_after_ever_longer_pauses(share: Share, clock: FixedClock) -> None:
+    shared = share(requeue_after_s=30, requeue_at_most_s=200)
     shops = [shared.workshop(quick=quick) for _ in range(3)]
     refs = [await shops[0].begin("quick") for _ in range(25)]
     await lose_messages(shops[0])
-    sent: list[TaskRef] = []
-    for _ in range(60):  # five minutes, a sweep every five seconds by each of three
+    sweeps = [shop.sweep for shop in shops]
+    for pause_s in (30, 30, 60, 120, 200, 200):
+        assert sorted(await sent_over(pause_s, shops[0], clock, sweeps)) == sorted(refs), "by each of three, once"
+
+
+async def test_a_task_whose_message_waits_in_the_queue_is_not_sent_again(shop: Workshop, clock: FixedClock) -> None:
+    refs = [await shop.begin("quick") for _ in range(50)]
+    for _ in range(300):  # 25 minutes
         clock.skip(5)
-        await asyncio.gather(*(shop.sweep.sweep() for shop in shops))
-        sent += await refs_sent(shops[0])
-    assert {ref: sent.count(ref) for ref in refs} == dict.fromkeys(refs, 10)
+        await shop.sweep.sweep()
+    assert sorted(await refs_sent(shop)) == sorted(refs)
+    assert {(await shop.record(ref)).resends for ref in refs} == {0}
+
+
+async def test_tasks_are_not_sent_again_while_a_queue_is_long_that_cannot_tell_which_it_has(
+    shop: Workshop, clock: FixedClock
+) -> None:
+    refs = [await shop.begin("quick") for _ in range(20)]
+    await lose_messages(shop)
+    long = blind(shop, depth=10_000)
+    assert await sent_over(25 * 60, shop, clock, [long]) == []
+    assert set(await sent_over(60 * 60, shop, clock, [long])) == set(refs), "in the end they are, however long it is"
+
+
+async def test_a_long_queue_that_knows_what_it_has_lost_is_sent_just_that(shop: Workshop, clock: FixedClock) -> None:
+    refs = [await shop.begin("quick") for _ in range(130)]
+    lost = [message.ref for message in await shop.messages()]
+    await shop.queue.delete(await shop.messages())
+    clock.skip(60)
+    before = await shop.queue.depth()
+    await shop.sweep.sweep()
+    assert await shop.queue.depth() == 130, before
+    assert set(await refs_sent(shop)) == set(refs) >= set(lost)
+
+
+async def test_with_the_queue_short_again_what_was_lost_is_sent(shop: Workshop, clock: FixedClock) -> None:
+    refs = [await shop.begin("quick") for _ in range(20)]
+    await lose_messages(shop)
+    assert await sent_over(60, shop, clock, [blind(shop, depth=10_000)]) == []
+    assert sorted(await sent_over(60, shop, clock, [blind(shop, depth=3)])) == sorted(refs)
+
+
+async def test_a_task_with_no_message_on_its_way_is_sent_however_long_the_queue_is(
+    shop: Workshop, clock: FixedClock
+) -> None:
+    """Its worker died, or it slept for longer than a message can be delayed."""
+    died, slept = await shop.begin("quick"), await shop.begin("sleeps")
+    await lose_messages(shop)
+    assert isinstance(await shop.worker.claim(died), Claimed)
+    await shop.worker.work(slept)
+    long = blind(shop, depth=10_000)
+    clock.skip(shop.config.lease_s + 60)
+    await long.sweep()
+    assert await refs_sent(shop) == [died]
+    clock.skip(7_200)
+    await shop.store.cancel(died, "over", clock.now_ms())
+    await long.sweep()
+    assert await refs_sent(shop) == [slept]
+
+
+# several sweepers
+
+
+class Watched:
+    """A store that counts how many moves it is asked for, and takes its time over each batch."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+        self.moves = 0
+        self.taken: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        self.moves += len(moves)
+        await asyncio.sleep(0.01)
+        return await self._store.postpone_many(moves)
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        taken = await self._store.take_shard(shard, sweeper, now_ms, until_ms)
+        self.taken += [shard] if taken and until_ms > now_ms else []
+        return taken
+
+
+async def test_sweepers_share_the_work_and_do_none_of_it_twice(
+    share: Share, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "AT_ONCE", 5)
+    shared = share()
+    shops = [shared.workshop(quick=quick) for _ in range(4)]
+    refs = [await shops[0].begin("quick") for _ in range(120)]
+    await lose_messages(shops[0])
+    clock.skip(60)
+    stores = [Watched(SqliteTasks(Database(shared.path, durable=False), shards=8)) for _ in shops]
+    sweeps = [Sweep(store, shop.queue, clock, shop.config) for store, shop in zip(stores, shops, strict=True)]
+    found = await asyncio.gather(*(one.sweep() for one in sweeps))
+    assert sum(found) == sum(store.moves for store in stores) == 120
+    assert min(found) > 0
+    assert sorted(await refs_sent(shops[0])) == sorted(refs)
+    assert {shard for store in stores for shard in store.taken} == set(range(8))
+    for store in stores:
+        await store.aclose()
+
+
+async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(shop: Workshop, clock: FixedClock) -> None:
+    refs = [await shop.begin("quick") for _ in range(16)]
+    await lose_messages(shop)
+    clock.skip(60)
+    for shard in range(shop.store.shards):
+        assert await shop.store.take_shard(shard, "dead", clock.now_ms(), clock.now_ms() + sweep.SHARD_MS)
+    assert await shop.sweep.sweep() == 0
+    clock.skip(sweep.SHARD_MS / 1000)
+    assert await shop.sweep.sweep() == 16
+    assert sorted(await refs_sent(shop)) == sorted(refs)
+
+
+async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
+    shop: Workshop, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "AT_ONCE", 5)
+    refs = [await shop.begin("quick") for _ in range(60)]
+    await lose_messages(shop)
+    clock.skip(60)
+
+    class Slow(Watched):
+        async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+            clock.skip(1)
+            return await super().postpone_many(moves)
+
+    found = await Sweep(Slow(shop.store), shop.queue, clock, shop.config).sweep(clock.deadline(2_500))
+    assert 0 < found <= 15
+    assert found + await shop.sweep.sweep() >= 60
+    assert set(await refs_sent(shop)) == set(refs)
 
 
 async def test_more_late_tasks_than_one_look_finds_are_all_found(

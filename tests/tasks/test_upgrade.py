@@ -14,7 +14,7 @@ from app.config import TasksConfig
 from app.replay.context import Context
 from app.replay.journal import Answered, Journal
 from app.replay.questions import Form, digest_of
-from app.tasks.worker import Turn
+from app.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept

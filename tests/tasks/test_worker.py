@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,16 +20,19 @@ from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.replay.journal import Journal
 from app.replay.sync_context import SyncContext
-from app.storage.tasks import NOTHING, Added, Claimed, NewTask, TaskRef
-from app.tasks import home
+from app.storage.tasks import NOTHING, Added, Claimed, NewTask, NotClaimed, TaskRef
+from app.tasks import patience
+from app.tasks import turn as turn_module
 from app.tasks.call import TaskCall, owner_of
-from app.tasks.worker import BACKOFF_MS, Turn
+from app.tasks.ending import DECLINED_MS, Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
 from tests.support.tasks import Shared, Workshop
 
 Share = Callable[..., Shared]
+SKEW_S = 5
+"""What clocks may differ by when nobody says anything."""
 
 
 async def quick(ctx: Context) -> str:
@@ -303,61 +307,111 @@ async def until_the_end(shop: Workshop, ref: TaskRef, clock: FixedClock) -> list
     raise AssertionError(turns)
 
 
-async def test_a_tool_that_is_not_served_any_more_is_waited_for_and_then_fails(
+async def test_a_tool_that_nobody_serves_is_waited_for_and_counted_against_nobody(
     shared: Shared, clock: FixedClock
 ) -> None:
     ref = await shared.workshop(quick=quick).begin("quick")
     later = shared.workshop(other=quick)
-    pauses: list[int] = []
-    for _ in range(later.config.max_attempts - 1):
-        assert await later.turns() == [Turn.FAULT]
-        pauses.append((await later.record(ref)).wake_ms - clock.now_ms())
-        assert await later.turns() == []
-        clock.skip(pauses[-1] / 1000)
-    assert pauses == list(BACKOFF_MS)
-    assert await later.turns() == [Turn.FAULT]
-    code, _, _ = await failure_of(later, ref)
-    message = (await later.shown(ref))["statusMessage"]
-    assert code == -32603
-    assert message.startswith("Given up after 5 attempts: the tool quick is not served any more (reference ")
-
-
-async def test_a_tool_that_is_served_again_in_time_goes_on(shared: Shared, clock: FixedClock) -> None:
-    ref = await shared.workshop(quick=quick).begin("quick")
-    assert await shared.workshop(other=quick).turns() == [Turn.FAULT]
-    clock.skip(1)
+    shortest_ms, longest_ms = DECLINED_MS
+    waited_s = 0.0
+    while waited_s < 3_000:
+        assert await later.turns() == [Turn.DECLINED]
+        record = await later.record(ref)
+        assert (record.status, record.attempts, record.deaths) == (Status.WORKING, 0, 0)
+        assert (await later.shown(ref))["statusMessage"] == "Waiting for a worker that serves quick"
+        pause_ms = record.wake_ms - clock.now_ms()
+        assert min(max(shortest_ms, int(waited_s * 250)), longest_ms) - 1 <= pause_ms <= longest_ms
+        clock.skip(pause_ms / 1000)
+        waited_s += pause_ms / 1000
     again = shared.workshop(quick=quick)
     assert await again.turns() == [Turn.FINISHED]
     assert await again.value(ref) == "quick"
 
 
-async def test_a_task_whose_workers_die_each_time_fails_after_the_bound(shared: Shared, clock: FixedClock) -> None:
+async def test_after_an_hour_without_a_worker_that_serves_its_tool_a_task_fails_and_says_why(
+    shared: Shared, clock: FixedClock
+) -> None:
+    ref = await shared.workshop(quick=quick).begin("quick")
+    later = shared.workshop(other=quick)
+    assert await later.turns() == [Turn.DECLINED]
+    clock.skip(3_600)
+    assert await later.turns() == [Turn.GIVEN_UP]
+    code, _, _ = await failure_of(later, ref)
+    assert code == -32603
+    message = (await later.shown(ref))["statusMessage"]
+    assert message.startswith("Given up because for 3600 s there was no worker that serves quick (reference ")
+
+
+async def test_a_journal_of_a_later_version_is_left_to_a_worker_that_reads_it(
+    shared: Shared, clock: FixedClock
+) -> None:
+    shop = shared.workshop(quick=quick)
+    now_ms = clock.now_ms()
+    call = TaskCall("quick", {}, LOCAL, {}).to_bytes()
+    facts = {"call": call, "created_ms": now_ms, "expires_ms": now_ms + 10**7, "due_ms": now_ms, "tool": "quick"}
+    tag = NewTask(TaskRef("owner", "tag"), journal=[b'["zz","one",1]'], **facts)  # type: ignore[arg-type]
+    version = NewTask(TaskRef("owner", "version"), journal_version=99, **facts)  # type: ignore[arg-type]
+    for task, needs in ((tag, "can read its journal"), (version, "reads journals of version 99")):
+        await shop.store.create(task)
+        for _ in range(shop.config.max_attempts + 1):
+            assert await shop.worker.work(task.ref) is Turn.DECLINED
+            clock.skip(60)
+        record = await shop.record(task.ref)
+        assert (record.status, record.status_message) == (Status.WORKING, f"Waiting for a worker that {needs}")
+
+
+async def test_a_task_whose_workers_die_with_it_alone_each_time_fails_after_the_bound(
+    shared: Shared, clock: FixedClock
+) -> None:
     shop = shared.workshop(quick=quick)
     ref = await shop.begin("quick")
-    for _ in range(shop.config.max_attempts):
-        assert isinstance(await shop.worker.claim(ref), Claimed)  # and nothing more is heard of it
-        clock.skip(shop.config.lease_s)
-    assert await shop.worker.work(ref) is Turn.FAULT
+    assert isinstance(await shop.worker.claim(ref), Claimed)  # and nothing more is heard of it
+    for _ in range(shop.config.max_deaths):
+        clock.skip(shop.config.lease_s + SKEW_S)
+        assert await shop.worker.work(ref) is Turn.SUSPECT
+        assert isinstance(await shop.worker.claim(ref, alone=True), Claimed)
+    clock.skip(shop.config.lease_s + SKEW_S)
+    assert await shop.worker.work(ref, alone=True) is Turn.GIVEN_UP
     assert (await shop.shown(ref))["status"] == "failed"
-    assert "a worker died in each of them" in (await shop.shown(ref))["statusMessage"]
+    message = (await shop.shown(ref))["statusMessage"]
+    assert message.startswith("Given up because 3 workers died or stalled that ran nothing but this task (reference ")
 
 
-async def test_a_worker_that_got_further_before_it_died_does_not_count(shared: Shared, clock: FixedClock) -> None:
+async def test_deaths_that_it_shares_with_others_never_count_against_a_task(shared: Shared, clock: FixedClock) -> None:
     shop = shared.workshop(quick=quick)
     ref = await shop.begin("quick")
-    for number in range(3 * shop.config.max_attempts):
+    for _ in range(10 * shop.config.max_deaths):
         claimed = await shop.worker.claim(ref)
         assert isinstance(claimed, Claimed)
-        await shop.store.checkpoint(claimed.lease, Added([b'["s","%d",1]' % number]), clock.now_ms())
-        clock.skip(shop.config.lease_s)
+        clock.skip(shop.config.lease_s + SKEW_S)  # its process dies
+        alone = await shop.worker.claim(ref, alone=True)
+        assert isinstance(alone, Claimed)
+        await shop.store.checkpoint(alone.lease, Added([b'["s","step",1]']), clock.now_ms())
+        now_ms = clock.now_ms()
+        await shop.store.release(alone.lease, NOTHING, now_ms, wake_ms=0, due_ms=now_ms)
     assert await shop.worker.work(ref) is Turn.FINISHED
+
+
+async def test_a_clock_that_is_ahead_takes_no_living_lease(share: Share) -> None:
+    theirs, ours = FixedClock(), FixedClock()
+    shared = share(theirs, clock_skew_s=45)
+    shop = shared.workshop(quick=quick)
+    ref = await shop.begin("quick")
+    assert isinstance(await shop.worker.claim(ref), Claimed)
+    shared.clock = ours
+    other = shared.workshop(quick=quick)
+    ours.skip(shared.config.lease_s + 40)
+    assert await other.worker.claim(ref, alone=True) is NotClaimed.LEASED
+    ours.skip(5)
+    assert isinstance(await other.worker.claim(ref, alone=True), Claimed)
 
 
 class Flaky:
     """A store that cannot be reached for its next so many calls of a method."""
 
-    def __init__(self, store: Any, **failures: int) -> None:
+    def __init__(self, store: Any, error: Exception | None = None, **failures: int) -> None:
         self._store = store
+        self._error = error
         self.failures = failures
         self.calls: list[str] = []
 
@@ -366,7 +420,7 @@ class Flaky:
             self.calls.append(name)
             if self.failures.get(name, 0) > 0:
                 self.failures[name] -= 1
-                raise Unavailable(f"{name} did not get through")
+                raise self._error or Unavailable(f"{name} did not get through")
             return await getattr(self._store, name)(*args, **kwargs)
 
         return call
@@ -379,7 +433,7 @@ async def two_steps(ctx: Context) -> list[Any]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without pauses, as many."""
-    monkeypatch.setattr(home, "RETRIES_S", (0,) * len(home.RETRIES_S))
+    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -433,10 +487,11 @@ async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(shared: Sha
     shop = shared.workshop(quick=quick)
     now_ms = clock.now_ms()
     ref = TaskRef((await shop.begin("quick")).owner, "strange")
-    await shop.store.create(NewTask(ref, "quick", b"not json", now_ms, now_ms + 10**7, now_ms))
-    turns = await until_the_end(shop, ref, clock)
-    assert turns.count(Turn.FAULT) == shop.config.max_attempts
-    assert "the server's log has the details" in (await shop.shown(ref))["statusMessage"]
+    await shop.store.create(NewTask(ref, "quick", b"{}", now_ms, now_ms + 10**7, now_ms))
+    assert await shop.worker.work(ref) is Turn.DECLINED
+    clock.skip(3_600)
+    assert await shop.worker.work(ref) is Turn.GIVEN_UP
+    assert "no worker that can read its call" in (await shop.shown(ref))["statusMessage"]
 
 
 # Leases
@@ -458,38 +513,270 @@ async def test_a_lease_is_renewed_while_a_long_step_runs(share: Share) -> None:
     assert (await shop.record(ref)).fence == 1
 
 
-async def test_a_worker_that_lost_its_lease_stops_and_writes_nothing(
-    shared: Shared, clock: FixedClock, caplog: pytest.LogCaptureFixture
+async def test_a_worker_that_was_stopped_past_its_lease_begins_no_step_once_another_has_the_task(
+    shared: Shared, clock: FixedClock
 ) -> None:
     effects, seen = Effects(), list[bool]()
     shop = shared.workshop()
 
     async def robbed(ctx: Context) -> None:
         await ctx.step("one", effects.do, "one")
-        clock.skip(60)
-        assert isinstance(await shop.worker.claim(ref), Claimed)
+        clock.skip(60)  # SIGSTOP, and another takes it up; SIGCONT
+        assert isinstance(await shop.worker.claim(ref, alone=True), Claimed)
         try:
             await ctx.step("two", effects.do, "two")
         finally:
             seen.append(ctx.cancelled)
-        await ctx.step("three", effects.do, "three")
 
     victim = shared.workshop(robbed=robbed)
     ref = await victim.begin("robbed")
     assert await victim.turns() == [Turn.LOST]
-    assert (effects.seen, seen) == (["one", "two"], [True])
+    assert (effects.seen, seen) == (["one"], [True])
     record = await shop.record(ref)
     assert (record.status, record.fence) == (Status.WORKING, 2)
     clock.skip(60)
-    claimed = await shop.worker.claim(ref)
+    claimed = await shop.worker.claim(ref, alone=True)
     assert isinstance(claimed, Claimed)
     assert [json.loads(entry)[:3] for entry in claimed.journal] == [["s", "one", "one"]]
+
+
+async def test_a_worker_that_was_stopped_past_its_lease_renews_it_before_it_goes_on(
+    shared: Shared, clock: FixedClock
+) -> None:
+    seen: list[int] = []
+
+    async def step() -> None:
+        seen.append((await shop.record(ref)).lease_until_ms - clock.now_ms())
+
+    async def stopped(ctx: Context) -> None:
+        clock.skip(60)
+        await ctx.step("one", step)
+
+    shop = shared.workshop(stopped=stopped)
+    ref = await shop.begin("stopped")
+    assert await shop.turns() == [Turn.FINISHED]
+    assert seen == [shop.config.lease_s * 1000]
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    "error", [Unavailable("not now"), RuntimeError("ExpiredTokenException")], ids=["away", "token"]
+)
+async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
+    shared: Shared, clock: FixedClock, error: Exception
+) -> None:
+    effects = Effects()
+
+    async def stopped(ctx: Context) -> None:
+        clock.skip(60)
+        await ctx.step("one", effects.do, len(flaky.calls))
+
+    shop = shared.workshop(stopped=stopped)
+    ref = await shop.begin("stopped")
+    flaky = Flaky(shop.store, error, checkpoint=3)
+    assert await Workshop(shop.catalog, flaky, shop.queue, clock).worker.work(ref) is Turn.FINISHED
+    assert flaky.calls[:5] == ["claim", *["checkpoint"] * 4]
+    assert effects.seen == [1]  # the arguments are older than the renewal; it ran once
+
+
+async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
+    async def long(ctx: Context) -> str:
+        await ctx.step("long", asyncio.sleep, 1.2)
+        return "done"
+
+    shared = share(Clock(), lease_s=1, clock_skew_s=0)
+    shop, thief = shared.workshop(long=long), shared.workshop(long=long)
+    ref = await shop.begin("long")
+    flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
+    turn = asyncio.create_task(Workshop(shop.catalog, flaky, shop.queue, shop.clock, shop.config).worker.work(ref))
+    while not turn.done():
+        await asyncio.sleep(0.05)
+        assert await thief.worker.claim(ref, alone=True) in (NotClaimed.LEASED, NotClaimed.OVER)
+    assert await turn is Turn.FINISHED
+
+
+async def test_a_handler_that_cancels_the_heartbeat_does_not_stop_it(share: Share) -> None:
+    async def wild(ctx: Context) -> str:
+        for task in asyncio.all_tasks():
+            if "Heartbeat" in repr(task.get_coro()):
+                task.cancel()
+        await ctx.step("long", asyncio.sleep, 1.2)
+        return "done"
+
+    shared = share(Clock(), lease_s=1, clock_skew_s=0)
+    shop, thief = shared.workshop(wild=wild), shared.workshop(wild=wild)
+    ref = await shop.begin("wild")
+    turn = asyncio.create_task(shop.worker.work(ref))
+
+    async def steal() -> None:
+        while not turn.done():
+            await asyncio.sleep(0.05)
+            assert await thief.worker.claim(ref, alone=True) in (NotClaimed.LEASED, NotClaimed.OVER)
+
+    await asyncio.sleep(0.2)
+    await steal()
+    assert await turn is Turn.FINISHED
+
+
+async def test_a_handler_that_cancels_everything_in_sight_ends_with_an_error(share: Share) -> None:
+    async def wild(ctx: Context) -> None:
+        for task in asyncio.all_tasks() - before - {asyncio.current_task(), turn}:
+            task.cancel()
+        await asyncio.sleep(60)
+
+    before = asyncio.all_tasks()
+    shop = share(Clock()).workshop(wild=wild)
+    ref = await shop.begin("wild")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    assert await within(5, turn) is Turn.FINISHED
+    assert "failed unexpectedly" in await error_of(shop, ref)
+
+
+async def test_a_handler_that_went_another_way_is_put_aside_until_its_operator_has_mended_it(
+    shared: Shared, clock: FixedClock
+) -> None:
+    effects = Effects()
+
+    async def first(ctx: Context) -> str:
+        await ctx.step("one", effects.do, 1)
+        await ctx.shed()
+        return "done"
+
+    async def other(ctx: Context) -> str:
+        await ctx.step("one", effects.do, 2)
+        return "done"
+
+    shop = shared.workshop(tool=first)
+    ref = await shop.begin("tool")
+    assert await shop.turns() == [Turn.RELEASED]
+    broken = shared.workshop(tool=other)
+    assert await broken.turns() == [Turn.PARKED]
+    shown = await shop.shown(ref)
+    assert shown["status"] == "working"
+    assert shown["statusMessage"].startswith("Waiting for the operator of this server: its handler went another way")
+    clock.skip(3_600)
+    await shop.sweep.sweep()
+    assert await shop.all_turns() == []
+    assert await shop.store.requeue(ref, clock.now_ms(), clock.now_ms())
+    await shop.queue.send(ref)
+    assert await shop.turns() == [Turn.FINISHED]
+    assert (await shop.value(ref), effects.seen) == ("done", [1])
+
+
+async def test_a_handler_that_restarts_begins_anew_with_other_arguments_and_nothing_remembered(shared: Shared) -> None:
+    effects = Effects()
+
+    async def counts(ctx: Context, left: int) -> str:
+        await ctx.step("one", effects.do, left)
+        who = (await ctx.elicit("who", "Who?", Name)).name
+        if left:
+            await ctx.restart(left=left - 1)
+        return who
+
+    shop = shared.workshop(counts=counts)
+    ref = await shop.begin("counts", left=2)
+    for number in range(3):
+        assert (await shop.all_turns())[-1] is Turn.ASKED
+        (key,) = (await shop.shown(ref))["inputRequests"]
+        await shop.answer(ref, **{key: accept(name=f"n{number}")})
+    assert (await shop.all_turns())[-1] is Turn.FINISHED
+    assert (await shop.value(ref), effects.seen) == ("n2", [2, 1, 0])
+    record = await shop.record(ref)
+    assert record.status is Status.COMPLETED
+
+
+async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_worker(share: Share) -> None:
+    calls = 0
+
+    async def swallows(ctx: Context) -> None:
+        nonlocal calls
+        while True:
+            calls += 1
+            with suppress(BaseException):
+                await ctx.elicit("who", "Who?", Name)
+
+    shop = share(Clock()).workshop(swallows=swallows)
+    ref = await shop.begin("swallows")
+    assert await within(8, asyncio.create_task(shop.worker.work(ref))) is Turn.ASKED
+    assert (await shop.shown(ref))["status"] == "input_required"
+    assert calls < 1_000
+    assert not shop.worker.has_abandoned
+
+
+async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_the_step(shared: Shared) -> None:
+    effects = Effects()
+
+    class Slow(Flaky):
+        def __getattr__(self, name: str) -> Any:
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                if name == "checkpoint" and args[1].entries:
+                    await asyncio.sleep(0.3)
+                return await getattr(shop.store, name)(*args, **kwargs)
+
+            return call
+
+    async def impatient(ctx: Context) -> str:
+        try:
+            async with asyncio.timeout(0.1):
+                await ctx.step("one", effects.do, "one")
+        except TimeoutError:
+            pass
+        await ctx.shed()
+        return await ctx.step("one", effects.do, "again") if effects.seen == [] else "done"
+
+    shop = shared.workshop(impatient=impatient)
+    await shop.begin("impatient")
+    slow = Workshop(shop.catalog, Slow(shop.store), shop.queue, shop.clock)
+    assert await slow.turns() == [Turn.RELEASED]
+    assert await shop.turns() == [Turn.FINISHED]
+    assert effects.seen == ["one"]
+
+
+@pytest.mark.parametrize("text", ["half \udc80 a letter", "\ud83d"])
+async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(shared: Shared, text: str) -> None:
+    effects = Effects()
+
+    async def tells(ctx: Context) -> str:
+        await ctx.status(text)
+        await ctx.step("one", effects.do, "one")
+        await ctx.elicit("who", "Who?", Name)
+        return "done"
+
+    shop = shared.workshop(tells=tells)
+    ref = await shop.begin("tells")
+    assert await shop.turns() == [Turn.ASKED]
+    assert effects.seen == ["one"]
+    assert (await shop.shown(ref))["statusMessage"] == text.encode(errors="replace").decode()
+
+
+async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
+    share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
+
+    async def hangs(ctx: Context) -> None:
+        while True:
+            try:
+                await asyncio.sleep(3_600)
+            except asyncio.CancelledError:
+                if over.is_set():
+                    raise
+
+    over = asyncio.Event()
+    shop = share(Clock(), lease_s=1, task_timeout_s=0.5).workshop(hangs=hangs)
+    ref = await shop.begin("hangs")
+    assert await within(4, asyncio.create_task(shop.worker.work(ref))) is Turn.FINISHED
+    assert "longer than a task" in await error_of(shop, ref)
+    assert shop.worker.has_abandoned
+    over.set()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
 
 
 async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "STOP_GRACE_S", 0.3)
+    monkeypatch.setattr(turn_module, "GRACE_S", 0.3)
     ended: list[tuple[str, bool]] = []
 
     async def waits(ctx: Context) -> None:
@@ -514,8 +801,8 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
 async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "LOOK_S", 0.5)
-    monkeypatch.setattr(home, "STOP_GRACE_S", 0.1)
+    monkeypatch.setattr(turn_module, "LOOK_S", 0.5)
+    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)
@@ -532,7 +819,7 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cancellation is used up: what runs the next turn is not cancelled by what ended this one."""
-    monkeypatch.setattr(home, "STOP_GRACE_S", 0.1)
+    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)
@@ -586,7 +873,7 @@ async def test_a_poll_of_a_cancelled_task_polls_no_more(share: Share) -> None:
 
 
 async def test_a_task_that_expires_while_it_runs_is_stopped(share: Share, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "STOP_GRACE_S", 0)
+    monkeypatch.setattr(turn_module, "GRACE_S", 0)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)
@@ -608,27 +895,49 @@ async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> N
     (message,) = await shop.messages()
     turn = asyncio.create_task(shop.take(message))
     await began.wait()
+    shop.worker.stop_soon()
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
     record = await shop.record(ref)
-    assert (record.lease_until_ms, record.wake_ms, record.attempts) == (0, 0, 0)  # a deployment is no fault of the task
+    # a deployment is no fault of the task
+    assert (record.lease_until_ms, record.wake_ms, record.attempts, record.suspect) == (0, 0, 0, False)
     assert [message.ref for message in await shop.messages()] == [ref]
 
 
 async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(shared: Shared) -> None:
     async def returns(ctx: Context) -> str:
-        asyncio.get_running_loop().call_soon(turns[0].cancel)  # while the heartbeat is being stopped
+        asyncio.get_running_loop().call_soon(turn.cancel)  # while the heartbeat is being stopped
         return "done"
-
-    turns: list[asyncio.Task[Any]] = []
 
     shop = shared.workshop(returns=returns)
     ref = await shop.begin("returns")
-    turns.append(asyncio.create_task(shop.worker.work(ref)))
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await asyncio.sleep(0)
+    shop.worker.stop_soon()
     with pytest.raises(asyncio.CancelledError):
-        await turns[0]
+        await turn
     assert (await shop.record(ref)).lease_until_ms == 0
+
+
+async def test_a_turn_that_is_cancelled_though_nobody_stops_the_process_leaves_a_suspect(shared: Shared) -> None:
+    """So it is when a handler ends the event loop with `sys.exit`: each that ran there may have been the one."""
+    began = asyncio.Event()
+
+    async def waits(ctx: Context) -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    shop = shared.workshop(waits=waits)
+    ref = await shop.begin("waits")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await began.wait()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    record = await shop.record(ref)
+    assert (record.lease_until_ms, record.suspect, record.deaths) == (0, True, 0)
+    assert await shop.worker.claim(ref) is NotClaimed.SUSPECT
 
 
 # What the client sees meanwhile
@@ -725,7 +1034,7 @@ async def test_a_step_longer_than_a_worker_lives_fails_after_the_bound(share: Sh
     record = await shop.record(ref)
     assert (record.status, record.attempts) == (Status.WORKING, 1)
     clock.skip(60)
-    assert await shop.worker.work(ref, real.deadline(60)) is Turn.FAULT
+    assert await shop.worker.work(ref, real.deadline(60)) is Turn.GIVEN_UP
     assert "a step takes longer than a worker may run" in (await shop.shown(ref))["statusMessage"]
 
 
