@@ -68,6 +68,26 @@ class HttpConfig(Model):
         15, description="Seconds between comments on an idle subscriptions/listen stream.", gt=0
     )
     max_streams: int = Field(1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1)
+    max_streams_per_caller: int = Field(100, description="Of these, how many one caller may have open.", ge=1)
+    max_json_nodes: int = Field(
+        100_000, description="Values and keys in a request body; more are refused with 413.", ge=1_000
+    )
+    max_pending_bytes: int = Field(
+        64_000_000,
+        description="Bodies of more than 8 KB that are being read and served at once, with 100 bytes for each value in"
+        " them; more get 503.",
+        ge=1_000_000,
+    )
+    max_header_bytes: int = Field(65_536, description="Request line and headers; more get 431.", ge=4_096)
+    max_headers: int = Field(100, description="Header fields of a request; more get 431.", ge=16)
+    max_connections: int = Field(
+        1_000, description="Open connections of one process, as far as it may have descriptors; more get 503.", ge=1
+    )
+    head_timeout_s: float = Field(10, description="Seconds within which a request's head has to arrive.", gt=0)
+    body_timeout_s: float = Field(60, description="Seconds within which a request's body has to arrive.", gt=0)
+    send_timeout_s: float = Field(
+        30, description="Seconds within which a client has to take 64 KB of what waits for it, or is cut off.", gt=0
+    )
 
 
 Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -337,6 +357,9 @@ class HttpArgument(Model):
     )
     wire_name: str | None = Field(None, alias="as", description="Its name in the HTTP request, if not the argument's.")
     required: bool = Field(False, description="Whether the tool needs it; path arguments always are.")
+    allow_slash: bool = Field(
+        False, description='Whether a path argument may be several segments, with "/" between them; never "..".'
+    )
     description: str | None = Field(None, description="What it means, for the model.")
     schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
 

@@ -129,7 +129,8 @@ def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores |
     stores = stores or make_stores(using, clock, file.config.tasks.shards)
     if not using.on_demand:
         stores.prepare()
-    return Core(backends, served, Hub(file.config.http.max_streams), stores)
+    http = file.config.http
+    return Core(backends, served, Hub(http.max_streams, http.max_streams_per_caller), stores)
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:

@@ -143,7 +143,9 @@ def _claims(event: Event) -> Mapping[str, Any] | None:
     authorizer = event.get("requestContext", {}).get("authorizer")
     if not isinstance(authorizer, dict):
         return None
-    for claims in (authorizer.get("jwt", {}).get("claims"), authorizer.get("claims"), authorizer.get("lambda")):
+    jwt = authorizer.get("jwt")
+    in_jwt = jwt.get("claims") if isinstance(jwt, dict) else None
+    for claims in (in_jwt, authorizer.get("claims"), authorizer.get("lambda")):
         if isinstance(claims, dict):
             return claims
     return authorizer

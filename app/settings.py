@@ -50,8 +50,7 @@ class Settings:
     worker: WorkerMode = "auto"
     """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except on AWS Lambda."""
     allow_anonymous: bool = False
-    """GATEWAY_ALLOW_ANONYMOUS: without authentication an AWS Lambda function serves everybody only
-    if this is true."""
+    """GATEWAY_ALLOW_ANONYMOUS: without authentication, serve at addresses that others can reach nevertheless."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
     on_demand: bool = False

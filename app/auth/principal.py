@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+MAX_NAME: Final = 1_024
+"""Characters of a subject or client: they are part of keys and rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:

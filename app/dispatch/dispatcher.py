@@ -364,7 +364,7 @@ class Dispatcher:
         closing = self._stamp({"_meta": {SUBSCRIPTION_ID: context.inbound.id}})
         records = await self._tasks_of(context, wanted.task_ids)
         task_ids = [record.ref.id for record in records]
-        subscription = self._hub.subscribe(context.inbound.id, wanted, self.features, task_ids)
+        subscription = self._hub.subscribe(context.inbound.id, context.principal, wanted, self.features, task_ids)
         for record in records:
             self._follow(subscription, record)
         self._end_with_token(subscription, context.principal)

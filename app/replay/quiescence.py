@@ -40,7 +40,7 @@ class Quiescence:
         """`hold_s` says for how many seconds more a run at rest is worth waiting for."""
         self._on_rest = on_rest
         self._hold_s = hold_s
-        self.parked: list[Parked] = []
+        self.parked: dict[Parked, None] = {}
         self._in_flight = 0
         self._activity = 0
         self._watching = False
@@ -71,13 +71,13 @@ class Quiescence:
         """
         loop = asyncio.get_running_loop()
         one = Parked(branch, until_ms, loop.create_future())
-        self.parked.append(one)
+        self.parked[one] = None
         timer = None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, _wake, one.future)
         self.stir()
         try:
             await one.future
         finally:
-            self.parked.remove(one)
+            del self.parked[one]
             if timer is not None:
                 timer.cancel()
             self.stir()

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -21,7 +21,7 @@ from app.errors import NondeterminismError
 from app.protocol.capabilities import merged
 from app.protocol.digest import digest
 from app.replay.alarms import of_this_loop
-from app.replay.branches import END, Branch, InStep, Suspend, here, inside, is_active
+from app.replay.branches import END, Branch, InStep, Suspend, here, inside
 from app.replay.call import Call
 from app.replay.identity import identity
 from app.replay.journal import (
@@ -40,6 +40,7 @@ from app.replay.journal import (
     plain,
     wire_key,
 )
+from app.replay.order import Order
 from app.replay.questions import Answer, BadAnswer, Question, digest_of
 from app.replay.quiescence import Parked, Quiescence
 from app.replay.steps import ONCE, Options, StepFailed, Task, attempt, check_return, outcome_of
@@ -96,6 +97,44 @@ class Checkpointer(Protocol):
         """
 
 
+class Wires:
+    """What clients know questions by. None is used twice."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+        self._numbers: dict[str, int] = {}
+
+    def take(self, wire: str) -> None:
+        """It belongs to a question."""
+        self._taken.add(wire)
+
+    def new(self, base: str) -> str:
+        """A free one: `confirm`, or `confirm#2`."""
+        number = self._numbers.get(base, 0) + 1
+        while (wire := base if number == 1 else f"{base}#{number}") in self._taken:
+            number += 1
+        self._numbers[base] = number - 1
+        return wire
+
+
+class Scope(Protocol):
+    """A durable time limit around a part of a handler; over at `until_ms`, in milliseconds since the epoch."""
+
+    until_ms: int
+    is_left: bool
+
+    def fire(self) -> None:
+        """End that part."""
+
+    async def wait_until_left(self) -> None:
+        """Return once that part has ended."""
+
+
+def _around(branch: Branch) -> list[Scope]:
+    """The limits around a branch. A task may outlive the block in which it was created."""
+    return [scope for scope in branch.scopes if not scope.is_left]
+
+
 class Run:
     """One run. `requests` are the questions that it leaves open, by wire key."""
 
@@ -126,6 +165,8 @@ class Run:
         self._clock = call.deadline.clock
         self._checkpointer = checkpointer
         self._made_quiescence: Quiescence | None = None
+        self._wires: Wires | None = None
+        self._order = Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
         self._is_stopping = False
         self._steps_run = 0
         self._longest_ms = 0.0
@@ -250,6 +291,7 @@ class Run:
                 entry = replace(entry, until_ms=until_ms)
                 untils.append(until_ms)
             self.journal.add(entry)
+            self._wire_names.take(entry.wire or entry.key)
             self.requests[wire_key(entry.wire or entry.key, entry.attempt)] = question.to_wire(entry.problem)
         return min(untils, default=None)
 
@@ -257,13 +299,15 @@ class Run:
         """What clients are to know a new question by: its name, or with a number if another question has that."""
         if self.journal.version == 1:
             return None
-        taken = {entry.wire or entry.key for entry in self.journal.questions.values()}
         base = name if self.journal.generation == 1 else f"{name}@{self.journal.generation}"
-        wire, number = base, 1
-        while wire in taken:
-            number += 1
-            wire = f"{base}#{number}"
+        wire = self._wire_names.new(base)
         return None if wire == key else wire
+
+    @property
+    def _wire_names(self) -> Wires:
+        if self._wires is None:
+            self._wires = Wires({entry.wire or entry.key for entry in self.journal.questions.values()})
+        return self._wires
 
     # remembering
 
@@ -284,6 +328,7 @@ class Run:
         """
         branch = await self._enter("step", name)
         task = self._task("step", branch, name, function, args, kwargs or {})
+        await self._in_order(branch, task.key)
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised, Began)):
             match known:
                 case Cut():
@@ -303,6 +348,7 @@ class Run:
         """
         branch = await self._enter("step", name)
         task = self._task("poll", branch, name, function, args, {})
+        await self._in_order(branch, task.key)
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised)):
             if isinstance(known, Cut):
                 await self._be_cut_again(branch, known)
@@ -312,6 +358,18 @@ class Run:
                 async with self._noting_cut(task.key, task.what):
                     await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
         return outcome_of(known, name)
+
+    async def _in_order(self, branch: Branch, key: str) -> None:
+        """Wait until all has been told that became known before, and what follows from it has happened."""
+        if self._order is None or self._order.is_over or isinstance(self.journal.steps.get(key), (Cut, Began)):
+            return
+        if not self.root.has_branched:
+            self._order.pass_by(key)
+            return
+        with self.quiescence.moving():
+            await self._order.turn(key, branch.path.count("/"))
+        if self.stopped is not None:
+            await self._refuse()
 
     def _task(
         self,
@@ -347,6 +405,10 @@ class Run:
         if self._is_stopping or becomes_task or (short and self._steps_run > 0):
             self.wants_task = True
             await self._park(branch)
+        await self._be_admitted()
+
+    async def _be_admitted(self) -> None:
+        """Return once it is certain that a step may begin; raises Suspend if it may not."""
         if self._checkpointer is not None:
             with self.quiescence.moving():
                 await self._checkpointer.admit()
@@ -360,6 +422,7 @@ class Run:
             async with self._noting_cut(task.key, task.what):
                 if options.at_most_once:
                     await self._remember(Began(task.key, task.what))
+                    await self._be_admitted()  # to write that may have taken longer than the lease lasts
                 try:
                     with inside(InStep(self._owner, task.key)):
                         entry = await attempt(task, options.timeout_s, self.call.step_threads)
@@ -480,8 +543,10 @@ class Run:
         key = self._place(branch).key("sleep", name)
         what = None if self.journal.version == 1 else f"sleep until {until_ms}"
         self._compare(key, what)
+        await self._be_cut_if_before(branch, key)
         self.journal.add(Slept(key, until_ms, what))
-        await self._wait_until(branch, until_ms)
+        async with self._noting_cut(key, what):
+            await self._wait_until(branch, until_ms)
 
     async def begin_limit(self, name: str, seconds: float) -> tuple[Branch, int]:
         """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
@@ -511,10 +576,10 @@ class Run:
         An ordinary call that may become a task does so if the moment is beyond its deadline; one that may not gives its
         turn back just before that, and goes on waiting in its next round.
         """
-        if until_ms <= self._clock.now_ms():
+        if until_ms <= self._clock.now_ms() and all(until_ms <= scope.until_ms for scope in _around(branch)):
             return
         await self._within_scopes(branch)
-        limits_ms = [scope.until_ms for scope in branch.scopes if branch.is_thread]
+        limits_ms = [scope.until_ms for scope in _around(branch) if branch.is_thread]
         await self._wait(branch, min([until_ms, *limits_ms]))
         if any(limit_ms < until_ms for limit_ms in limits_ms):
             await self._within_scopes(branch)
@@ -548,17 +613,17 @@ class Run:
 
     async def _within_scopes(self, branch: Branch) -> None:
         """Go on only if every durable time limit around it has time left; else wait to be cancelled by it."""
-        if self._fire_scopes(branch):
+        while over := self._fire_scopes(branch):
             if branch.is_thread:  # which nobody can cancel
                 raise TimeoutError("the time limit around it is over")
             with self.quiescence.moving():
-                await asyncio.get_running_loop().create_future()
+                await over[0].wait_until_left()
 
-    def _fire_scopes(self, branch: Branch) -> bool:
-        over = [scope for scope in branch.scopes if scope.until_ms <= self._clock.now_ms()]
+    def _fire_scopes(self, branch: Branch) -> list[Scope]:
+        over = [scope for scope in _around(branch) if scope.until_ms <= self._clock.now_ms()]
         for scope in over:
             scope.fire()
-        return bool(over)
+        return over
 
     # entering and ending
 
@@ -573,19 +638,22 @@ class Run:
     async def _enter(self, kind: str, *names: str) -> Branch:
         """The branch that asks. Nothing begins once the run has ended, nor under a name that cannot be a key."""
         place = here.get()
+        if getattr(place, "owner", None) is not self._owner:
+            ended = ", and that has ended" if self.stopped is not None else ""
+            raise RuntimeError(
+                f"ctx can be used by its handler and by tasks that it creates, not from outside of it{ended}"
+            )
         if self.stopped is not None:
             await self._refuse()
         for name in names:
             if not NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -")
-        if isinstance(place, InStep) and place.owner is self._owner:
+        if not isinstance(place, Branch):
             # a later run remembers the step as a whole: what it contains would be skipped there, or never answered
             raise RuntimeError(
-                f"step {place.key!r} contains the {kind} {', '.join(map(repr, names))}; "
+                f"step {getattr(place, 'key', None)!r} contains the {kind} {', '.join(map(repr, names))}; "
                 "a step is one piece: use ctx beside it"
             )
-        if not isinstance(place, Branch) or place.owner is not self._owner:
-            raise RuntimeError("ctx can be used by its handler and by tasks that it creates, not from outside of it")
         return place
 
     async def _refuse(self) -> NoReturn:
@@ -615,7 +683,7 @@ class Run:
             self.stopped = why
             self._stopped_at_ms = self._clock.monotonic_ms()
             waits = [one.until_ms for one in self._parked if one.until_ms is not None]
-            limits = [scope.until_ms for one in self._parked for scope in one.branch.scopes]
+            limits = [scope.until_ms for one in self._parked for scope in _around(one.branch)]
             soon = [] if self.requests else self._timeouts_s()
             timeouts = [self._clock.now_ms() + max(0, round(left_s * 1000)) for left_s in soon]
             self.wake_ms = None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
@@ -650,7 +718,7 @@ class Run:
         return self._made_quiescence
 
     @property
-    def _parked(self) -> Sequence[Parked]:
+    def _parked(self) -> Collection[Parked]:
         return () if self._made_quiescence is None else self._made_quiescence.parked
 
     def _must_go_on(self) -> bool:
@@ -668,25 +736,23 @@ class Run:
         if self.call.task_id is None or self.requests or self._is_stopping:
             return 0.0
         branches = [one.branch for one in self._parked]
-        limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in branch.scopes}
+        limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in _around(branch)}
         soon = [left_ms / 1000 for left_ms in limits if 0 < left_ms <= HOLD_MS]
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:
         """When `asyncio.timeout` will end a wait: not in another process, so this one has to wait for it."""
-        left = [left_s for one in self._parked for left_s in self._timeouts_of(one)]
+        now_s = asyncio.get_running_loop().time()
+        longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
+        active = [] if self.root.timeouts is None else self.root.timeouts.active()
+        whens = [when for limit in active if (when := limit.when()) is not None]
+        left = [when - now_s + 0.01 for when in whens if when - now_s < longest_s]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning("asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout")
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
 
-    def _timeouts_of(self, one: Parked) -> Iterator[float]:
-        """Those that will end a wait before it is over anyway."""
-        now_s = asyncio.get_running_loop().time()
-        wait_s = math.inf if one.until_ms is None else (one.until_ms - self._clock.now_ms()) / 1000
-        for limit in one.branch.timeouts:
-            when = limit.when() if is_active(limit) else None
-            if when is not None and when - now_s < wait_s:
-                yield when - now_s + 0.01
+    def _wait_s(self, one: Parked) -> float:
+        return math.inf if one.until_ms is None else (one.until_ms - self._clock.now_ms()) / 1000
 
     def _enforce(self) -> None:
         if self.root_task is not None:

@@ -214,6 +214,24 @@ def test_the_claims_of_an_authorizer_are_the_caller(environ: dict[str, str], kin
         assert handler(event, LambdaContext())["statusCode"] == 200
 
 
+@pytest.mark.parametrize("kind", ["http_api_v2", "rest_api_v1", "function_url"])
+@pytest.mark.parametrize(
+    "authorizer",
+    [
+        *(None, "ada", 7, [], ["ada"], {}, {"jwt": None}, {"jwt": "x"}, {"jwt": []}, {"jwt": {"claims": "x"}}),
+        *({"claims": None}, {"claims": "{}"}, {"claims": [1]}, {"lambda": None}, {"lambda": "x"}, {"lambda": {}}),
+        *({"sub": {"a": 1}}, {"claims": {"sub": ["ada"]}}, {"claims": {"sub": None}}, {"iam": {"userId": "x"}}),
+        *({"jwt": {"claims": {"iss": ["x"], "sub": "ada"}}}, {"claims": {"sub": "ada", "client_id": [1]}}),
+    ],
+    ids=str,
+)
+def test_an_authorizer_of_an_odd_shape_is_a_401(environ: dict[str, str], kind: str, authorizer: Any) -> None:
+    event = asking(kind, "tools/list")
+    event["requestContext"]["authorizer"] = authorizer
+    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
+        assert handler(event, LambdaContext())["statusCode"] == 401
+
+
 @pytest.mark.parametrize(
     ("claims", "status"),
     [

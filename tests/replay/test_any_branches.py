@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from app.replay.engine import Completed, Outcome
-from tests.support.lives import AtRandom, Fate, Story, nothing_happens
-from tests.support.programs import Direct, Program, World, answer, perform, program
+from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
+from tests.support.programs import Direct, Program, World, answer, perform, perform_blocking, program
 
-EXAMPLES = int(os.environ.get("HANDLERS", "300"))
+EXAMPLES = int(os.environ.get("HANDLERS", "150"))
 FIRST_SEED = int(os.environ.get("HANDLERS_SEED", "1"))
-BATCH = 25
+BATCH = 15
 
 
 async def expected_of(body: Program) -> tuple[Any, World]:
@@ -30,11 +30,14 @@ async def expected_of(body: Program) -> tuple[Any, World]:
     return json.loads(json.dumps(value)), world
 
 
-def story_of(body: Program, world: World, fate: Fate = nothing_happens) -> Story:
+def story_of(body: Program, world: World, fate: Fate = nothing_happens, *, blocking: bool = False) -> Story:
     async def handler(ctx: Any) -> Any:
         return await perform(ctx, body, world)
 
-    story = Story(handler, answer, fate)
+    def blocking_handler(ctx: Any) -> Any:
+        return perform_blocking(ctx, body, world)
+
+    story = Story(blocking_handler if blocking else handler, answer, fate)
     world.is_alive = lambda: story.is_alive
     return story
 
@@ -54,21 +57,52 @@ def doubled(world: World, expected: World, deaths: int) -> list[str]:
     return missing + many
 
 
-async def check(seed: int) -> None:
-    body = program(seed)
+async def told(body: Program, fate: Fate, expected: Any, plain: World, *, blocking: bool = False) -> Story:
+    """A story that ends as it should."""
+    world = World()
+    story = story_of(body, world, fate, blocking=blocking)
+    async with asyncio.timeout(60):
+        value = value_of(await story.told())
+    about = f"{fate}, {story.lives} lives: {json.dumps(body)}"
+    assert value == expected, f"{value} instead of {expected}: {about}"
+    wrong = doubled(world, plain, story.deaths)
+    assert not wrong, f"{wrong} of {world.effects}: {about}"
+    return story
+
+
+async def check(seed: int, *, blocking: bool = False) -> None:
+    """A handler whom nothing happens to, one that has to let go again and again, and one whose processes die too."""
+    body = program(seed, blocking=blocking)
     expected, plain = await expected_of(body)
     for fate in (nothing_happens, AtRandom(random.Random(seed), 0.0, 0.3), AtRandom(random.Random(seed), 0.15, 0.1)):
-        world = World()
-        story = story_of(body, world, fate)
-        async with asyncio.timeout(40):
-            value = value_of(await story.told())
-        about = f"seed {seed}, {fate}, {story.lives} lives: {json.dumps(body)}"
-        assert value == expected, f"{value} instead of {expected}: {about}"
-        wrong = doubled(world, plain, story.deaths)
-        assert not wrong, f"{wrong} of {world.effects}: {about}"
+        await told(body, fate, expected, plain, blocking=blocking)
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + EXAMPLES, BATCH))
 def test_lived_through_any_number_of_processes_a_handler_ends_as_if_nothing_had_happened(first: int) -> None:
     for seed in range(first, first + BATCH):
         asyncio.run(check(seed))
+
+
+def test_so_it_does_on_the_event_loop_that_servers_use() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 10)):
+        uvloop.run(check(seed))
+
+
+def test_so_does_one_that_is_a_plain_function_whose_branches_are_threads() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 10)):
+        asyncio.run(check(seed, blocking=True))
+
+
+def test_a_process_may_die_before_and_after_every_single_thing_that_it_writes() -> None:
+    async def every_death(seed: int) -> None:
+        body = program(seed)
+        expected, plain = await expected_of(body)
+        counting = DiesAt(-1)
+        await told(body, counting, expected, plain)
+        for number in range(counting.seen):
+            await told(body, DiesAt(number), expected, plain)
+
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 40)):
+        asyncio.run(every_death(seed))

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from app.errors import OutcomeUnknown, ToolError
 from app.replay.context import Context
 from app.replay.questions import Answer, Form, Question
 from app.replay.steps import StepFailed, StepTimeout
+from app.replay.sync_context import SyncContext
 from tests.support.replay import Name
 
 Program: TypeAlias = list[Any]
@@ -78,6 +80,8 @@ class World:
 
     def step(self, how: str, what: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function of a step, what it is called with, and how it is run. Names of functions say nothing."""
+
+        what = f"?{what}" if how == "too slow" else what  # it may be too slow even for its effect
 
         async def work(what: str = what) -> Any:
             await asyncio.sleep(random.choice((0, 0, 0, 0.0005, 0.002)))
@@ -224,12 +228,14 @@ async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: 
             function, args, _ = world.step("raises", about)
             return await ctx.step("do", function, *args)
         case ("cut",):
-            function, args, _ = world.step("too slow", f"?{about}")
+            function, args, _ = world.step("too slow", about)
             return await _in_vain(asyncio.timeout(0.01), lambda: ctx.step("do", function, *args))
         case ("cut sleep",):
             if isinstance(ctx, Direct):
                 return "in vain"
-            return await _in_vain(asyncio.timeout(0.01), lambda: ctx.sleep(30))
+            return await _in_vain(
+                asyncio.timeout(0.01), lambda: ctx.sleep(10_000)
+            )  # nobody's clock is set forward by that much
         case ("limited",):
             return await _in_vain(ctx.timeout(5), lambda: ctx.sleep(60))
     what, bodies = operation
@@ -338,8 +344,87 @@ async def _orphan(ctx: Any, bodies: list[Program], world: World, place: str) -> 
     """A branch that nobody waits for until the end."""
     task = asyncio.create_task(branch(ctx, (bodies[-1], world, f"{place}:9")))
     try:
-        value = await perform(ctx, bodies[0], world, f"{place}:0")
-    except StepFailed:
+        value: Any = await perform(ctx, bodies[0], world, f"{place}:0")
+    except (StepFailed, ExceptionGroup):
         value = "failed"
     await asyncio.wait([task])
     return [value, await task]
+
+
+def perform_blocking(ctx: SyncContext, body: Program, world: World, place: str = "at") -> list[Any]:
+    """`perform` for a handler that is a plain function: its branches are threads."""
+    learned: list[Any] = []
+    for index, operation in enumerate(body):
+        about = f"{place}.{index} {sum(json.dumps(learned).encode())}"
+        learned.append(_one_blocking(ctx, operation, world, f"{place}.{index}", about))
+    return learned
+
+
+def _step_blocking(ctx: SyncContext, world: World, how: str, about: str) -> Any:
+    function, args, more = world.step(how, about)
+    try:
+        return ctx.step("do", function, *args, **more)
+    except StepTimeout:
+        return "too slow"
+    except OutcomeUnknown:
+        return [about, {"of": about}] if world.effects[about] else _step_blocking(ctx, world, how, about)
+    except (StepFailed, ToolError) as error:
+        return [type(error).__name__, str(error)]
+
+
+def _one_blocking(ctx: SyncContext, operation: list[Any], world: World, place: str, about: str) -> Any:
+    match operation:
+        case "step", how:
+            return _step_blocking(ctx, world, how, about)
+        case ("ask",):
+            said = ctx.ask({"who": question(about)})["who"]
+            return [said.action, repr(said.value)]
+        case ("sleep",):
+            return ctx.sleep(0.001)
+        case ("long sleep",):
+            return ctx.sleep(30)
+        case ("poll",):
+            return ctx.poll("do", _poll(world, about), every_s=0.001)
+        case ("shed",):
+            return ctx.shed("do")
+        case ("key",):
+            return len(ctx.idempotency_key("do")) > 0
+        case ("fails",):
+            function, args, _ = world.step("raises", about)
+            return ctx.step("do", function, *args)
+        case ("limited",):
+            try:
+                with ctx.timeout(5):
+                    ctx.sleep(60)
+            except TimeoutError:
+                return "in vain"
+            return "in time"
+    what, bodies = operation
+    return _of_bodies_blocking(ctx, what, bodies, world, place)
+
+
+def _of_bodies_blocking(ctx: SyncContext, what: str, bodies: list[Program], world: World, place: str) -> Any:
+    match what:
+        case "loop":
+            return [perform_blocking(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+        case "try":
+            try:
+                return [perform_blocking(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+            except StepFailed:
+                return "failed"
+        case "named":
+            with ctx.branch("part"):
+                return perform_blocking(ctx, bodies[0], world, f"{place}:0")
+        case "in limit":
+            with ctx.timeout(10**6):
+                return perform_blocking(ctx, bodies[0], world, f"{place}:0")
+    is_certain = len(bodies) == 1 or not any(map(can_fail, bodies))
+    prefix = "" if is_certain or place.startswith("?") else "?"
+    branches = [(body, f"{prefix}{place}:{at}") for at, body in enumerate(bodies)]
+
+    def one(given: tuple[Program, str]) -> Any:
+        time.sleep(random.choice((0, 0, 0.0003, 0.002)))
+        return perform_blocking(ctx, given[0], world, given[1])
+
+    at_most = 1 if what == "map at most" else 3
+    return ctx.map(one, branches, at_most=at_most, key=lambda given: len(given[0]))
