@@ -15,7 +15,7 @@ SHORT = {"tasks": 100, "poison": 20, "lambda": 60, "model": 0}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description="Real processes, killed while they work.")
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description="Real processes, killed while they work, and a model of them.")
     parser.add_argument("run", nargs="?", choices=tuple(COUNTS), help="the run (default: all, in their short form)")
     parser.add_argument("--seed", type=int, help="repeat a run's choices (default: a new one, printed)")
     stores = ("sqlite", "dynamodb", "both")

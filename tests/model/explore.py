@@ -63,7 +63,7 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
     {
         "everything": Profile(HONEST),
         "answers": Profile(HONEST, weather=Weather(before=0.05, after=0.15, doubled=0.3), harm=0.002),
-        "stops": Profile(HONEST, harm=0.04, budget=12, pauses=(0.5, 3.0)),
+        "stops": Profile(("orders", *HONEST), harm=0.03, budget=16, pauses=(0.5, 3.0), steps=(2, 4)),
         "away": Profile(HONEST, away_s=20.0, harm=0.002),
         "hangs": Profile(HONEST, weather=Weather(hang=0.06, doubled=0.3), harm=0.004, budget=14),
         "once": Profile(
@@ -142,7 +142,7 @@ class _Story:
         pauses = [round(chance.uniform(*kind.pauses), 2) for _ in range(chance.randint(*kind.steps))]
         arguments: dict[str, Any] = {"pauses": pauses}
         if tool == "orders":
-            arguments["nap_s"] = chance.choice([0, 0.5, 4])
+            arguments |= {"nap_s": chance.choice([0, 0.5, 4]), "think_s": chance.choice([0, 0.5, 3])}
         if tool == "restarts":
             arguments["left"] = 1
         if tool == "blocks":
@@ -175,6 +175,9 @@ class _Story:
         if not is_over:
             waiting = [plan.id for plan in self._plans if plan.id not in self._settled]
             raise Wrong(f"{', '.join(waiting)}: not over {world.now_s:.0f} s after the beginning ({world.steps} steps)")
+        (rows,) = shared.db.execute("select count(*) from tasks").fetchone()
+        if rows != len(self._plans):
+            raise Wrong(f"{rows} tasks came of {len(self._plans)} requests")
         for plan in self._plans:
             self._check(plan)
 

@@ -254,7 +254,7 @@ class Shared:
             case "kill":
                 self.kill(process)
             case "stop":
-                process.stop(chance.uniform(0.2, 3.0) * lease_s, sleeps=chance.random() < 0.3)
+                process.stop(chance.uniform(0.2, 4.0) * lease_s, sleeps=chance.random() < 0.3)
             case "end":
                 process.terminate()
             case "clock":
