@@ -7,10 +7,16 @@ FROM public.ecr.aws/awsguru/aws-lambda-adapter:0.9.1 AS adapter
 
 FROM python:3.13-slim AS build
 WORKDIR /src
+# what is installed, and what builds the gateway's own wheel, is in the locks: scripts/image-lock writes them anew
+COPY infra/image.lock infra/image-build.lock ./infra/
+RUN python -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r infra/image-build.lock \
+    && python -m venv /opt/gateway \
+    && /opt/gateway/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r infra/image.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY app ./app
-RUN python -m venv /opt/gateway \
-    && /opt/gateway/bin/pip install --no-cache-dir ".[aws]"
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /opt/wheels . \
+    && /opt/gateway/bin/pip install --no-cache-dir --no-deps --no-index /opt/wheels/*.whl
 
 FROM python:3.13-slim
 COPY --from=adapter /lambda-adapter /opt/extensions/lambda-adapter

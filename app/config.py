@@ -68,6 +68,26 @@ class HttpConfig(Model):
         15, description="Seconds between comments on an idle subscriptions/listen stream.", gt=0
     )
     max_streams: int = Field(1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1)
+    max_streams_per_caller: int = Field(100, description="Of these, how many one caller may have open.", ge=1)
+    max_json_nodes: int = Field(
+        100_000, description="Values and keys in a request body; more are refused with 413.", ge=1_000
+    )
+    max_pending_bytes: int = Field(
+        64_000_000,
+        description="Bodies of more than 8 KB that are being read and served at once, with 100 bytes for each value in"
+        " them; more get 503.",
+        ge=1_000_000,
+    )
+    max_header_bytes: int = Field(65_536, description="Request line and headers; more get 431.", ge=4_096)
+    max_headers: int = Field(100, description="Header fields of a request; more get 431.", ge=16)
+    max_connections: int = Field(
+        1_000, description="Open connections of one process, as far as it may have descriptors; more get 503.", ge=1
+    )
+    head_timeout_s: float = Field(10, description="Seconds within which a request's head has to arrive.", gt=0)
+    body_timeout_s: float = Field(60, description="Seconds within which a request's body has to arrive.", gt=0)
+    send_timeout_s: float = Field(
+        30, description="Seconds within which a client has to take 64 KB of what waits for it, or is cut off.", gt=0
+    )
 
 
 Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -168,7 +188,15 @@ class TasksConfig(Model):
         le=2_592_000,
     )
     max_result_bytes: int = Field(
-        5_000_000, description="Largest result of a task; AWS Lambda returns 6 MB at most.", ge=1_024
+        4_500_000, description="Largest result of a task; 4,600,000 at most on AWS Lambda.", ge=1_024
+    )
+    max_open_per_owner: int = Field(
+        1_000, description="Tasks of one caller that have not ended; a call that needs one more is a tool error.", ge=1
+    )
+    max_call_bytes: int = Field(
+        256_000,
+        description="Most that the call behind a task may take: its arguments, and what its client says of itself.",
+        ge=1_024,
     )
     max_journal_bytes: int = Field(
         3_000_000, description="Most that one task may have remembered of its steps.", ge=1_024, le=100_000_000
@@ -273,7 +301,7 @@ class BackendConfig(Model):
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
         description="Which of its tools ask the user for confirmation, showing the arguments, before they run:"
-        " destructive are those with destructiveHint.",
+        " destructive are all that neither say readOnlyHint: true nor destructiveHint: false.",
     )
 
     @property
@@ -329,6 +357,9 @@ class HttpArgument(Model):
     )
     wire_name: str | None = Field(None, alias="as", description="Its name in the HTTP request, if not the argument's.")
     required: bool = Field(False, description="Whether the tool needs it; path arguments always are.")
+    allow_slash: bool = Field(
+        False, description='Whether a path argument may be several segments, with "/" between them; never "..".'
+    )
     description: str | None = Field(None, description="What it means, for the model.")
     schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
 
@@ -376,6 +407,11 @@ class HttpToolConfig(Model):
         False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
     )
     scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
+    approval: str | None = Field(
+        None,
+        description="What the user reads above the arguments where calls have to be approved.",
+        max_length=1_000,
+    )
     once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
     task: TaskMode = Field(
         "forbidden",
@@ -383,7 +419,11 @@ class HttpToolConfig(Model):
     )
     job: HttpJobConfig | None = Field(None, description="The request only starts a job, which is to be followed.")
     read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
-    destructive: bool | None = Field(None, description="destructiveHint; unset: true for DELETE.")
+    destructive: bool | None = Field(
+        None,
+        description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and left out for the others,"
+        " which clients and `approve` take for true.",
+    )
     idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from app.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBacke
 from app.dispatch.subscriptions import Hub
 from app.errors import ConfigError, Problem
 from app.settings import Settings
+from app.storage import aws
 from app.storage.base import OnceStore
 from app.storage.queue import TaskQueue
 from app.storage.tasks import TaskStore
@@ -128,7 +129,8 @@ def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores |
     stores = stores or make_stores(using, clock, file.config.tasks.shards)
     if not using.on_demand:
         stores.prepare()
-    return Core(backends, served, Hub(file.config.http.max_streams), stores)
+    http = file.config.http
+    return Core(backends, served, Hub(http.max_streams, http.max_streams_per_caller), stores)
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
@@ -161,7 +163,9 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     if using.sqs_url is not None:
         from app.storage import sqs
 
-        queue = at_sqs = sqs.SqsQueue(using.sqs_url, lambda: aws_client("sqs", **sqs.CONFIG))
+        queue = at_sqs = sqs.SqsQueue(
+            using.sqs_url, lambda: aws_client("sqs", **sqs.CONFIG), lambda: aws_client("sqs", **sqs.RECEIVING)
+        )
         prepares.append(at_sqs.prepare)
     else:
         from app.storage.sqlite import Database
@@ -203,6 +207,8 @@ _making_clients = threading.Lock()  # a session must not make two at once
 def aws_client(service: str, **config: Any) -> Any:
     """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
 
+    It answers promptly or gives up (`app.storage.aws.PROMPT`), unless `config` says otherwise.
+
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
     """
@@ -216,7 +222,9 @@ def aws_client(service: str, **config: Any) -> Any:
         if not session.get_config_variable("region"):
             remedy = "set it to the region of the table and the queue, such as eu-central-1"
             raise ConfigError([Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)])
-        return session.create_client(service, config=Config(**config))
+        client = session.create_client(service, config=Config(**{**aws.PROMPT, **config}))
+        aws.heed_deadline(client)
+        return client
 
 
 @cache

@@ -20,18 +20,32 @@ from mangum.types import LambdaContext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import config, logs, main, settings
+from app.clock import Clock
+from app.config import ConfigFile
+from app.errors import ConfigError
 from app.http.guard import HEALTH
 from app.http.hosting import Hosting
 from app.protocol import jsonrpc
 from app.protocol.jsonrpc import Request
+from app.settings import Settings
+from app.storage import aws
 
 Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 1_000
 """What is left of the function's time when a call has to end: to seal, to answer, to write the log."""
-MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024 - 4_096
-"""AWS Lambda returns 6 MB; the headers are part of it."""
+AWS_MARGIN_MS: Final = 400
+"""What is left of it when calls of AWS are given up: what a call has to write at its end it has to
+write by then."""
+MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024
+"""What AWS Lambda returns: the whole response as JSON, in which each quotation mark of the body
+counts twice."""
+FETCHABLE_BYTES: Final = 4_600_000
+"""A result of so many bytes can always be returned: base64 makes four of three."""
+ENVELOPE_BYTES: Final = 20_000
+"""More than the rest of a response: headers, of which API Gateway takes 10,240 bytes, and what is
+around them."""
 
 
 def make_handler(environ: Mapping[str, str]) -> Function:
@@ -43,7 +57,26 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     using = settings.from_environment(environ)
     logs.configure(using.log_level, alone=using.on_lambda)
     file = config.load(using.config)
-    return Function(_Hosted(main.build_app(file, using), file.config.http.path))
+    _check_exposure(file, using)
+    _check_results(file)
+    return Function(_Hosted(main.build_app(file, using), file.config.http.path, Clock()))
+
+
+def _check_exposure(file: ConfigFile, using: Settings) -> None:
+    """Raises ConfigError: everybody could call, and nobody said that this is meant."""
+    if file.config.auth == "none" and not using.allow_anonymous:
+        message = "there is no authentication, so everybody who knows the URL could call"
+        remedy = "configure auth, or deploy with AllowAnonymous=true (GATEWAY_ALLOW_ANONYMOUS=true) if that is meant"
+        raise ConfigError([file.origin.at("auth").problem(message, remedy)])
+
+
+def _check_results(file: ConfigFile) -> None:
+    """Raises ConfigError: a task could end with a result that nobody can fetch from a function."""
+    limit = file.config.tasks.max_result_bytes
+    if limit > FETCHABLE_BYTES:
+        message = f"is {limit}, and AWS Lambda returns 6 MB of JSON or base64"
+        remedy = f"set it to {FETCHABLE_BYTES} at most"
+        raise ConfigError([file.origin.at("tasks", "max_result_bytes").problem(message, remedy)])
 
 
 class Function:
@@ -67,8 +100,7 @@ class Function:
             self._adapter = Mangum(self._app, lifespan="off")
         asyncio.set_event_loop(self._loop)
         response: Response = self._adapter(event, context)
-        size = len((response.get("body") or "").encode())
-        return response if size <= MAX_ANSWER_BYTES else _too_large(event, size)
+        return _fitting(event, response)
 
     def close(self) -> None:
         """Let go of the loop; a function on AWS Lambda is never told that it ends."""
@@ -81,16 +113,18 @@ class Function:
 class _Hosted:
     """Puts what the event knows into the scope, and takes stage and base path off the request's path."""
 
-    def __init__(self, app: ASGIApp, endpoint: str) -> None:
+    def __init__(self, app: ASGIApp, endpoint: str, clock: Clock) -> None:
         self._app = app
         self._endpoint = endpoint
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         event, context = scope["aws.event"], scope["aws.context"]
-        remaining_ms = max(1.0, context.get_remaining_time_in_millis() - MARGIN_MS)
-        Hosting(remaining_ms, _claims(event)).put(scope)
+        remaining_ms = context.get_remaining_time_in_millis()
+        Hosting(max(1.0, remaining_ms - MARGIN_MS), _claims(event)).put(scope)
         scope["path"] = _own_path(scope["path"], self._endpoint)
-        await self._app(scope, receive, send)
+        with aws.bounded(self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))):
+            await self._app(scope, receive, send)
 
 
 def _own_path(path: str, endpoint: str) -> str:
@@ -109,7 +143,9 @@ def _claims(event: Event) -> Mapping[str, Any] | None:
     authorizer = event.get("requestContext", {}).get("authorizer")
     if not isinstance(authorizer, dict):
         return None
-    for claims in (authorizer.get("jwt", {}).get("claims"), authorizer.get("claims"), authorizer.get("lambda")):
+    jwt = authorizer.get("jwt")
+    in_jwt = jwt.get("claims") if isinstance(jwt, dict) else None
+    for claims in (in_jwt, authorizer.get("claims"), authorizer.get("lambda")):
         if isinstance(claims, dict):
             return claims
     return authorizer
@@ -125,12 +161,36 @@ def _check(event: Any) -> None:
         )
 
 
+def _fitting(event: Event, response: Response) -> Response:
+    """The response as AWS Lambda can return it: as it is, in base64, or an error in its place."""
+    body = response.get("body") or ""
+    if len(body) * 2 + ENVELOPE_BYTES <= MAX_ANSWER_BYTES // 6:  # whatever is in it
+        return response
+    if (size := _size(response)) <= MAX_ANSWER_BYTES:
+        return response
+    if event.get("version") == "2.0" and not response.get("isBase64Encoded"):  # a REST API would have to be told
+        encoded = {**response, "body": base64.b64encode(body.encode()).decode(), "isBase64Encoded": True}
+        if _size(encoded) <= MAX_ANSWER_BYTES:
+            return encoded
+    return _too_large(event, size)
+
+
+def _size(response: Response) -> int:
+    """Bytes of a response as the runtime writes it: JSON, in which two line separators are escaped
+    as well."""
+    body = response.get("body") or ""
+    return len(jsonrpc.encode(response)) + 3 * (body.count("\u2028") + body.count("\u2029"))
+
+
 def _too_large(event: Event, size: int) -> Response:
     """The answer in place of one that AWS would not return: it would say 502 and nothing else."""
     body = event.get("body") or ""
     asked = jsonrpc.parse(base64.b64decode(body) if event.get("isBase64Encoded") else body.encode())
     request_id = asked.id if isinstance(asked, Request) else None
-    message = f"The result has {size} bytes; AWS Lambda returns {MAX_ANSWER_BYTES} at most, so ask for less at once"
+    message = (
+        f"The response has {size} bytes as JSON in JSON; AWS Lambda returns {MAX_ANSWER_BYTES} at most,"
+        " so ask for less at once"
+    )
     answer = jsonrpc.error_response(request_id, -32603, message)
     headers = {"content-type": "application/json"}
     return {"statusCode": 200, "headers": headers, "body": answer.decode(), "isBase64Encoded": False}

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from app import config, core, logs, metrics, settings
 from app.clock import Clock, Deadline
+from app.storage import aws
 from app.storage.tasks import TaskRef
 from app.tasks.ending import Turn
 from app.tasks.sweep import Sweep
@@ -26,9 +27,17 @@ Event: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 3_000
 """What is left of the function's time when a turn has to be over: to write what it leaves, and the log."""
+AWS_MARGIN_MS: Final = 500
+"""What is left of it when calls of AWS are given up."""
+SWEEP_MS: Final = 50_000
+"""For how long a sweep goes on at most: the next one begins a minute after it did, and goes on
+where it was."""
 
 ALONE_MS: Final = 10_000
 """What has to be left when a suspect is begun after the others of its batch; else its message comes again."""
+
+LAST_MS: Final = 1_000
+"""What is left of a sweep's time when it begins no further part: it ends by itself then."""
 
 NAMESPACE: Final = "mcp-gateway"
 
@@ -90,9 +99,12 @@ class Function:
         """
         match event:
             case {"Records": [{"eventSource": "aws:sqs"}, *_] as records}:
-                return {"batchItemFailures": await self._batch(records, remaining_ms)}
+                with aws.bounded(self._clock.deadline(max(1, remaining_ms - AWS_MARGIN_MS))):
+                    return {"batchItemFailures": await self._batch(records, remaining_ms)}
             case {"source": "aws.events" | "aws.scheduler"} | {"task": "sweep"}:
-                return await self._swept(remaining_ms)
+                within_ms = max(1, min(SWEEP_MS, remaining_ms - MARGIN_MS))
+                with aws.bounded(self._clock.deadline(within_ms)):
+                    return await self._swept(within_ms)
         kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
         raise ValueError(f"This function serves the task queue and the schedule of the sweep, not {kind}")
 
@@ -120,13 +132,26 @@ class Function:
             log.error("a message failed", exc_info=error, extra={"fields": {"message": record.get("messageId")}})
             return None
 
-    async def _swept(self, remaining_ms: int) -> dict[str, float]:
-        late = await self._sweep.sweep(self._clock.deadline(max(1, remaining_ms - MARGIN_MS)))
+    async def _swept(self, within_ms: int) -> dict[str, float]:
+        """The census and the number of late tasks, which is left out if there was no time to come
+        to its end."""
+        fields = await self._counted()
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                fields["late"] = await self._sweep.sweep(self._clock.deadline(within_ms - LAST_MS))
+        except TimeoutError:
+            log.warning("the sweep did not come to its end; the next one goes on")
+        finally:
+            told = embedded(fields, self._name, self._clock.now_ms())
+            measured.info("tasks", extra={"fields": {**fields, **told}})
+        return fields
+
+    async def _counted(self) -> dict[str, float]:
+        """The census before the sweep: what it has queued again counts as late no more, though
+        nobody has taken it."""
         census = await self._sweep.census()
         self._metrics.census(census)
-        fields = {**census.fields(), "late": late}
-        measured.info("tasks", extra={"fields": {**fields, **embedded(fields, self._name, self._clock.now_ms())}})
-        return {**census.fields(), "late": late}
+        return census.fields()
 
 
 def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:

@@ -3,17 +3,35 @@
     {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method": "tools/call", "name": "add", …}
 
 A record's `extra={"fields": {…}}` becomes members of the object. Arguments, results, tokens and answers are never
-among them.
+among them. Characters that a terminal would act on, or that turn text around, are escaped.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from typing import Any
+from typing import Any, Final
 
 from app.clock import iso
 from app.protocol.jsonrpc import encode
+
+_ACTING: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Controls (a terminal takes U+009B for the beginning of a command), and format characters that hide or reorder."""
+
+
+def escaped(text: str) -> str:
+    """A text with every character that a terminal or a reader's eye would be misled by as `\\u….`, valid in JSON."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _ACTING.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 class JsonFormatter(logging.Formatter):
@@ -30,7 +48,7 @@ class JsonFormatter(logging.Formatter):
             line["logger"] = record.name
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return encode(line).decode()
+        return escaped(encode(line).decode())
 
 
 def configure(level: str, *, alone: bool = False) -> None:

@@ -29,8 +29,11 @@ from app.dispatch.rounds import Rounds
 from app.errors import ConfigError, Problem
 from app.http.challenge import ProtectedResource
 from app.http.endpoint import McpEndpoint
-from app.http.guard import HEALTH, Guard, default_hosts, default_origins
+from app.http.guard import HEALTH, Guard, default_hosts, public_origins
+from app.http.limits import BodyBudget
+from app.http.responder import GRACE_S
 from app.http.shutdown import on_stop_signal
+from app.http.stalls import telling_of_stalls
 from app.settings import Settings
 from app.tasks.service import Tasks
 from app.tasks.watch import Watch
@@ -92,6 +95,7 @@ def build_app(
                 pool.start()
                 stack.push_async_callback(pool.stop)
             stack.enter_context(on_stop_signal(asyncio.get_running_loop(), stop_soon))
+            stack.enter_context(telling_of_stalls(asyncio.get_running_loop()))
             yield
 
     app = FastAPI(
@@ -182,9 +186,11 @@ def _onion(
     """The layers around FastAPI's router, outermost first."""
     http = config.http
     hosts = default_hosts(using.public_url, using.on_lambda) if http.allowed_hosts is None else http.allowed_hosts
-    origins = default_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
+    own = http.allowed_origins is None
+    origins = public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
+    loopback_only = resource is None and not using.allow_anonymous
     return [
-        Middleware(Guard, hosts=hosts, origins=origins),
+        Middleware(Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only),
         Middleware(
             McpEndpoint,
             path=http.path,
@@ -194,7 +200,9 @@ def _onion(
             tracing=tracing.set_up(),
             clock=clock,
             max_body_bytes=http.max_body_bytes,
+            budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
             keep_alive_s=http.keep_alive_s,
+            send_s=http.send_timeout_s + GRACE_S,
         ),
     ]
 

@@ -75,7 +75,7 @@ async def _story(meter: Meter, shop: Workshop, size: int) -> None:
     with meter.operation("rest of a turn"):
         await shop.worker.run(claimed)
     with meter.operation("tasks/get, it asks"):
-        await shop.tasks.get(LOCAL, ref.id)
+        await shop.tasks.record(LOCAL, ref.id)
     with meter.operation("tasks/update, answers all"):
         await shop.answer(ref, confirm=accept(go=True))
     with meter.operation("claim, after the step"):
@@ -83,7 +83,9 @@ async def _story(meter: Meter, shop: Workshop, size: int) -> None:
     with meter.operation("rest of a turn"):
         await shop.worker.run(claimed)
     with meter.operation("tasks/get, completed"):
-        assert len(await shop.tasks.get(LOCAL, ref.id)) > size
+        record = await shop.tasks.record(LOCAL, ref.id)
+        assert record is not None
+        assert len(shop.tasks.shown(record)) > size
     other = await shop.begin("work", size=size)
     with meter.operation("tasks/cancel"):
         await shop.cancel(other)

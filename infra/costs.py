@@ -1,15 +1,18 @@
-"""What the deployed gateway costs: counted units, times published prices. docs/deploy.md has what this prints.
+"""What the deployed gateway costs, and how much it holds: counted units, times published prices.
 
     python -m infra.costs                                   the tables
     python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
+    python -m infra.costs --write                           the tables into docs/deploy.md
 
-What is counted is held by tests/functions/test_costs.py, which lets both functions work and counts. What is assumed is
-in `Assumed`, what AWS asks in `Prices`.
+What is counted is in infra/measured.json: tests/functions/test_costs.py lets both functions work
+and counts, and with MEASURE=1 in its environment writes what it has counted. What is assumed is in
+`Assumed`, what AWS asks in `Prices`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -66,6 +69,8 @@ class Assumed:
     """An environment reads the keys every five minutes if it sees rounds: here with one a second."""
     steps: int = 3
     polls: int = 10
+    resends: float = 0
+    """Messages for a task that the sweep sent again: of workers that died, and in a backlog."""
 
 
 T = TypeVar("T", Prices, Assumed)
@@ -96,11 +101,84 @@ SWEEP_LOG_BYTES = 680
 AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
 """The API's line as template.yaml words it; START, END and REPORT of an invocation; 26 for each line."""
 
-CREATE_WRITES, ANSWER_WRITES = 2, 3
-"""The head, and its entry in the index: put, or moved (two units) as its time changes."""
-CLAIM_WRITES, SUSPEND_WRITES, FINISH_WRITES, STEP_WRITES = 3, 3, 2, 1
-SWEEP_READS = 8
-"""Eight parts of the index, asked twice, half a unit each."""
+LONG_STEPS, LONG_STEP_BYTES = 20, 200
+"""Of the longer task that is counted: its row grows with what it remembers, and each write pays for
+the whole row."""
+
+
+@dataclass(frozen=True)
+class Writes:
+    """Write units of one operation."""
+
+    table: float
+    due: float
+    """For the index of what is due, whose keys are the shards."""
+    owned: float
+    """For the index of owners, each of whom is a key."""
+
+    @property
+    def together(self) -> float:
+        return self.table + self.due + self.owned
+
+    def __add__(self, other: Writes) -> Writes:
+        return Writes(self.table + other.table, self.due + other.due, self.owned + other.owned)
+
+    def __mul__(self, times: float) -> Writes:
+        return Writes(self.table * times, self.due * times, self.owned * times)
+
+    def __sub__(self, other: Writes) -> Writes:
+        return self + other * -1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What DynamoDB Local has counted: rows of a task, and their entry in the index, put or moved
+    as its time changes.
+
+    A turn is what a worker writes of a task that it takes up, without steps. `step` is one of few
+    and small ones, `long_step` one of `LONG_STEPS` with `LONG_STEP_BYTES` each, on average.
+    """
+
+    create: Writes
+    turn_that_asks: Writes
+    turn_that_ends: Writes
+    step: Writes
+    long_step: Writes
+    answer: Writes
+    resend: Writes
+    poll_reads: float
+    sweep_reads: float
+
+    @classmethod
+    def read(cls) -> Measured:
+        """From `MEASURED`."""
+        values: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
+        fields: dict[str, Any] = {name: Writes(*one) if isinstance(one, list) else one for name, one in values.items()}
+        return cls(**fields)
+
+    def write(self) -> None:
+        """To `MEASURED`."""
+        values = {
+            name: [one.table, one.due, one.owned] if isinstance(one, Writes) else one
+            for name, one in vars(self).items()
+        }
+        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
+        MEASURED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+
+    def task(self, assumed: Assumed) -> Writes:
+        """Of a task with few small steps and a question."""
+        turns = self.create + self.turn_that_asks + self.answer + self.turn_that_ends
+        return turns + self.step * assumed.steps + self.resend * assumed.resends
+
+    def long_task(self, assumed: Assumed) -> Writes:
+        """Of one with many steps and no question."""
+        turn = self.create + self.turn_that_ends
+        return turn + self.long_step * LONG_STEPS + self.resend * assumed.resends
+
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "infra/measured.json"
+DOCUMENT = ROOT / "docs/deploy.md"
 
 
 def plain_call() -> Units:
@@ -115,23 +193,25 @@ def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
     )
 
 
-def task(assumed: Assumed) -> Units:
+def task(assumed: Assumed, measured: Measured) -> Units:
     """A call that becomes a task, asks once, and is polled: every value small, every message in a batch of its own."""
-    turns, sent, requests = 2, 2, 1 + assumed.polls + 1
+    return _task(measured.task(assumed), 2, assumed, measured)
+
+
+def long_task(assumed: Assumed, measured: Measured) -> Units:
+    """A call that becomes a task of many steps, and is polled."""
+    return _task(measured.long_task(assumed), 1, assumed, measured)
+
+
+def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> Units:
+    requests, sent = turns + assumed.polls, turns + assumed.resends  # a call or an answer before each turn
     return Units(
         requests=requests,
-        turns=turns,
-        writes=(
-            CREATE_WRITES
-            + turns * CLAIM_WRITES
-            + assumed.steps * STEP_WRITES
-            + SUSPEND_WRITES
-            + ANSWER_WRITES
-            + FINISH_WRITES
-        ),
-        reads=assumed.polls,
+        turns=sent,
+        writes=writes.together,
+        reads=assumed.polls * measured.poll_reads,
         messages=3 * sent,  # sent, received, deleted
-        log_bytes=requests * REQUEST_LOG_BYTES + turns * TURN_LOG_BYTES,
+        log_bytes=requests * REQUEST_LOG_BYTES + sent * TURN_LOG_BYTES,
     )
 
 
@@ -161,7 +241,9 @@ class Bill:
         yield "CloudWatch: logs", (units.log_bytes + aws_bytes + 26 * invocations) * MILLION / GB * prices.log_gb
 
 
-def idle(template: Template, prices: Prices, assumed: Assumed, worker_gb: float) -> Iterator[tuple[str, float]]:
+def idle(
+    template: Template, prices: Prices, assumed: Assumed, measured: Measured, worker_gb: float
+) -> Iterator[tuple[str, float]]:
     """What a month costs in which nobody calls."""
     resources = [one["Type"] for one in template.source["Resources"].values()]
     sweep = assumed.worker_ms / 1000 * worker_gb * prices.gb_s + prices.invocations / MILLION
@@ -170,8 +252,30 @@ def idle(template: Template, prices: Prices, assumed: Assumed, worker_gb: float)
     yield "dashboard", resources.count("AWS::CloudWatch::Dashboard") * prices.dashboard
     yield "metrics of the sweep", METRICS * prices.metric
     yield "secret", prices.secret
-    yield "sweep, each minute", MINUTES * (sweep + sweep_log + SWEEP_READS * prices.reads / MILLION)
+    yield "sweep, each minute", MINUTES * (sweep + sweep_log + measured.sweep_reads * prices.reads / MILLION)
     yield "queue: 5 pollers of the event source, each 20 s", MINUTES * 15 / MILLION * prices.messages
+
+
+NEW_TABLE, WARMED_TABLE, PARTITION = 4_000, 40_000, 1_000
+"""Write units a second: of a table on demand that is new, of one that has been warmed to an
+account's first quota (both hold for its indexes, too), and of one key of an index."""
+SHARDS = (8, 32)
+"""Keys among which the index has the open tasks."""
+
+
+def ceilings(measured: Measured, assumed: Assumed) -> Iterator[tuple[str, list[float]]]:
+    """How many tasks a second, begun and ended, each of these holds; beyond it writes are
+    throttled."""
+    kinds = (measured.task(assumed), measured.long_task(assumed))
+    for what, units in (("new table", NEW_TABLE), ("warmed table", WARMED_TABLE)):
+        for shards in SHARDS:
+            held = [_ceiling(writes, units, shards) for writes in kinds]
+            yield f"{what}, {units:,} units; {shards} shards", held
+
+
+def _ceiling(writes: Writes, units: int, shards: int) -> float:
+    of_due = min(units, shards * PARTITION)
+    return min(units / writes.table, of_due / writes.due, units / writes.owned)
 
 
 METRICS = 6
@@ -179,31 +283,51 @@ METRICS = 6
 
 
 def tables(prices: Prices, assumed: Assumed) -> str:
-    """Both, as Markdown."""
-    template = Template(Path(__file__).parents[1] / "template.yaml", {}, {})
+    """All of them, as Markdown."""
+    template, measured = Template(ROOT / "template.yaml", {}, {}), Measured.read()
     gateway_gb, worker_gb = (
         template.source["Parameters"][name]["Default"] / 1024 for name in ("GatewayMemory", "WorkerMemory")
     )
     columns = {
         "plain call": plain_call(),
         "call in 3 rounds": call_in_rounds(3, assumed),
-        f"task: {assumed.steps} steps, 1 question, {assumed.polls} polls": task(assumed),
+        f"task: {assumed.steps} steps, 1 question, {assumed.polls} polls": task(assumed, measured),
+        f"task: {LONG_STEPS} steps of {LONG_STEP_BYTES} bytes, {assumed.polls} polls": long_task(assumed, measured),
     }
     bills = [Bill(units, prices, assumed, gateway_gb, worker_gb) for units in columns.values()]
     each = [dict(bill.lines()) for bill in bills]
     rows = [(name, [costs[name] for costs in each]) for name in each[0]]
-    months = [(name, [cost]) for name, cost in idle(template, prices, assumed, worker_gb)]
-    return "\n".join(
-        [*table(["$ per million", *columns], rows), "", *table(["idle, $ per month", ""], months), ""],
-    )
+    months = [(name, [cost]) for name, cost in idle(template, prices, assumed, measured, worker_gb)]
+    held = [(name, [float(int(one)) for one in tasks]) for name, tasks in ceilings(measured, assumed)]
+    kinds = list(columns)[2:]
+    parts = [*table(["$ per million", *columns], rows), "", *table(["idle, $ per month", ""], months), ""]
+    written = [
+        (name, [one.table, one.due, one.owned]) for name, one in vars(measured).items() if isinstance(one, Writes)
+    ]
+    parts += [*plain_table(["write units", "table", "index of due tasks", "index of owners"], written, "{:g}"), ""]
+    return "\n".join([*parts, *plain_table(["tasks a second, at most", *kinds], held, "{:,.0f}"), ""])
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> list[str]:
     """Lines of Markdown: names and dollars, and their sums."""
     sums = [sum(column) for column in zip(*(costs for _, costs in rows), strict=True)]
-    body = [f"| {name} | " + " | ".join(f"{cost:.2f}" for cost in costs) + " |" for name, costs in rows]
     together = f"| **together** | {' | '.join(f'**{cost:.2f}**' for cost in sums)} |"
-    return [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1), *body, together]
+    return [*plain_table(head, rows, "{:.2f}"), together]
+
+
+def plain_table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], form: str) -> list[str]:
+    """Lines of Markdown: names and numbers."""
+    body = [f"| {name.replace('_', ' ')} | " + " | ".join(map(form.format, numbers)) + " |" for name, numbers in rows]
+    return [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1), *body]
+
+
+BEGIN, END = "<!-- python -m infra.costs --write -->", "<!-- end -->"
+
+
+def documented(text: str) -> str:
+    """The document with the tables between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{tables(Prices(), Assumed())}{END}{rest.partition(END)[2]}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,7 +335,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.costs", description=__doc__.partition("\n")[0])
     known = [field.name for one in (Prices, Assumed) for field in fields(one)]
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=f"one of {', '.join(known)}")
-    chosen = dict(one.partition("=")[::2] for one in parser.parse_args(argv).set)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/deploy.md")
+    arguments = parser.parse_args(argv)
+    if arguments.write:
+        DOCUMENT.write_text(documented(DOCUMENT.read_text("utf-8")), "utf-8")
+        return 0
+    chosen = dict(one.partition("=")[::2] for one in arguments.set)
     if unknown := chosen.keys() - set(known):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     print(tables(_with(Prices(), chosen), _with(Assumed(), chosen)), end="")

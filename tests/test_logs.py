@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app import logs
-from app.logs import JsonFormatter
+from app.logs import JsonFormatter, escaped
 from tests.support import root_logger
 
 
@@ -81,3 +81,16 @@ def test_the_last_level_counts(root: logging.Logger) -> None:
 def test_the_http_client_does_not_log_urls(root: logging.Logger) -> None:
     logs.configure("debug")
     assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
+
+
+@pytest.mark.parametrize(
+    "char", ["\x1b", "\x7f", "\x9b", "\u200b", "\u202e", "\u2066", "\u2028", "\ufeff", "\U000e0041"]
+)
+def test_what_a_terminal_or_an_eye_would_be_misled_by_is_escaped(char: str) -> None:
+    record = logging.LogRecord("app.request", logging.INFO, __file__, 1, "a%sb", (char,), None)
+    record.fields = {"subject": f"x{char}y"}
+    written = JsonFormatter().format(record)
+    assert char not in written
+    assert json.loads(written).items() >= {"msg": f"a{char}b", "subject": f"x{char}y"}.items()
+    assert char not in escaped(f"a{char}é日b")
+    assert "é日b" in escaped(f"a{char}é日b")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.auth.principal import Principal, scopes_of
+from app.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
 from app.config import AuthorizerConfig
 from app.errors import InsufficientScope, Unauthenticated
 
@@ -27,14 +27,22 @@ class AuthorizerVerifier:
         if claims is None:
             raise Unauthenticated(None, "The request came past the authorizer that has to stand in front")
         config = self.config
-        issuer, subject = claims.get("iss", config.issuer), claims.get(config.subject_claim)
-        if issuer != config.issuer or not subject:
+        subject = _name(claims.get(config.subject_claim))
+        client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
+        if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
             raise Unauthenticated("invalid_token", f"The authorizer's claims need iss and {config.subject_claim}")
-        client_id = claims.get(config.client_claim) or claims.get("azp") or ""
-        principal = Principal(issuer, str(subject), str(client_id), _scopes(claims.get(config.scope_claim)))
+        scopes, expires_at_s = _scopes(claims.get(config.scope_claim)), moment_of(claims.get("exp"))
+        principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s)
         if not principal.scopes.issuperset(config.scopes):
             raise InsufficientScope("every call", config.scopes)
         return principal
+
+
+def _name(claim: Any) -> str | None:
+    """A claim that names somebody: text, or a number, which is what a Lambda authorizer may make of one."""
+    if isinstance(claim, str):
+        return claim if len(claim) <= MAX_NAME else None
+    return str(claim) if isinstance(claim, int) and not isinstance(claim, bool) else None
 
 
 def _scopes(granted: Any) -> frozenset[str]:

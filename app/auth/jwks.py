@@ -97,10 +97,12 @@ async def fetch(url: str) -> bytes:
     import httpx
 
     client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=_trusted())
-    async with client, client.stream("GET", url) as response:
+    async with client, client.stream("GET", url, headers={"accept-encoding": "identity"}) as response:
         response.raise_for_status()
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError("the document is packed, although that was not asked for")
         body = b""
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > MAX_BYTES:
                 raise ValueError(f"the document is larger than {MAX_BYTES} bytes")

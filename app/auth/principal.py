@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
+
+MAX_NAME: Final = 1_024
+"""Characters of a subject or client: they are part of keys and rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +19,23 @@ class Principal:
     subject: str
     client_id: str = ""
     scopes: frozenset[str] = frozenset()
+    expires_at_s: float | None = field(default=None, compare=False)
+    """When its token expires, in seconds since the epoch; no part of who it is."""
 
 
 def scopes_of(granted: Any) -> frozenset[str]:
     """Scopes as claims write them: a list, or text with blanks between them (RFC 9068 section 2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
     return frozenset(one for one in named if isinstance(one, str)) if isinstance(named, list) else frozenset()
+
+
+def moment_of(claim: Any) -> float | None:
+    """The seconds since the epoch in a date as claims write it (RFC 7519 section 2): a number, or text of one."""
+    try:
+        moment = float(claim)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return moment if math.isfinite(moment) else None
 
 
 LOCAL: Final = Principal(issuer="local", subject="local")

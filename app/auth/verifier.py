@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import jwt
 from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
 
 from app.auth.jwks import KeySet, KeysUnavailable
-from app.auth.principal import Principal, scopes_of
+from app.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
 from app.config import JwtAuthConfig
 from app.errors import InsufficientScope, Unauthenticated, Unavailable
+
+_TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
+"""RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the same keys: logout
+tokens, DPoP proofs, ID tokens of some; none of them is for us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,9 @@ class JwtVerifier:
     async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
         token = _bearer(authorization)
         try:
-            kid = jwt.get_unverified_header(token).get("kid")
+            header = jwt.get_unverified_header(token)
+            _check_type(header)
+            kid = header.get("kid")
             key = await self.keys.key(kid) if isinstance(kid, str) else None
         except (PyJWTError, RecursionError):
             raise Unauthenticated("invalid_token", "The token is not a JWT") from None
@@ -65,6 +71,13 @@ class JwtVerifier:
         return claims
 
 
+def _check_type(header: Mapping[str, Any]) -> None:
+    """Raises Unauthenticated: not an access token, or one with conditions that we do not know (RFC 7515 4.1.11)."""
+    kind = header.get("typ")
+    if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
+        raise Unauthenticated("invalid_token", "The token is not an access token (typ at+jwt or JWT)")
+
+
 def _bearer(authorization: bytes | None) -> str:
     scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
@@ -76,4 +89,7 @@ def _bearer(authorization: bytes | None) -> str:
 def _principal(claims: Mapping[str, Any]) -> Principal:
     client_id = claims.get("client_id") or claims.get("azp") or ""
     scopes = scopes_of(claims.get("scope") or claims.get("scp"))
-    return Principal(str(claims["iss"]), str(claims["sub"]), str(client_id), scopes)
+    issuer, subject = claims["iss"], claims["sub"]
+    if not subject or not all(isinstance(name, str) and len(name) <= MAX_NAME for name in (issuer, subject, client_id)):
+        raise Unauthenticated("invalid_token", "The token's sub and client_id must be strings, sub not empty")
+    return Principal(issuer, subject, client_id, scopes, moment_of(claims["exp"]))

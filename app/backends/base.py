@@ -36,6 +36,10 @@ class Tool:
     """Whether a retry with the same `requestState` must not run it again."""
     task: TaskMode = "forbidden"
     """Whether a call of it becomes a task."""
+    unasked_answers: bool = False
+    """Whether answers count that a client sends along without a `requestState`, so before it was asked anything."""
+    approval: str | None = None
+    """What its back end adds to the question where the user has to approve a call."""
 
 
 @dataclass(frozen=True, slots=True)

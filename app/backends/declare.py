@@ -43,6 +43,8 @@ class ToolNote(Described):
     scopes: Sequence[str] = ()
     once: bool = False
     task: TaskMode = "forbidden"
+    unasked_answers: bool = False
+    approval: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ def tool(
     scopes: Sequence[str] = (),
     once: bool = False,
     task: TaskMode = "forbidden",
+    unasked_answers: bool = False,
+    approval: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]: ...
 def tool(
@@ -116,6 +120,8 @@ def tool(
     scopes: Sequence[str] = (),
     once: bool = False,
     task: TaskMode = "forbidden",
+    unasked_answers: bool = False,
+    approval: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> F | Callable[[F], F]:
     """Offer a function as a tool (server/tools).
@@ -128,8 +134,15 @@ def tool(
     sent again, because its answer was lost, is not run again: the retry gets the same outcome. `task` says whether a
     call may outlive its request (docs/tasks.md): "optional" if the client knows tasks, "required" refuses one that does
     not with -32021. A function that takes a `Context` says when, with `ctx.continue_as_task()`; any other becomes a
-    task at once.
+    task at once. `unasked_answers` takes answers that a client sends before it was asked (docs/rounds.md); without it
+    an answer counts only for a question that was put. `approval` is what the user reads above the arguments where the
+    back end has calls approved.
+
+    Raises:
+        ValueError: `unasked_answers` and `once`: what must happen once needs an answer to a question that was put.
     """
+    if unasked_answers and once:
+        raise ValueError("unasked_answers and once exclude each other: what must happen once needs a question first")
     hints = {
         "readOnlyHint": read_only,
         "destructiveHint": destructive,
@@ -149,6 +162,8 @@ def tool(
         scopes=scopes,
         once=once,
         task=task,
+        unasked_answers=unasked_answers,
+        approval=approval,
     )
     return _attach(function, note) if function is not None else lambda decorated: _attach(decorated, note)
 

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from app.backends.base import Offering, Tool
+from app.backends.http_body import ACCEPTED, TooLarge, UnknownEncoding, Unpacker, decoded
 from app.backends.http_dialogue import Answer, Outgoing, dialogue, with_key
 from app.backends.http_job import check_job, follow
+from app.backends.http_paths import path_text
+from app.backends.http_secrets import Redactor
 from app.backends.json_pointer import point
 from app.backends.policy import with_approval, with_questions
 from app.config import Credential, HttpArgument, HttpBackendConfig, HttpToolConfig, Origin
@@ -46,6 +49,12 @@ if TYPE_CHECKING:
 
 _MAX_REDIRECTS: Final = 5
 _EXCERPT_CHARS: Final = 500
+_LARGE: Final = 262_144
+"""Answers of more bytes are read in a thread: they would keep everybody else waiting."""
+_FRAMING: Final = frozenset(
+    {"host", "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "expect"}
+)
+"""Headers that say where a request goes and where it ends, which no argument may decide."""
 _PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
@@ -60,6 +69,7 @@ class HttpBackend:
         self._config = config
         self._origin = origin
         self._client: httpx.AsyncClient | None = None
+        self._redacted = Redactor.of(config)
 
     def load(self) -> Offering:
         """The tools as declared.
@@ -71,7 +81,7 @@ class HttpBackend:
         problems: list[Problem] = []
         for index, config in enumerate(self._config.tools):
             try:
-                tools.append(self._tool(HttpTool.of(config)))
+                tools.append(self._tool(HttpTool.of(config, _Taken.by(self._config, config))))
             except ValueError as error:
                 place = self._origin.at("tools", index)
                 problems.append(place.problem(str(error), "correct the tool's path, arguments or schemas"))
@@ -104,11 +114,21 @@ class HttpBackend:
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             outgoing = tool.request(arguments)
             await context.continue_as_task()
-            return tool.result(await exchange(outgoing, context))
+            answer = await exchange(outgoing, context)
+            if len(answer.body) > _LARGE:
+                return await asyncio.to_thread(tool.result, answer)
+            return tool.result(answer)
 
-        made = Tool(tool.definition(), call, scopes=frozenset(config.scopes), once=config.once, task=config.task)
+        made = Tool(
+            tool.definition(),
+            call,
+            scopes=frozenset(config.scopes),
+            once=config.once,
+            task=config.task,
+            approval=config.approval,
+        )
         # the form first: what the user approves is the call with everything that was filled in
-        return with_questions(with_approval(made, self._config.approve), config.ask)
+        return with_questions(with_approval(made, self._config), config.ask)
 
     async def send(self, outgoing: Outgoing, timeout_s: float) -> Answer:
         """One request and its whole answer.
@@ -154,14 +174,18 @@ class HttpBackend:
 
     async def _read(self, response: httpx.Response, what: str) -> Answer:
         limit = self._config.max_response_bytes
-        body = bytearray()
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if len(body) > limit:
-                raise BackendError(f"{what} answered more than {limit} bytes; ask for less at once")
-        return Answer(
-            response.status_code, response.reason_phrase, response.headers.get("content-type", ""), bytes(body)
-        )
+        encoding = response.headers.get("content-encoding", "")
+        try:
+            unpacker = Unpacker(encoding, limit)
+            async for piece in response.aiter_raw():
+                unpacker.feed(piece)
+            body = unpacker.body()
+        except TooLarge:
+            raise BackendError(f"{what} answered more than {limit} bytes; ask for less at once") from None
+        except UnknownEncoding:
+            raise BackendError(f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}") from None
+        content_type = response.headers.get("content-type", "")
+        return self._redacted(Answer(response.status_code, response.reason_phrase, content_type, body))
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -172,7 +196,12 @@ class HttpBackend:
             fixed = {name: value.get_secret_value() for name, value in self._config.headers.items()}
             connections = self._config.max_connections
             self._client = httpx.AsyncClient(
-                headers={"user-agent": "mcp-gateway", **fixed, **_credential_headers(self._config.credential)},
+                headers={
+                    "user-agent": "mcp-gateway",
+                    "accept-encoding": ACCEPTED,
+                    **fixed,
+                    **_credential_headers(self._config.credential),
+                },
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one caller's must not reach another
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
@@ -210,6 +239,25 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class _Taken:
+    """Names in a request that the configuration has taken, and that no argument may have."""
+
+    headers: frozenset[str] = _FRAMING
+    query: frozenset[str] = frozenset()
+
+    @classmethod
+    def by(cls, backend: HttpBackendConfig, tool: HttpToolConfig) -> _Taken:
+        """By the credential, by fixed headers, and by fixed query parameters."""
+        credential = backend.credential
+        named = {"authorization", "cookie", "proxy-authorization"} if credential is not None else set[str]()
+        if credential is not None and credential.header is not None:
+            named.add(credential.header.lower())
+        fixed = {name.lower() for name in (*backend.headers, *tool.headers)}
+        query = {credential.query} if credential is not None and credential.query is not None else set[str]()
+        return cls(_FRAMING | named | fixed, frozenset(query.union(tool.query)))
+
+
+@dataclass(frozen=True, slots=True)
 class HttpTool:
     """One declared endpoint; no I/O."""
 
@@ -218,11 +266,11 @@ class HttpTool:
     output: Schema | None
 
     @classmethod
-    def of(cls, config: HttpToolConfig) -> HttpTool:
+    def of(cls, config: HttpToolConfig, reserved: _Taken | None = None) -> HttpTool:
         """Settle where each argument goes.
 
         Raises:
-            ValueError: path and arguments contradict each other, or a schema is unusable.
+            ValueError: path and arguments contradict each other or what is fixed, or a schema is unusable.
         """
         variables = _PATH_VARIABLE.findall(config.path)
         if stray := re.search(r"[{}?#]", _PATH_VARIABLE.sub("", config.path)):
@@ -233,7 +281,7 @@ class HttpTool:
         taken = {argument.wire_name for argument in given if argument.location == "path"} | config.arguments.keys()
         implied = [name for name in dict.fromkeys(variables) if name not in taken]
         placed = (*(_place(name, HttpArgument(), variables, config) for name in implied), *given)
-        _check_places(placed)
+        _check_places(placed, reserved or _Taken())
         in_path = {argument.wire_name for argument in placed if argument.location == "path"}
         if in_path != set(variables):
             raise ValueError(
@@ -246,12 +294,18 @@ class HttpTool:
             check_job(config.job)
         return cls(config, placed, None if config.output_schema is None else Schema.compile(config.output_schema))
 
+    def _destructive_hint(self) -> bool | None:
+        """`None` where nobody said: clients take that for true, and so do we (schema: `ToolAnnotations`)."""
+        if self.config.destructive is not None:
+            return self.config.destructive
+        return {"GET": False, "HEAD": False, "DELETE": True}.get(self.config.method)
+
     def definition(self) -> dict[str, Any]:
         """The schema's `Tool`."""
         config, safe = self.config, self.config.method in ("GET", "HEAD")
         hints = {
             "readOnlyHint": safe if config.read_only is None else config.read_only,
-            "destructiveHint": config.method == "DELETE" if config.destructive is None else config.destructive,
+            **without_none(destructiveHint=self._destructive_hint()),
             "idempotentHint": config.method not in ("POST", "PATCH")
             if config.idempotent is None
             else config.idempotent,
@@ -293,7 +347,7 @@ class HttpTool:
                 continue  # it cannot say null
             match placed.location:
                 case "path":
-                    path = path.replace(f"{{{placed.wire_name}}}", _path_segment(placed.name, value))
+                    path = path.replace(f"{{{placed.wire_name}}}", _path_text(placed, value))
                 case "query":
                     query.extend(_pairs(placed.wire_name, value))
                 case "header":
@@ -349,12 +403,18 @@ class HttpTool:
         return ToolResult(content=(TextContent(text),), structured_content=value)
 
 
-def _check_places(placed: Sequence[Placed]) -> None:
+def _check_places(placed: Sequence[Placed], taken: _Taken) -> None:
     seen: dict[tuple[str, str], str] = {}
     for argument in placed:
         wire_name = argument.wire_name
         if argument.location == "header" and not _HEADER_NAME.fullmatch(wire_name):
             raise ValueError(f"argument {argument.name!r}: {wire_name!r} is not a header name; set `as`")
+        if (argument.location == "header" and wire_name.lower() in taken.headers) or (
+            argument.location == "query" and wire_name in taken.query
+        ):
+            raise ValueError(
+                f"argument {argument.name!r}: the {argument.location} {wire_name!r} is the gateway's own; set `as`"
+            )
         place = (argument.location, wire_name.lower() if argument.location == "header" else wire_name)
         if place in seen:
             raise ValueError(f"arguments {seen[place]!r} and {argument.name!r} are both {wire_name!r} in {place[0]}")
@@ -383,12 +443,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else jsonrpc.encode(value).decode()
 
 
-def _path_segment(name: str, value: Any) -> str:
-    text = _text(value)
-    if text in ("", ".", ".."):
-        # a dot segment would climb to another endpoint (RFC 3986 section 5.2.4), an empty one would collapse
-        raise ToolError(f'arguments.{name}: may not be empty, "." or ".."')
-    return quote(text, safe="")
+def _path_text(placed: Placed, value: Any) -> str:
+    try:
+        return path_text(_text(value), allow_slash=placed.config.allow_slash)
+    except ValueError as error:
+        raise ToolError(f"arguments.{placed.name}: {error}") from None
 
 
 def _header_value(name: str, value: Any) -> str:
@@ -436,13 +495,8 @@ def _content(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, 
         return (ImageContent(answer.body, media_type),)
     if kind == "audio":
         return (AudioContent(answer.body, media_type),)
-    try:
-        return (TextContent(answer.body.decode(_charset(answer.content_type))),)
-    except (UnicodeDecodeError, LookupError):
-        blob = BlobResourceContents(f"result:{tool}", answer.body, media_type or "application/octet-stream")
-        return (EmbeddedResource(blob),)
-
-
-def _charset(content_type: str) -> str:
-    found = re.search(r"charset=\"?([A-Za-z0-9._-]+)", content_type, re.IGNORECASE)
-    return found[1] if found else "utf-8"
+    text = decoded(answer.body, answer.content_type)
+    if text is not None:
+        return (TextContent(text),)
+    blob = BlobResourceContents(f"result:{tool}", answer.body, media_type or "application/octet-stream")
+    return (EmbeddedResource(blob),)

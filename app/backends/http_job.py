@@ -13,9 +13,9 @@ import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 from app.backends.http_dialogue import KEY, Answer, Outgoing, Send
+from app.backends.http_paths import path_text
 from app.backends.json_pointer import point
 from app.config import HttpJobConfig
 from app.errors import BackendError, ParseError
@@ -124,9 +124,13 @@ def _good(answer: Answer, doing: str) -> Answer:
 def _get(template: str, values: Mapping[str, str], started: Outgoing) -> Outgoing:
     path = template
     for name, value in values.items():
-        if value in ("", ".", ".."):  # would be another endpoint
-            raise BackendError(f"The service started a job with {name} = {value!r}, which cannot be part of a path")
-        path = path.replace(f"{{{name}}}", quote(value, safe=""))
+        try:
+            path = path.replace(f"{{{name}}}", path_text(value))
+        except ValueError:  # would be another endpoint
+            shown = repr(value[:100])
+            raise BackendError(
+                f"The service started a job with {name} = {shown}, which cannot be part of a path"
+            ) from None
     headers = {name: value for name, value in started.headers.items() if name.lower() not in ("content-type", KEY)}
     return Outgoing("GET", path, [], headers, None)
 

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from app.backends.base import CallTool, Tool
+from app.backends.shown import shown
+from app.config import BackendConfig
 from app.errors import ToolError
 from app.protocol.content import ToolResult
-from app.protocol.jsonrpc import encode
 from app.protocol.schemas import Schema
+from app.protocol.visible import visible
 from app.replay.context import Context
 from app.replay.questions import Form, form_schema
 
-Approval: TypeAlias = Literal["never", "destructive", "always"]
-
-_MAX_SHOWN: Final = 1_000
 _APPROVAL: Final = {
     "type": "object",
     "properties": {"approve": {"type": "boolean", "title": "Go ahead", "default": False}},
@@ -27,20 +26,45 @@ _APPROVAL: Final = {
 }
 
 
-def with_approval(tool: Tool, when: Approval) -> Tool:
-    """The tool, asking the user first if the policy says so. A client that cannot ask gets -32021."""
-    destructive = tool.definition.get("annotations", {}).get("destructiveHint", False)
-    if when == "never" or (when == "destructive" and not destructive):
+def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
+    """The tool, asking the user first if its back end's policy says so. A client that cannot ask gets -32021.
+
+    One approval is one run: the tool is `once`. And nothing counts as an approval but the answer to this question as
+    it was shown, so answers that come unasked are not taken, whatever the tool says.
+    """
+    if backend.approve == "never" or (backend.approve == "destructive" and not is_destructive(tool)):
         return tool
-    call = tool.call
+    call, name = tool.call, backend.effective_prefix + tool.definition["name"]
 
     async def approved(context: Context, arguments: dict[str, Any]) -> ToolResult:
-        answer = await context.elicit("approve", f"Run {tool.definition['name']} with {_shown(arguments)}?", _APPROVAL)
+        question = _question(name, tool.approval, arguments)
+        answer = await context.elicit("approve", question, _APPROVAL)
         if not answer["approve"]:
             raise ToolError("The user did not approve the call; nothing was done")
         return await call(context, arguments)
 
-    return replace(tool, call=approved)
+    return replace(tool, call=approved, once=True, unasked_answers=False)
+
+
+def is_destructive(tool: Tool) -> bool:
+    """Whether a tool may destroy something: all may that do not say otherwise (schema: `ToolAnnotations`).
+
+    "If true, the tool may perform destructive updates to its environment. […] Default: true", and meaningful only where
+    `readOnlyHint` is not true.
+    """
+    hints = tool.definition.get("annotations") or {}
+    return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
+
+
+def _question(name: str, text: str | None, arguments: Mapping[str, Any]) -> str:
+    """What the user is asked.
+
+    Raises:
+        ToolError: the arguments are more than can be shown.
+    """
+    own = [] if text is None else [visible(line) for line in text.strip().split("\n")]
+    listed = f"It is called with\n{shown(arguments)}" if arguments else "It is called without arguments."
+    return "\n".join([f"Run {name}?", *own, "", listed])
 
 
 def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
@@ -83,8 +107,3 @@ def _asking(name: str, call: CallTool, properties: Mapping[str, Any], ask: Seque
 
 def _form(properties: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {"type": "object", "properties": {name: properties[name] for name in names}, "required": list(names)}
-
-
-def _shown(arguments: Mapping[str, Any]) -> str:
-    text = encode(dict(arguments)).decode()
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

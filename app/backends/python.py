@@ -52,7 +52,7 @@ class PythonBackend:
                 callee = Callee(function, describe(function), self._limiter)
                 match note:
                     case ToolNote():
-                        tools.append(with_approval(_tool(callee, note), self._config.approve))
+                        tools.append(with_approval(_tool(callee, note), self._config))
                     case PromptNote():
                         prompts.append(_prompt(callee, note))
                     case ResourceNote():
@@ -138,7 +138,16 @@ def _tool(callee: Callee, note: ToolNote) -> Tool:
             await context.continue_as_task()
         return returns.result(await callee(context, keywords))
 
-    return Tool(definition, call, note.requires, frozenset(note.scopes), note.once, note.task)
+    return Tool(
+        definition,
+        call,
+        requires=note.requires,
+        scopes=frozenset(note.scopes),
+        once=note.once,
+        task=note.task,
+        unasked_answers=note.unasked_answers,
+        approval=note.approval,
+    )
 
 
 def _prompt(callee: Callee, note: PromptNote) -> Prompt:

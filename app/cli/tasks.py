@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from app import settings
 from app.cli.arguments import UNITS_S
+from app.cli.terminal import say
 from app.clock import Clock, iso
 from app.config import TasksConfig
 from app.core import Stores, make_stores
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_do(_ACTIONS[arguments.action], arguments, stores, clock))
     except (Unavailable, OSError) as error:
-        print(error, file=sys.stderr)
+        say(error, to=sys.stderr)
         return 1
 
 
@@ -115,7 +116,7 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     }
     for name, value in facts.items():
         if value not in (None, ""):
-            print(f"{name + ':':14}{value}")
+            say(f"{name + ':':14}{value}")
     return 0
 
 
@@ -123,24 +124,24 @@ async def _cancel(arguments: argparse.Namespace, stores: Stores, clock: Clock) -
     if not await stores.tasks.cancel(arguments.task, CANCELLED_BY_OPERATOR, clock.now_ms()):
         return _unknown(arguments.task)
     record = await stores.tasks.read(arguments.task, clock.now_ms())
-    print(f"{arguments.task} is {record.status.value if record else 'gone'}")
+    say(f"{arguments.task} is {record.status.value if record else 'gone'}")
     return 0
 
 
 async def _requeue(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     now_ms = clock.now_ms()
     if not await stores.tasks.requeue(arguments.task, now_ms, now_ms):
-        print(f"{arguments.task} is not working: only a task that waits for a worker can be queued", file=sys.stderr)
+        say(f"{arguments.task} is not working: only a task that waits for a worker can be queued", to=sys.stderr)
         return 1
     await stores.queue.send(arguments.task)
-    print(f"{arguments.task} is queued; whoever had it can write to it no more")
+    say(f"{arguments.task} is queued; whoever had it can write to it no more")
     return 0
 
 
 async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     census = await Sweep(stores.tasks, stores.queue, clock, TasksConfig.model_construct()).census()
     for name, value in census.fields().items():
-        print(f"{name:28}{value:>10}")
+        say(f"{name:28}{value:>10}")
     return 0
 
 
@@ -155,7 +156,7 @@ _ACTIONS: Final[dict[str, Action]] = {
 
 
 def _unknown(ref: TaskRef) -> int:
-    print(f"there is no task {ref}", file=sys.stderr)
+    say(f"there is no task {ref}", to=sys.stderr)
     return 1
 
 
@@ -170,4 +171,4 @@ def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None
     table: list[tuple[Any, ...]] = [head, *rows]
     widths = [max(len(str(row[column])) for row in table) for column in range(len(head))]
     for row in table:
-        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        say("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

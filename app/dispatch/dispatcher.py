@@ -7,6 +7,7 @@ the log under a reference.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from app.auth.principal import Principal
 from app.backends.catalog import Catalog, ServedTool
 from app.clock import Clock
 from app.config import CacheHint, GatewayConfig, ServerConfig
-from app.dispatch.rounds import BecomesTask, InputRequired, Reply, Round, Rounds, Target
+from app.dispatch.rounds import IDEMPOTENCY_KEY, BecomesTask, InputRequired, Reply, Round, Rounds, Target
 from app.dispatch.subscriptions import SUBSCRIPTION_ID, Hub, Subscription
 from app.errors import (
     CallTimeout,
@@ -26,7 +27,9 @@ from app.errors import (
     MissingCapability,
     NotJson,
     ProtocolError,
+    TaskNotFound,
     ToolError,
+    Unavailable,
 )
 from app.protocol import params, tasks
 from app.protocol.capabilities import merged
@@ -38,13 +41,13 @@ from app.protocol.pages import Page, Pages
 from app.protocol.tasks import EXTENSION
 from app.replay import engine
 from app.replay.call import Call, Notify
-from app.replay.context import run_of
+from app.replay.context import Context, run_of
 from app.replay.engine import Completed, Failed, Restarted, Suspended
 from app.replay.journal import Journal
 from app.replay.run import Run
 from app.storage.tasks import TaskRecord
 from app.tasks.call import TaskCall
-from app.tasks.outcome import ended, log_failure, tool_result
+from app.tasks.outcome import Ended, ended, log_failure, tool_result
 from app.tasks.service import Tasks
 from app.tasks.watch import Watch
 from app.tracing import Span
@@ -56,6 +59,8 @@ SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 log = logging.getLogger("app.dispatch")
 
 MAX_PAGES_KEPT: Final = 64
+MAX_STREAM_S: Final = 30 * 86_400
+"""How long a stream lives whose token holds for longer than anybody should hold one."""
 _UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
 
 
@@ -104,6 +109,9 @@ class Dispatcher:
         self._watch = watch
         self._clock = clock
         self._checks_scopes = config.auth != "none"
+        self._has_scoped_tasks = self._checks_scopes and any(
+            served.tool.scopes for served in catalog.tools.values() if served.tool.task != "forbidden"
+        )
         self._caching = config.caching
         self._call_timeout_ms = config.limits.call_timeout_s * 1000
         self._server_info = _server_info(config.server)
@@ -197,42 +205,88 @@ class Dispatcher:
     async def _call_tool(self, context: CallContext) -> Answer:
         asked = params.validate(params.CallToolParams, context.inbound.params)
         served = self._catalog.tool(asked.name)
-        if self._checks_scopes and not served.tool.scopes <= context.principal.scopes:
-            raise InsufficientScope(f"tool {served.name}", sorted(served.tool.scopes))
+        self._check_scopes(served.name, context.principal)
         for header in served.param_headers:
             header.check(asked.arguments, context.inbound.headers.params)
         if requires := _requirements(served):
             context.inbound.meta.capabilities.require(requires, f"tool {served.name}")
-        round_ = self._begin(Target("tools/call", served.name, asked.arguments), asked, context)
-        call = self._call(context)
+        target = Target("tools/call", served.name, asked.arguments)
+        key = context.inbound.meta.raw.get(IDEMPOTENCY_KEY)
+        round_ = self._begin(target, asked, context, key=key)
+        call = self._call(context, round_, takes_unasked=served.tool.unasked_answers)
         if not served.tool.once:
-            return await self._run_tool(served, asked.arguments, round_, call)
+            return await self._run_tool(served, round_, call)
         try:
-            return await self._rounds.once(
-                round_, asked, call, lambda: self._run_tool(served, asked.arguments, round_, call)
-            )
+            return await self._rounds.once(round_, asked, call, lambda: self._run_tool(served, round_, call))
         except ToolError as error:  # nobody knows the outcome
             return self._tool_reply(ToolResult.error(str(error)))
 
-    async def _run_tool(self, served: ServedTool, arguments: dict[str, Any], round_: Round, call: Call) -> Reply:
+    def _check_scopes(self, tool: str, principal: Principal) -> None:
+        """What a caller may do with a tool, and with the tasks of its calls, is what its token of now grants.
+
+        A tool that is not served here was taken away, or is yet to be deployed: its tasks remain their owners'.
+
+        Raises:
+            InsufficientScope
+        """
+        served = self._catalog.tools.get(tool)
+        if self._checks_scopes and served is not None and not served.tool.scopes <= principal.scopes:
+            raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
+
+    async def _run_tool(self, served: ServedTool, round_: Round, call: Call) -> Reply:
+        arguments = dict(round_.target.arguments)
         if not served.arguments.is_valid(arguments):
             return self._tool_reply(_invalid_arguments(served, arguments))
+
+        def handler(ctx: Context) -> Awaitable[ToolResult]:
+            return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
+
         may_become_task = served.tool.task != "forbidden" and call.meta.capabilities.has(tasks.REQUIRED)
+        if may_become_task and (known := await self._known_task(served, round_, call)) is not None:
+            return known
         call = replace(call, may_become_task=may_become_task, needs_row=served.tool.task == "required")
-        outcome = await self._rounds.run_or_defer(
-            round_, call, lambda ctx: served.tool.call(ctx, run_of(ctx).journal.arguments or arguments)
-        )
+        return await self._tool_outcome(await self._rounds.run_or_defer(round_, call, handler), served, round_, call)
+
+    async def _tool_outcome(
+        self,
+        outcome: Completed[ToolResult] | InputRequired | BecomesTask | Failed,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+    ) -> Reply:
+        """What is said of how a round ended; a task where it has to go on as one, or must be one."""
         match outcome:
-            case InputRequired(wire):
-                return Reply(self._stamp(wire), "input_required")
+            case InputRequired():
+                return self._input_reply(outcome)
             case BecomesTask(journal, message):
-                return await self._create_task(served, round_, call, journal, message)
+                return await self._create_task(served, round_, call, journal, message=message)
             case Failed(MissingCapability() as error):  # the call can be sent again with it, a task could not
                 raise error
             case Completed() | Failed():
                 if served.tool.task == "required":
-                    return await self._create_task(served, round_, call, Journal(), None, outcome)
+                    end = ended(outcome, served.name, self._clock, self._max_result_bytes)
+                    return await self._create_task(served, round_, call, Journal(), end=end)
                 return self._tool_reply(tool_result(outcome, served.name, self._clock))
+
+    async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
+        """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
+        if served.tool.task == "required":
+            try:
+                self._tasks.check_size(_task_call(served, round_, call, round_.journal))
+            except ToolError as error:  # before anything is run that would be lost
+                return self._tool_reply(ToolResult.error(str(error)))
+        destiny = round_.destiny
+        if destiny is None:
+            return None
+        try:
+            created = await self._tasks.created(call.principal, destiny.task_id)
+        except Unavailable as error:
+            return await self._in_doubt(error, round_, call, round_.journal, destiny.ended)
+        if created is not None:
+            return Reply(self._stamp(created), "task")
+        if destiny.ended is None:
+            return None
+        return await self._create_task(served, round_, call, Journal(), end=Ended.from_json(destiny.ended))
 
     async def _create_task(
         self,
@@ -240,25 +294,27 @@ class Dispatcher:
         round_: Round,
         call: Call,
         journal: Journal,
-        message: str | None,
-        outcome: Completed[ToolResult] | Failed | None = None,
+        *,
+        message: str | None = None,
+        end: Ended | None = None,
     ) -> Reply:
-        """A task for a call that goes on, or, with an outcome, for one that is over already."""
-        end = None if outcome is None else ended(outcome, served.name, self._clock, self._max_result_bytes)
-        task_call = TaskCall(
-            served.name,
-            journal.arguments or round_.target.arguments,
-            call.principal,
-            call.meta.capabilities.declared,
-            call.meta.client_info,
-            round_.origin,
-            journal.generation,
-        )
+        """The task of a call that goes on, or, with an end, of one that is over already."""
+        task_call = _task_call(served, round_, call, journal)
         try:
-            created = await self._tasks.create(task_call, journal, message=message, ended=end)
-        except NotJson as error:  # in ctx.state
+            created = await self._tasks.create(task_call, journal, task_id=round_.task_id, message=message, ended=end)
+        except Unavailable as error:
+            return await self._in_doubt(error, round_, call, journal, None if end is None else end.to_json())
+        except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
             return self._tool_reply(tool_result(Failed(error), served.name, self._clock))
         return Reply(self._stamp(created), "task")
+
+    async def _in_doubt(self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any) -> Reply:
+        fields = {"task": round_.task_id, "error": str(error)}
+        log.warning("a task may have been created or not; its client is asked to call again", extra={"fields": fields})
+        return self._input_reply(await self._rounds.in_doubt(round_, call, journal, end))
+
+    def _input_reply(self, outcome: InputRequired) -> Reply:
+        return Reply(self._stamp(outcome.wire), "input_required")
 
     def _tool_reply(self, result: ToolResult) -> Reply:
         return Reply(self._stamp(result.to_wire()), "tool_error" if result.is_error else "ok")
@@ -269,10 +325,10 @@ class Dispatcher:
         _check_prompt_arguments(prompt.definition.get("arguments", ()), asked.arguments)
         target = Target("prompts/get", asked.name, asked.arguments)
         round_ = self._begin(target, asked, context)
-        call = self._call(context)
+        call = self._call(context, round_)
         outcome = await self._rounds.run(round_, call, lambda ctx: prompt.get(ctx, asked.arguments))
         if isinstance(outcome, InputRequired):
-            return Reply(self._stamp(outcome.wire), "input_required")
+            return self._input_reply(outcome)
         messages = self._value(outcome, f"prompt {asked.name}")
         described = without_none(description=prompt.definition.get("description"))
         return Reply(self._stamp({**described, "messages": [message.to_wire() for message in messages]}))
@@ -281,10 +337,10 @@ class Dispatcher:
         asked = params.validate(params.ReadResourceParams, context.inbound.params)
         resource, values = self._catalog.resource(asked.uri)
         round_ = self._begin(Target("resources/read", asked.uri), asked, context)
-        call = self._call(context)
+        call = self._call(context, round_)
         outcome = await self._rounds.run(round_, call, lambda ctx: resource.read(ctx, asked.uri, values))
         if isinstance(outcome, InputRequired):
-            return Reply(self._stamp(outcome.wire), "input_required")
+            return self._input_reply(outcome)
         contents = self._value(outcome, f"resource {asked.uri[:200]}")
         # "requests carrying inputResponses or requestState MUST NOT be cached" (server/utilities/caching)
         hint = _UNCACHED if asked.input_responses is not None or round_.opened else self._caching.read
@@ -308,20 +364,36 @@ class Dispatcher:
         closing = self._stamp({"_meta": {SUBSCRIPTION_ID: context.inbound.id}})
         records = await self._tasks_of(context, wanted.task_ids)
         task_ids = [record.ref.id for record in records]
-        subscription = self._hub.subscribe(context.inbound.id, wanted, self.features, task_ids)
+        subscription = self._hub.subscribe(context.inbound.id, context.principal, wanted, self.features, task_ids)
         for record in records:
             self._follow(subscription, record)
+        self._end_with_token(subscription, context.principal)
         return Stream(subscription, closing)
 
+    def _end_with_token(self, subscription: Subscription, principal: Principal) -> None:
+        """Close a stream when the token that opened it expires: from then on nobody may be told anything on it."""
+        if principal.expires_at_s is None:
+            return
+        left_s = principal.expires_at_s - self._clock.now_ms() / 1000
+        timer = asyncio.get_running_loop().call_later(min(max(0.0, left_s), MAX_STREAM_S), subscription.close)
+        subscription.ends.append(timer.cancel)
+
     async def _tasks_of(self, context: CallContext, task_ids: Sequence[str]) -> list[TaskRecord]:
-        """Those of the tasks that there are, and that are the caller's."""
+        """Those of the tasks that there are, that are the caller's, and whose tools it may call."""
         if not task_ids:
             return []
         context.inbound.meta.capabilities.require(tasks.REQUIRED, "listening to tasks")
         if "tasks" not in self.features:
             return []
         found = [await self._tasks.record(context.principal, task_id) for task_id in dict.fromkeys(task_ids)]
-        return [record for record in found if record is not None]
+        return [record for record in found if record is not None and self._may_see(record, context.principal)]
+
+    def _may_see(self, record: TaskRecord, principal: Principal) -> bool:
+        try:
+            self._check_scopes(record.tool, principal)
+        except InsufficientScope:
+            return False
+        return True
 
     def _follow(self, subscription: Subscription, record: TaskRecord) -> None:
         """Tell a stream how a task is now, and each time that changes."""
@@ -335,29 +407,49 @@ class Dispatcher:
     async def _get_task(self, context: CallContext) -> Answer:
         context.inbound.meta.capabilities.require(tasks.REQUIRED, "tasks/get")
         asked = params.validate(params.TaskParams, context.inbound.params)
-        task = await self._tasks.get(context.principal, asked.task_id)
-        return Reply(b"%b,%b" % (task[:-1], self._ack[1:]))
+        record = await self._record(context.principal, asked.task_id)
+        return Reply(b"%b,%b" % (self._tasks.shown(record)[:-1], self._ack[1:]))
 
     async def _update_task(self, context: CallContext) -> Answer:
         context.inbound.meta.capabilities.require(tasks.REQUIRED, "tasks/update")
         asked = params.validate(params.UpdateTaskParams, context.inbound.params)
+        await self._check_scopes_of_task(context.principal, asked.task_id)
         await self._tasks.update(context.principal, asked.task_id, asked.input_responses)
         return Reply(self._ack)
 
     async def _cancel_task(self, context: CallContext) -> Answer:
         context.inbound.meta.capabilities.require(tasks.REQUIRED, "tasks/cancel")
         asked = params.validate(params.TaskParams, context.inbound.params)
+        await self._check_scopes_of_task(context.principal, asked.task_id)
         await self._tasks.cancel(context.principal, asked.task_id)
         return Reply(self._ack)
 
-    def _begin(self, target: Target, asked: params.InputParams, context: CallContext) -> Round:
+    async def _record(self, principal: Principal, task_id: str) -> TaskRecord:
+        """The row of a task that is the caller's, and of a tool that it may call.
+
+        Raises:
+            TaskNotFound: it is unknown, has expired, or is somebody else's.
+            InsufficientScope
+        """
+        record = await self._tasks.record(principal, task_id)
+        if record is None:
+            raise TaskNotFound
+        self._check_scopes(record.tool, principal)
+        return record
+
+    async def _check_scopes_of_task(self, principal: Principal, task_id: str) -> None:
+        """As `_record`, for requests that need the row for nothing else: it is read only where scopes are asked for."""
+        if self._has_scoped_tasks:
+            await self._record(principal, task_id)
+
+    def _begin(self, target: Target, asked: params.InputParams, context: CallContext, *, key: Any = None) -> Round:
         """The round that this request is; a later one is linked to where the call began."""
-        round_ = self._rounds.begin(target, asked, context.principal, context.span.carrier())
+        round_ = self._rounds.begin(target, asked, context.principal, context.span.carrier(), key=key)
         if round_.opened is not None:
             context.span.link(round_.origin)
         return round_
 
-    def _call(self, context: CallContext) -> Call:
+    def _call(self, context: CallContext, round_: Round | None = None, *, takes_unasked: bool = False) -> Call:
         limit_ms = self._call_timeout_ms if context.remaining_ms is None else context.remaining_ms
         deadline = self._clock.deadline(min(limit_ms, self._call_timeout_ms))
         return Call(
@@ -366,7 +458,8 @@ class Dispatcher:
             deadline=deadline,
             notify=context.notify,
             publish=self._hub.publish,
-            takes_unasked=True,
+            takes_unasked=takes_unasked,
+            idempotency=None if round_ is None else round_.task_id,
         )
 
     def _value(self, outcome: Completed[T] | Failed, what: str) -> T:
@@ -410,6 +503,24 @@ def _features(catalog: Catalog, streams: bool) -> frozenset[str]:
         "tasks": any(served.tool.task != "forbidden" for served in catalog.tools.values()),
     }
     return frozenset(feature for feature, is_served in served.items() if is_served)
+
+
+def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
+    """What the handler is to be called with: what it was restarted with, if it was."""
+    return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
+
+
+def _task_call(served: ServedTool, round_: Round, call: Call, journal: Journal) -> TaskCall:
+    """The call as its task keeps it."""
+    return TaskCall(
+        served.name,
+        _arguments(round_, journal),
+        call.principal,
+        call.meta.capabilities.declared,
+        call.meta.client_info,
+        round_.origin,
+        journal.generation,
+    )
 
 
 def _requirements(served: ServedTool) -> Mapping[str, Any]:

@@ -4,11 +4,22 @@
     round 2   tools/call {arguments, inputResponses, requestState}  →  … another round, or the result
 
 Nothing is kept here in between; round 2 may reach any process that has the keys.
+
+**Which task a call becomes** is decided before there is one, so that whoever sends a request again, because its answer
+was lost, is told of the same task:
+
+    a key of the client's (`_meta`)   its owner, the key, the tool and the arguments; the same in every later round
+    a state                           the state's id and the answers that came with it
+    neither                           a new id; should its write be in doubt, a state goes back that has it inside
+
+It is never the JSON-RPC id: clients count from 1 in every process, so two of one user's would meet in one task, and a
+client that repeats a call has to take another id.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,10 +48,18 @@ from app.replay.engine import Completed, Failed, Restarted, Suspended
 from app.replay.journal import Journal
 from app.replay.run import Run
 from app.storage.base import OnceRecord, OnceStore
-from app.tokens.request_state import Binding, Opened, StateSealer, refused
+from app.tokens.request_state import Binding, Destiny, Opened, StateSealer
 
 T = TypeVar("T")
 
+IDEMPOTENCY_KEY: Final = "mcp-gateway/idempotencyKey"
+"""The member of a request's `_meta` with a client's key for a call: 1 to 256 visible ASCII characters.
+
+The prefix is ours and of one label: no name that the protocol keeps for itself has only one (basic/index, "_meta").
+"""
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,256}")
+_DOUBT_PAUSE_S: Final = 0.5
+"""A client sends a round without questions again at once; a store that is away for a moment is given that moment."""
 _POLL_S: Final = 0.05
 _LATE_MS: Final = 5_000
 _UNKNOWN_OUTCOME: Final = (
@@ -71,6 +90,24 @@ class Round:
     target: Target
     opened: Opened | None
     origin: Mapping[str, str]
+    task_id: str
+    """The id of the task that the call becomes in this round, if it does: the same however often the round is sent."""
+    is_keyed: bool = False
+    """Whether the client gave the call a key."""
+
+    @property
+    def destiny(self) -> Destiny | None:
+        """What later rounds have to keep of which task this is."""
+        if self.opened is not None and self.opened.destiny is not None:
+            return self.opened.destiny
+        return Destiny(self.task_id) if self.is_keyed else None
+
+    @property
+    def once_id(self) -> str | None:
+        """What a round that must happen once is known by; a call without state and key is a new one each time."""
+        if self.opened is not None:
+            return self.opened.id
+        return self.task_id if self.is_keyed else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +147,45 @@ class Rounds:
         """Let rounds whose clients have hung up come to their end, so that the retries find their outcomes."""
         await asyncio.gather(*self._working, return_exceptions=True)
 
-    def begin(self, target: Target, asked: InputParams, principal: Principal, origin: Mapping[str, str]) -> Round:
+    def begin(
+        self,
+        target: Target,
+        asked: InputParams,
+        principal: Principal,
+        origin: Mapping[str, str],
+        key: Any = None,
+    ) -> Round:
         """The round that a request is, with its answers taken into the journal.
+
+        An answer counts for a question that the state says was asked, and for no other. Those of a request without
+        state are only looked at where the handler takes them unasked (`Call.takes_unasked`).
 
         Raises:
             StateRefused: its state is not one that we sealed for this caller and this call.
+            InvalidParams: the client's key is none.
         """
         responses = asked.input_responses or {}
+        keyed_id = None if key is None else _id_for_key(key, target, principal)
         if asked.request_state is None:
             journal = Journal()
             journal.receive_unasked(responses)
-            return Round(1, journal, target, None, origin)
-        opened = self._sealer.open(asked.request_state, principal, target.binding())
+            return Round(1, journal, target, None, origin, keyed_id or self._clock.new_id(), keyed_id is not None)
+        return self._later(target, asked.request_state, responses, principal, keyed_id)
+
+    def _later(
+        self, target: Target, state: Any, responses: Mapping[str, Any], principal: Principal, keyed_id: str | None
+    ) -> Round:
+        opened = self._sealer.open(state, principal, target.binding())
         try:
             journal = Journal.from_json(opened.payload)
         except (ValueError, TypeError, KeyError):
-            raise refused("sealed by an incompatible version", principal) from None
+            raise self._sealer.refused("sealed by an incompatible version", principal) from None
         journal.receive(responses)
-        return Round(opened.round + 1, journal, target, opened, opened.origin)
+        if opened.destiny is not None:
+            task_id = opened.destiny.task_id
+        else:
+            task_id = keyed_id or digest(["state", opened.id, responses])
+        return Round(opened.round + 1, journal, target, opened, opened.origin, task_id, keyed_id is not None)
 
     async def run(
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
@@ -164,17 +222,43 @@ class Rounds:
             return Failed(error)
 
     def _input_required(self, outcome: Suspended, round_: Round, principal: Principal) -> InputRequired:
-        payload = outcome.journal.to_json()
-        state = self._sealer.seal(
-            payload, principal, round_.target.binding(), round_=round_.number, origin=round_.origin
-        )
+        state = self._seal(outcome.journal, round_, principal, round_.destiny)
         questions = {"inputRequests": dict(outcome.requests)} if outcome.requests else {}
         return InputRequired({"resultType": "input_required", **questions, "requestState": state})
+
+    async def in_doubt(self, round_: Round, call: Call, journal: Journal, ended: Any = None) -> InputRequired:
+        """The end of a round whose task may have been written or not: state alone, with the task's id inside.
+
+        The retry comes back with it, finds the row or writes it, and answers with the one task. `ended` is how the call
+        had ended, in JSON, if it had.
+
+        Raises:
+            Unavailable: there have been too many such rounds, or what is known of the call is too large to travel.
+        """
+        if round_.number >= self._max_rounds:
+            raise Unavailable("The task of this call could not be written; send the same request again")
+        await asyncio.sleep(min(_DOUBT_PAUSE_S, (call.deadline.remaining_ms() or 0) / 2000))
+        try:
+            state = self._seal(journal, round_, call.principal, Destiny(round_.task_id, ended))
+        except (StateTooLarge, TypeError):
+            raise Unavailable("The task of this call could not be written; send the same request again") from None
+        return InputRequired({"resultType": "input_required", "requestState": state})
+
+    def _seal(self, journal: Journal, round_: Round, principal: Principal, destiny: Destiny | None) -> str:
+        return self._sealer.seal(
+            journal.to_json(),
+            principal,
+            round_.target.binding(),
+            round_=round_.number,
+            origin=round_.origin,
+            destiny=destiny,
+        )
 
     async def once(self, round_: Round, asked: InputParams, call: Call, serve: Callable[[], Awaitable[Reply]]) -> Reply:
         """Serve a round of a `once` tool: the same retry gets the same outcome, and it is served once.
 
-        The first round has no token, so nothing to be once about: a new call is a new call.
+        The first round has no token, so, unless the client gave the call a key, nothing to be once about: a new call is
+        a new call.
 
         Raises:
             StateRefused: the token was used with other answers.
@@ -182,17 +266,18 @@ class Rounds:
                 cannot be reached.
             ToolError: it was being served where it will never be finished.
         """
-        if round_.opened is None:
+        once_id = round_.once_id
+        if once_id is None:
             return await serve()
         answers = digest(asked.input_responses or {})
         now_ms = self._clock.now_ms()
         give_up_ms = now_ms + int(call.deadline.remaining_ms() or 0) + _LATE_MS
         forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
-        record = await self._once.claim(round_.opened.id, answers, give_up_ms, forget_ms)
+        record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
         if record is not None:
-            return _unpacked(await self._outcome_of_twin(round_.opened.id, record, answers, call))
+            return _unpacked(await self._outcome_of_twin(once_id, record, answers, call))
         # the client may hang up now: the round is served to its end all the same, so that its retry finds an outcome
-        work = asyncio.ensure_future(self._serve_and_record(round_.opened.id, serve))
+        work = asyncio.ensure_future(self._serve_and_record(once_id, serve))
         self._working.add(work)
         work.add_done_callback(self._working.discard)
         return _unpacked(await asyncio.shield(work))
@@ -212,7 +297,7 @@ class Rounds:
 
     async def _outcome_of_twin(self, token_id: str, record: OnceRecord, answers: str, call: Call) -> bytes:
         if record.answers != answers:
-            raise refused("used before with other answers", call.principal)
+            raise self._sealer.refused("used before with other answers", call.principal)
         while record.outcome is None:
             if self._clock.now_ms() > record.give_up_ms:
                 raise ToolError(_UNKNOWN_OUTCOME)
@@ -221,6 +306,14 @@ class Rounds:
             await asyncio.sleep(_POLL_S)
             record = await self._once.read(token_id) or record
         return record.outcome
+
+
+def _id_for_key(key: Any, target: Target, principal: Principal) -> str:
+    """The id that follows from a client's key; it is one for this tool and these arguments alone."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise InvalidParams(f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters')
+    owner = [principal.issuer, principal.subject, principal.client_id]
+    return digest(["key", owner, key, target.method, target.name, digest(target.arguments)])
 
 
 def _packed(error: GatewayError) -> bytes:

@@ -8,11 +8,13 @@ twice means what it means said once, and the later state of a task replaces the 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from app.errors import TransportError
+from app.auth.principal import Principal
+from app.errors import Unavailable
 from app.protocol import jsonrpc
 from app.protocol.jsonrpc import RequestId
 from app.protocol.params import SubscriptionFilter
@@ -24,6 +26,13 @@ SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 Topic: TypeAlias = tuple[str, str | None]
 """A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""
 
+_Caller: TypeAlias = tuple[str, str, str]
+"""Issuer, subject, client."""
+
+
+def _caller(principal: Principal) -> _Caller:
+    return (principal.issuer, principal.subject, principal.client_id)
+
 
 @dataclass(eq=False, slots=True)
 class Subscription:
@@ -32,6 +41,7 @@ class Subscription:
     id: RequestId
     topics: frozenset[Topic]
     acknowledged: dict[str, Any]
+    caller: Principal
     ends: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done when it has ended."""
     _pending: dict[Topic, bytes | None] = field(default_factory=dict)
@@ -78,9 +88,11 @@ class Subscription:
 class Hub:
     """The open streams of this process."""
 
-    def __init__(self, max_streams: int) -> None:
+    def __init__(self, max_streams: int, max_per_caller: int) -> None:
         self._open: set[Subscription] = set()
+        self._of_caller: Counter[_Caller] = Counter()
         self._max_streams = max_streams
+        self._max_per_caller = max_per_caller
         self._closing = False
 
     @property
@@ -91,6 +103,7 @@ class Hub:
     def subscribe(
         self,
         request_id: RequestId,
+        principal: Principal,
         wanted: SubscriptionFilter,
         features: frozenset[str],
         task_ids: Sequence[str] = (),
@@ -98,24 +111,40 @@ class Hub:
         """Open a stream for what is both wanted and served; `task_ids` are those of the caller's own tasks.
 
         Raises:
-            TransportError: 503, there are too many, or the server is shutting down.
+            Unavailable: there are too many, or the server is shutting down.
         """
-        if self._closing or len(self._open) >= self._max_streams:
-            reason = "the server is shutting down" if self._closing else "too many open streams (http.max_streams)"
-            raise TransportError(503, f"subscriptions/listen is not possible now: {reason}", [(b"retry-after", b"5")])
+        if reason := self._why_not(_caller(principal)):
+            raise Unavailable(f"subscriptions/listen is not possible now: {reason}")
         topics, acknowledged = _topics(wanted, features)
         if task_ids:
             topics |= {(NOTIFICATION, task_id) for task_id in task_ids}
             acknowledged["taskIds"] = list(task_ids)
-        subscription = Subscription(request_id, topics, acknowledged)
+        subscription = Subscription(request_id, topics, acknowledged, principal)
         self._open.add(subscription)
+        self._of_caller[_caller(principal)] += 1
         return subscription
+
+    def _why_not(self, caller: _Caller) -> str | None:
+        if self._closing:
+            return "the server is shutting down"
+        if len(self._open) >= self._max_streams:
+            return "too many open streams (http.max_streams)"
+        if self._of_caller[caller] >= self._max_per_caller:
+            return "you have too many open streams (http.max_streams_per_caller)"
+        return None
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Forget a stream that has ended."""
-        self._open.discard(subscription)
+        if subscription in self._open:
+            self._open.discard(subscription)
+            self._forget(_caller(subscription.caller))
         while subscription.ends:
             subscription.ends.pop()()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._of_caller[caller] -= 1
+        if self._of_caller[caller] <= 0:
+            del self._of_caller[caller]
 
     def publish(self, method: str, uri: str | None = None) -> None:
         """Tell every stream that wants to know."""

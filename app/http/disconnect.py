@@ -46,12 +46,16 @@ class DisconnectWatch:
         # take back our own cancellation only: one that came from elsewhere as well still counts
         return self._watched.uncancel() == 0 and kind is not None and issubclass(kind, asyncio.CancelledError)
 
+    def hang_up(self) -> None:
+        """End the block as if the client had hung up: it does not read what it is sent."""
+        self.disconnected = True
+        if self._watched is not None:
+            self._watched.cancel()
+
     def _start(self) -> None:
         self._watcher = self._loop.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.disconnected = True
-        if self._watched is not None:
-            self._watched.cancel()
+        self.hang_up()

@@ -25,6 +25,7 @@ from app.errors import AuthError, GatewayError, InternalError, ProtocolError, Tr
 from app.http import hosting
 from app.http.challenge import ProtectedResource
 from app.http.disconnect import DisconnectWatch
+from app.http.limits import SMALL, BodyBudget
 from app.http.responder import Responder, State
 from app.protocol import inbound, jsonrpc, wire_errors
 from app.protocol.headers import McpHeaders
@@ -35,6 +36,10 @@ log = logging.getLogger("app.request")
 failures = logging.getLogger("app.http")
 
 _EVENT_STREAM: Final = b"text/event-stream"
+_LISTEN: Final = "subscriptions/listen"
+_MAX_LISTEN_BYTES: Final = 65_536
+"""What asks for a stream is kept as long as the stream is open."""
+_MAX_KEPT_BYTES: Final = 256
 _BOTH: Final = frozenset({b"application/json", _EVENT_STREAM})
 
 
@@ -49,6 +54,8 @@ class Record:
     outcome: str = "ok"
     error: str | None = None
     trace: str | None = None
+    held_bytes: int = 0
+    """What its body has taken of the budget."""
 
 
 class McpEndpoint:
@@ -65,7 +72,9 @@ class McpEndpoint:
         tracing: Tracing,
         clock: Clock,
         max_body_bytes: int,
+        budget: BodyBudget,
         keep_alive_s: float,
+        send_s: float,
     ) -> None:
         self._app = app
         self._paths = (path, path + "/")
@@ -75,20 +84,24 @@ class McpEndpoint:
         self._tracing = tracing
         self._clock = clock
         self._max_body_bytes = max_body_bytes
+        self._budget = budget
         self._keep_alive_s = keep_alive_s
+        self._send_s = send_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].removeprefix(scope.get("root_path", "")) not in self._paths:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        record, responder = Record(), Responder(send)
+        record, responder = Record(), Responder(send, self._send_s)
         try:
             await self._answer(scope, receive, responder, record)
         except asyncio.CancelledError:
             record.outcome = "cancelled"
             raise
         finally:
+            if record.held_bytes:
+                self._budget.give_back(record.held_bytes)
             _write_line(record, responder, (time.perf_counter() - started) * 1000)
 
     async def _answer(self, scope: Scope, receive: Receive, responder: Responder, record: Record) -> None:
@@ -99,8 +112,11 @@ class McpEndpoint:
             host = hosting.of(scope)
             principal = await self._verifier.principal(headers.get(b"authorization"), host.claims)
             record.principal = principal
-            message = jsonrpc.parse(await self._read(headers.get(b"content-length"), receive))
+            body = await self._read(headers.get(b"content-length"), receive, record)
+            message = jsonrpc.parse(body)
             record.method = message.method
+            if message.method == _LISTEN and len(body) > _MAX_LISTEN_BYTES:
+                raise TransportError(413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes")
             if isinstance(message, Notification):
                 await responder.accepted()
                 return
@@ -111,6 +127,7 @@ class McpEndpoint:
             record.trace = trace.get("traceparent")
             span_around = self._tracing.request(request.method.name, record.name, trace)
             with DisconnectWatch(receive) as watch, span_around as span:  # not before: the body has one reader
+                responder.give_up = watch.hang_up
                 await self._serve(
                     CallContext(request, principal, None, span, host.remaining_ms), accepted, responder, record
                 )
@@ -160,7 +177,7 @@ class McpEndpoint:
         finally:
             self._dispatcher.end(stream)
 
-    async def _read(self, length: bytes | None, receive: Receive) -> bytes:
+    async def _read(self, length: bytes | None, receive: Receive, record: Record) -> bytes:
         if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
             raise self._too_large()
         chunks: list[bytes] = []
@@ -173,8 +190,13 @@ class McpEndpoint:
             size += len(chunks[-1])
             if size > self._max_body_bytes:
                 raise self._too_large()
+            if size > SMALL:
+                record.held_bytes += self._budget.take(size - record.held_bytes)
             more = message.get("more_body", False)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if size > SMALL:
+            record.held_bytes += self._budget.take_nodes(body)
+        return body
 
     def _too_large(self) -> TransportError:
         return TransportError(413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)")
@@ -220,18 +242,21 @@ def _check_head(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise TransportError(415, "Content-Type must be application/json")
     accept = headers.get(b"accept")
-    accepted = _BOTH if accept is None else _accepted(accept)
+    accepted = _BOTH if accept is None else _accepted(accept) if len(accept) <= _MAX_KEPT_BYTES else _media(accept)
     if not accepted:
         raise TransportError(406, "The Accept header must list application/json and text/event-stream")
     return accepted
 
 
-@lru_cache(maxsize=64)  # clients send one and the same value with every request
-def _accepted(accept: bytes) -> frozenset[bytes]:
+def _media(accept: bytes) -> frozenset[bytes]:
     ranges = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
     if b"*/*" in ranges:
         return _BOTH
     return frozenset(kind for kind in _BOTH if kind in ranges or kind.partition(b"/")[0] + b"/*" in ranges)
+
+
+_accepted: Final = lru_cache(maxsize=64)(_media)
+"""Clients send one and the same value with every request; a long one is not kept."""
 
 
 def _write_line(record: Record, responder: Responder, took_ms: float) -> None:

@@ -7,17 +7,21 @@ SSE stream, on which the response follows as the last event (streamable-http, "R
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from app.errors import AuthError, GatewayError, TransportError
 from app.protocol import jsonrpc, sse, wire_errors
 from app.protocol.jsonrpc import RequestId
+from app.replay.alarms import Limit
 
 JSON: Final = b"application/json"
+GRACE_S: Final = 5.0
+"""What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
 _STREAM_HEADERS: Final = ((b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no"))
 
 
@@ -30,10 +34,16 @@ class State(StrEnum):
 
 
 class Responder:
-    """Writes one answer to ASGI's `send`."""
+    """Writes one answer to ASGI's `send`. An event that a client does not take within `send_s` seconds ends its call.
 
-    def __init__(self, send: Send) -> None:
+    Our own server cuts such a connection off by itself (`app.http.server`); under any other, the call is ended here.
+    """
+
+    def __init__(self, send: Send, send_s: float | None = None) -> None:
         self._send = send
+        self._send_s = send_s
+        self.give_up: Callable[[], None] | None = None
+        """Ends the call of a client that does not read."""
         self._lock: asyncio.Lock | None = None
         self.state = State.NOTHING_SENT
         self.status = 0
@@ -44,15 +54,29 @@ class Responder:
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
-            if self.state is not State.DONE:
+            if self.state is State.DONE:
+                return
+            try:
                 await self.event(jsonrpc.notification(method, params))
+            except ClientDisconnect:
+                if self.give_up is not None:
+                    self.give_up()
 
     async def event(self, message: bytes | None) -> None:
-        """Send one message as an event; `None` is a keep-alive comment."""
-        if self.state is State.NOTHING_SENT:
-            await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
-            self.state = State.STREAMING  # only now: a call can be ended while it waits for a slow client to read
-        await self._body(sse.KEEP_ALIVE if message is None else sse.event(message), more=True)
+        """Send one message as an event; `None` is a keep-alive comment.
+
+        Raises:
+            ClientDisconnect: the client does not read, which is as if it were gone.
+        """
+        try:
+            with Limit(self._send_s):
+                if self.state is State.NOTHING_SENT:
+                    await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
+                    self.state = State.STREAMING  # only now: a call can be ended while it waits for a slow client
+                await self._body(sse.KEEP_ALIVE if message is None else sse.event(message), more=True)
+        except TimeoutError:
+            self.state = State.DONE
+            raise ClientDisconnect from None
 
     async def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> None:
         """Send the response and finish; `as_event` for a client that takes nothing but streams."""

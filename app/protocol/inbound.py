@@ -23,7 +23,7 @@ from app.errors import HeaderMismatch, InvalidParams, UnsupportedVersion
 from app.protocol import capabilities, headers, methods
 from app.protocol.capabilities import ClientCapabilities
 from app.protocol.headers import McpHeaders
-from app.protocol.jsonrpc import Request, RequestId
+from app.protocol.jsonrpc import MAX_ID, Request, RequestId
 from app.protocol.methods import Method
 
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
@@ -117,8 +117,12 @@ def _meta(envelope: dict[str, Any]) -> Meta:
     if log_level is not None and log_level not in LOG_LEVELS:
         raise InvalidParams(f'params._meta["{LOG_LEVEL_KEY}"] must be one of {", ".join(LOG_LEVELS)}')
     token = envelope.get("progressToken")
-    usable = isinstance(token, (str, int)) and not isinstance(token, bool)
-    return Meta(declared, client_info, log_level, token if usable else None, envelope)
+    return Meta(declared, client_info, log_level, token if _is_usable(token) else None, envelope)
+
+
+def _is_usable(token: Any) -> bool:
+    """Whether a progress token is one that the protocol allows, and short enough to be repeated with every event."""
+    return len(token) <= MAX_ID if isinstance(token, str) else isinstance(token, int) and not isinstance(token, bool)
 
 
 def _check_name(name: Any, method: Method, received: McpHeaders) -> None:

@@ -1,8 +1,8 @@
 """Bytes ↔ one JSON-RPC 2.0 message (basic/index, "Messages"; streamable-http, "Sending Messages").
 
 Strict on the way in: one object per body, no duplicate keys, no NaN or Infinity, no number that overflows to infinity,
-at most 200 levels deep (the parser's own bound), ids that are strings or 64-bit integers. On the way out: one line,
-because an SSE reader splits on line ends.
+at most 200 levels deep (the parser's own bound), ids that are 64-bit integers or strings of up to 256 characters. On
+the way out: one line, because an SSE reader splits on line ends.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ RequestId: TypeAlias = str | int
 
 JSONRPC_VERSION: Final = "2.0"
 INT64: Final = range(-(2**63), 2**63)
+MAX_ID: Final = 256
+"""Characters of an id: it is kept and repeated for as long as a stream is open."""
 
 # A double overflows at 1.8e308: only a three-digit exponent can do it, or a run of 210 digits with e99 behind it, or a
 # longer run. Looking for the shape of one after every digit has become 0 is 50 times faster than a regular expression.
@@ -68,7 +70,7 @@ def parse(body: bytes) -> Request | Notification:
     if "id" not in message:
         return _notification(method, params)
     if request_id is None:
-        raise InvalidRequest('"id" must be a string or a 64-bit integer, and never null')
+        raise InvalidRequest(f'"id" must be a string of up to {MAX_ID} characters or a 64-bit integer, and never null')
     return Request(request_id, method, params)
 
 
@@ -133,7 +135,7 @@ def notification_of(method: str, params: dict[str, Any], more: bytes) -> bytes:
 def _readable_id(message: dict[str, Any]) -> RequestId | None:
     request_id = message.get("id")
     if isinstance(request_id, str):
-        return request_id
+        return request_id if len(request_id) <= MAX_ID else None
     # bool is an int to Python and not one to JSON
     if isinstance(request_id, int) and not isinstance(request_id, bool) and request_id in INT64:
         return request_id

@@ -5,7 +5,7 @@ Only what is read is declared; anything else a client sends is ignored, as JSON-
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,6 +13,10 @@ from pydantic_core import ErrorDetails
 from app.errors import InvalidParams
 
 P = TypeVar("P", bound="Params")
+
+
+Uri: TypeAlias = Annotated[str, Field(max_length=8_192)]
+"""As long as servers take them on a request line; matching one takes time that grows with its length."""
 
 
 class Params(BaseModel):
@@ -52,7 +56,7 @@ class GetPromptParams(InputParams):
 class ReadResourceParams(InputParams):
     """resources/read"""
 
-    uri: str
+    uri: Uri
 
 
 class PromptReference(Params):
@@ -66,7 +70,7 @@ class ResourceReference(Params):
     """What is being completed: a variable of a resource template."""
 
     type: Literal["ref/resource"]
-    uri: str
+    uri: Uri
 
 
 class CompletionArgument(Params):
@@ -96,7 +100,7 @@ class SubscriptionFilter(Params):
     tools_list_changed: bool = Field(default=False, alias="toolsListChanged")
     prompts_list_changed: bool = Field(default=False, alias="promptsListChanged")
     resources_list_changed: bool = Field(default=False, alias="resourcesListChanged")
-    resource_subscriptions: list[str] = Field(default=[], alias="resourceSubscriptions", max_length=1000)
+    resource_subscriptions: list[Uri] = Field(default=[], alias="resourceSubscriptions", max_length=1000)
     task_ids: list[str] = Field(default=[], alias="taskIds", max_length=100)
 
 

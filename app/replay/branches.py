@@ -18,15 +18,15 @@ variable of any task that belongs to no run.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType, MappingProxyType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -38,22 +38,29 @@ class Suspend(BaseException):
 _PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "shed", "timeout", "key")})
 
 
-@dataclass(slots=True, eq=False)
 class Branch:
-    """One of the lines along which a handler runs. `owner` is its run."""
+    """One of the lines along which a handler runs.
 
-    owner: object
-    path: str = ""
-    """Empty, or segments that each end in a slash."""
-    scopes: tuple[Any, ...] = ()
-    """The durable time limits around whatever it does now, outermost first."""
-    is_thread: bool = False
-    """Whether its code runs in a thread: between two calls of the engine it is busy, and nobody sees that."""
-    uses: dict[tuple[str, str], int] = field(default_factory=dict)
-    children: dict[str, int] = field(default_factory=dict)
-    timeouts: list[asyncio.Timeout] = field(default_factory=list)
-    """Those of `asyncio.timeout` that its task has entered, in case one has to be waited for."""
-    _awaited: dict[int, Branch] = field(default_factory=dict)
+    `owner` stands for its run, and does not lead to it: a circle would wait for the garbage collector after each call.
+    `path` is empty, or segments that each end in a slash.
+    """
+
+    __slots__ = ("_awaited", "children", "has_branched", "is_thread", "owner", "path", "scopes", "timeouts", "uses")
+
+    def __init__(self, owner: object, path: str = "") -> None:
+        self.owner = owner
+        self.path = path
+        self.scopes: tuple[Any, ...] = ()
+        """The durable time limits around whatever it does now, outermost first."""
+        self.is_thread = False
+        """Whether its code runs in a thread: between two calls of the engine it is busy, and nobody sees that."""
+        self.uses: dict[tuple[str, str], int] = {}
+        self.children: dict[str, int] = {}
+        self.has_branched = False
+        """Whether another branch was ever made of this one."""
+        self.timeouts: Timeouts | None = None
+        """Those of `asyncio.timeout` that its run has entered, in case one has to be waited for."""
+        self._awaited: dict[int, Branch] = {}
 
     def key(self, kind: str, name: str) -> str:
         """The place of a use of a name: `order@1/charge`, the second time `order@1/charge#2`.
@@ -70,18 +77,81 @@ class Branch:
 
     def created(self, coroutine: object) -> Branch:
         """The branch of a task that is being created."""
-        function = getattr(coroutine, "__qualname__", type(coroutine).__qualname__).rpartition(".")[2]
+        function = _name_of(coroutine)
         number = self.children[function] = self.children.get(function, -1) + 1
         return self._child(f"{function}@{number}")
 
+    def notice(self, timer: Timer) -> None:
+        """Keep a timer that its code has set."""
+        if self.timeouts is None:
+            self.timeouts = Timeouts()
+        self.timeouts.add(timer)
+
     def _child(self, segment: str) -> Branch:
-        inherited = [limit for limit in self.timeouts if is_active(limit)]
-        return Branch(self.owner, f"{self.path}{segment}/", self.scopes, self.is_thread, timeouts=inherited)
+        self.has_branched = True
+        if self.timeouts is None:
+            self.timeouts = Timeouts()
+        child = Branch(self.owner, f"{self.path}{segment}/")
+        child.scopes, child.is_thread, child.timeouts = self.scopes, self.is_thread, self.timeouts
+        return child
 
 
-def is_active(limit: asyncio.Timeout) -> bool:
-    """Whether an `asyncio.timeout` has been entered, and neither left nor fired."""
-    return "[active]" in repr(limit)
+_OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
+"""Coroutines in which anyio's task groups wrap every function; it holds the coroutine."""
+
+
+def _name_of(coroutine: object) -> str:
+    function = _last_name(coroutine)
+    if function not in _OF_ANYIO:
+        return function
+    given = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
+    return _last_name(given.get("coro") or getattr(given.get("self"), "_coro", coroutine))
+
+
+def _last_name(coroutine: object) -> str:
+    qualified: str = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
+    return qualified.rpartition(".")[2]
+
+
+class Timer(Protocol):
+    """What ends a wait of a handler at a moment of its event loop: an `asyncio.Timeout`, or that of `wait_for`."""
+
+    def when(self) -> float | None:
+        """On the loop's clock."""
+
+
+class Timeouts:
+    """The timers that one run has set. They are gone through when it comes to rest; those that are over are dropped."""
+
+    __slots__ = ("_timers", "_watermark")
+
+    def __init__(self) -> None:
+        self._timers: list[Timer] = []
+        self._watermark = 16
+
+    def add(self, timer: Timer) -> None:
+        """One more."""
+        self._timers.append(timer)
+        if len(self._timers) > self._watermark:
+            self._watermark = 16 + 2 * len(self.active())
+
+    def active(self) -> list[Timer]:
+        """Those that have been set, and neither left nor fired."""
+        self._timers = [timer for timer in self._timers if "[active]" in repr(timer)]
+        return self._timers
+
+
+class _WaitFor:
+    """The timer of `asyncio.wait_for` in Python 3.11, which has no `asyncio.Timeout`."""
+
+    def __init__(self, handle: asyncio.TimerHandle) -> None:
+        self._handle = handle
+
+    def when(self) -> float | None:
+        return self._handle.when()
+
+    def __repr__(self) -> str:
+        return "[over]" if self._handle.cancelled() else "[active]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +168,19 @@ here: Final[ContextVar[Here]] = ContextVar("here", default=None)
 """The branch, or the step, in which code runs; `None` outside of every run."""
 
 
-@contextmanager
-def inside(place: Here) -> Iterator[None]:
+class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
     """Run a block as that place; with `None`, as code that belongs to no handler."""
-    token = here.set(place)
-    try:
-        yield
-    finally:
-        here.reset(token)
+
+    __slots__ = ("_place", "_token")
+
+    def __init__(self, place: Here) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._token = here.set(self._place)
+
+    def __exit__(self, *error: object) -> None:
+        here.reset(self._token)
 
 
 # Driving
@@ -169,11 +244,20 @@ class Driven(Coroutine[Any, Any, T]):
         except (SystemExit, KeyboardInterrupt) as error:
             said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
             raise HandlerExited(f"the handler called {said}") from error
+        except Suspend:
+            _expect_suspension(asyncio.current_task())
+            raise
         if awaited is END:
             log.error("%s went on after its run had ended; it is not resumed any more", self.__qualname__)
             _given_up.append(self._coroutine)
             raise Suspend
         return awaited
+
+
+def _expect_suspension(task: asyncio.Task[Any] | None) -> None:
+    """Have no event loop complain that nobody has looked at the suspension of a branch that nobody waits for."""
+    if isinstance(task, _BranchTask):
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class HandlerExited(RuntimeError):
@@ -212,7 +296,8 @@ class TaskFactory:
         kind: type[asyncio.Task[Any]] = asyncio.Task,
     ) -> Any:
         if self._before is not None:
-            return self._before(loop, coroutine, **options)
+            with inside(None):  # it may end in a factory of ours that was set before: the branch is known already
+                return self._before(loop, coroutine, **options)
         return kind(coroutine, loop=loop, **options)
 
 
@@ -238,7 +323,7 @@ def notice_timeout(frame: FrameType) -> None:
     """Keep the `asyncio.timeout` that is being entered, if this is how one asks."""
     place = here.get()
     if frame.f_code is _ENTERS_TIMEOUT and isinstance(place, Branch):
-        place.timeouts.append(frame.f_locals["self"])
+        place.notice(frame.f_locals["self"])
 
 
 def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -255,7 +340,7 @@ _AS_COMPLETED: Final = (
     asyncio.as_completed if sys.version_info < (3, 13) else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
 ).__code__
 """It creates tasks in the order of a set, which is another one in every process."""
-_FRAMES: Final = 8
+_FRAMES: Final = 12
 """Between the creation of a task and the function of asyncio that asked for it."""
 
 
@@ -266,22 +351,32 @@ def _branch_of(parent: Branch, coroutine: object) -> Branch:
         if frame is None:
             break
         if frame.f_code is _WAIT_FOR:
+            if (handle := frame.f_locals.get("timeout_handle")) is not None:
+                parent.notice(_WaitFor(handle))
             return parent
         if frame.f_code is _AS_COMPLETED:
             return _of_as_completed(parent, frame, coroutine)
+        if frame.f_code.co_flags & _IS_ASYNC:
+            break  # whoever awaits this one has not created the task
         frame = frame.f_back
     return parent.created(coroutine)
 
 
-def _of_as_completed(parent: Branch, frame: FrameType, coroutine: object) -> Branch:
+_IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _of_as_completed(parent: Branch, frame: FrameType, coroutine: Any) -> Branch:
     """Branches in the order in which the coroutines were given."""
     awaited = parent._awaited
     if id(coroutine) not in awaited:
         given = frame.f_locals.get("fs", frame.f_locals.get("aws"))
         if not isinstance(given, Sequence):
             raise RuntimeError("asyncio.as_completed starts coroutines in no order; give it a list of them")
+        if not any(one is coroutine for one in given):
+            coroutine.close()  # which asyncio has made of the object
+            raise RuntimeError("asyncio.as_completed starts awaitable objects in no order; give it coroutines or tasks")
         awaited.clear()
         for one in given:
-            if asyncio.iscoroutine(one):
+            if asyncio.iscoroutine(one) and id(one) not in awaited:
                 awaited[id(one)] = parent.created(one)
     return awaited.pop(id(coroutine))

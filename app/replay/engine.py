@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from app.errors import CallTimeout, GatewayError, MissingCapability
@@ -83,7 +84,7 @@ async def _outcome(handler: Callable[[], Awaitable[T]], state: Run) -> Outcome[T
     limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
     try:
         with limit:
-            value = await _driven(_coroutine(handler), state)
+            value = await _driven(handler, state)
     except Suspend:
         return _suspended(state)
     except asyncio.CancelledError as error:
@@ -110,17 +111,24 @@ async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
     return await handler()
 
 
-async def _driven(coroutine: Coroutine[Any, Any, T], state: Run) -> T:
+async def _awaiting(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+async def _driven(handler: Callable[[], Awaitable[T]], state: Run) -> T:
     """Run the handler: in a task of its own where it is a task's, so that who cancels it is known."""
     if state.call.task_id is not None:
-        return await _in_its_own_task(coroutine, state)
+        return await _in_its_own_task(_coroutine(handler), state)
     state.root_task = asyncio.current_task()
     with inside(state.root):
-        value: T = await Driven(coroutine)
-        return value
+        coroutine = handler()
+        driven: Driven[T] = Driven(coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine))
+        return await driven
 
 
 async def _in_its_own_task(coroutine: Coroutine[Any, Any, T], state: Run) -> T:
+    state.driver = asyncio.current_task()
+    state.driver_cancelling = 0 if state.driver is None else state.driver.cancelling()
     root = state.root_task = spawn(state.root, coroutine)
     try:
         await asyncio.wait([root])

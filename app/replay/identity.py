@@ -31,6 +31,9 @@ DIGEST_CHARS: Final = 11
 MAX_DEPTH: Final = 40
 """Levels of an argument that are looked at."""
 
+MAX_BITS: Final = 4_096
+"""Of an integer that is written in decimal: Python refuses to for large ones."""
+
 _AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, complex)
 
 
@@ -53,12 +56,22 @@ def _named(function: Callable[..., Any]) -> tuple[str, list[Any]]:
     while isinstance(function, functools.partial):
         bound.append([list(function.args), dict(function.keywords)])
         function = function.func
-    function = inspect.unwrap(function)
-    return getattr(function, "__name__", type(function).__name__), bound
+    name = getattr(_unwrapped(function), "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__, bound
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        unwrapped: Callable[..., Any] = inspect.unwrap(function)
+    except ValueError:  # it has any attribute that it is asked for, as a remote object has
+        return function
+    return unwrapped
 
 
 def _values(value: Any, room: int = MAX_DEPTH) -> Any:
     """What of a value can be compared between two runs, as JSON."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        return hex(value)
     if value is None or (isinstance(value, (bool, str, int)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):
@@ -84,7 +97,7 @@ def _inside(value: Any, room: int) -> Any:
     if isinstance(value, BaseModel):
         return _values({name: getattr(value, name) for name in type(value).model_fields}, room)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _values({field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, room)
+        return _values({field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}, room)
     if isinstance(value, _AS_TEXT):
         return str(value)
     if isinstance(value, type):

@@ -30,7 +30,17 @@ class TimeLimit:
         self._branch: Branch | None = None
         self._cancelling = 0
         self._has_fired = False
+        self._left = asyncio.Event()
         self.until_ms = 0
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the block has ended."""
+        return self._left.is_set()
+
+    async def wait_until_left(self) -> None:
+        """Return once the block has ended."""
+        await self._left.wait()
 
     async def __aenter__(self) -> TimeLimit:
         self._branch, self.until_ms = await self._run.begin_limit(self._name, self._seconds)
@@ -44,6 +54,7 @@ class TimeLimit:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left.set()
         if self._timer is not None:
             self._timer.cancel()
         if self._branch is not None:

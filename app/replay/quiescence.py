@@ -40,7 +40,7 @@ class Quiescence:
         """`hold_s` says for how many seconds more a run at rest is worth waiting for."""
         self._on_rest = on_rest
         self._hold_s = hold_s
-        self.parked: list[Parked] = []
+        self.parked: dict[Parked, None] = {}
         self._in_flight = 0
         self._activity = 0
         self._watching = False
@@ -71,13 +71,13 @@ class Quiescence:
         """
         loop = asyncio.get_running_loop()
         one = Parked(branch, until_ms, loop.create_future())
-        self.parked.append(one)
+        self.parked[one] = None
         timer = None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, _wake, one.future)
         self.stir()
         try:
             await one.future
         finally:
-            self.parked.remove(one)
+            del self.parked[one]
             if timer is not None:
                 timer.cancel()
             self.stir()
@@ -87,6 +87,12 @@ class Quiescence:
         for one in self.parked:
             if not one.future.done():
                 one.future.set_exception(error())
+
+    def close(self) -> None:
+        """Nobody is to be told of a rest any more, and no wait goes on."""
+        self._on_rest, self._hold_s = _nothing, _no_time
+        for one in self.parked:
+            one.future.cancel()
 
     def stir(self) -> None:
         """Something moved: start over counting quiet turns, if there is anybody to wake."""
@@ -107,6 +113,14 @@ class Quiescence:
         else:
             self._watching = False
             self._on_rest()
+
+
+def _nothing() -> None:
+    """Told to nobody."""
+
+
+def _no_time() -> float:
+    return 0.0
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
@@ -20,7 +21,7 @@ from app.errors import NondeterminismError
 from app.protocol.capabilities import merged
 from app.protocol.digest import digest
 from app.replay.alarms import of_this_loop
-from app.replay.branches import END, Branch, InStep, Suspend, here, inside, is_active
+from app.replay.branches import END, Branch, InStep, Suspend, here, inside
 from app.replay.call import Call
 from app.replay.identity import identity
 from app.replay.journal import (
@@ -39,8 +40,9 @@ from app.replay.journal import (
     plain,
     wire_key,
 )
+from app.replay.order import Order
 from app.replay.questions import Answer, BadAnswer, Question, digest_of
-from app.replay.quiescence import Quiescence
+from app.replay.quiescence import Parked, Quiescence
 from app.replay.steps import ONCE, Options, StepFailed, Task, attempt, check_return, outcome_of
 
 log = logging.getLogger("app.replay")
@@ -56,8 +58,10 @@ HOLD_MS: Final = 1_000
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
 """For how long a task keeps its worker because an `asyncio.timeout` of its handler is about to end a durable wait."""
 MAX_REFUSALS: Final = 100
+LATE_REFUSALS: Final = 10
 STOP_GRACE_S: Final = 5.0
-"""How often, and for how long, a handler may go on asking after its run has ended. Then it is not resumed any more."""
+"""How often a handler may go on asking after its run has ended, and how often when that is a while ago. Then it is not
+resumed any more."""
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""
 
@@ -93,6 +97,44 @@ class Checkpointer(Protocol):
         """
 
 
+class Wires:
+    """What clients know questions by. None is used twice."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+        self._numbers: dict[str, int] = {}
+
+    def take(self, wire: str) -> None:
+        """It belongs to a question."""
+        self._taken.add(wire)
+
+    def new(self, base: str) -> str:
+        """A free one: `confirm`, or `confirm#2`."""
+        number = self._numbers.get(base, 0) + 1
+        while (wire := base if number == 1 else f"{base}#{number}") in self._taken:
+            number += 1
+        self._numbers[base] = number - 1
+        return wire
+
+
+class Scope(Protocol):
+    """A durable time limit around a part of a handler; over at `until_ms`, in milliseconds since the epoch."""
+
+    until_ms: int
+    is_left: bool
+
+    def fire(self) -> None:
+        """End that part."""
+
+    async def wait_until_left(self) -> None:
+        """Return once that part has ended."""
+
+
+def _around(branch: Branch) -> list[Scope]:
+    """The limits around a branch. A task may outlive the block in which it was created."""
+    return [scope for scope in branch.scopes if not scope.is_left]
+
+
 class Run:
     """One run. `requests` are the questions that it leaves open, by wire key."""
 
@@ -111,13 +153,20 @@ class Run:
         self.stopped: Stop | None = None
         self.wake_ms: int | None = None
         """When a suspended run is to go on, in milliseconds since the epoch; `None`: as soon as can be."""
-        self.root = Branch(self)
+        self._owner = object()
+        self.root = Branch(self._owner)
         self.root_task: asyncio.Task[Any] | None = None
+        self.driver: asyncio.Task[Any] | None = None
+        """Where the handler has a task of its own: the task that waits for it, and how often that was cancelled
+        before."""
+        self.driver_cancelling = 0
         self.is_enforced = False
         """Whether the handler was cancelled because it went on after its run had ended."""
         self._clock = call.deadline.clock
         self._checkpointer = checkpointer
-        self._quiescence = Quiescence(self._come_to_rest, self._hold_s)
+        self._made_quiescence: Quiescence | None = None
+        self._wires: Wires | None = None
+        self._order = Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
         self._is_stopping = False
         self._steps_run = 0
         self._longest_ms = 0.0
@@ -143,6 +192,8 @@ class Run:
         """
         branch = await self._enter("question", *asked)
         keys = {name: self._place(branch).key("question", name) for name in asked}
+        given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
+        await self._be_cut_if_before(branch, given_up)
         while True:
             answers: dict[str, Answer] = {}
             opened: list[tuple[str, Asked, Question]] = []
@@ -154,9 +205,20 @@ class Run:
                     opened.append((name, known, question))
             if not opened:
                 return answers
-            await self._within_scopes(branch)
-            until_ms = self._open(opened, timeout_s)
-            await self._quiescence.park(branch, until_ms, self._left_ms(until_ms))
+            async with self._noting_cut(given_up):
+                await self._within_scopes(branch)
+                until_ms = self._open(opened, timeout_s)
+                try:
+                    await self.quiescence.park(branch, until_ms, self._left_ms(until_ms))
+                except asyncio.CancelledError:
+                    self._withdraw(opened)
+                    raise
+
+    def _withdraw(self, opened: Sequence[tuple[str, Asked, Question]]) -> None:
+        """Ask the client no more: nobody waits for the answers."""
+        for _, entry, _ in opened:
+            kept = self.journal.questions[entry.key]
+            self.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
 
     async def ask_anew(self, asked: Mapping[str, Question]) -> NoReturn:
         """Ask, whether or not there was an answer before: the low-level form, which looks answers up itself."""
@@ -229,6 +291,7 @@ class Run:
                 entry = replace(entry, until_ms=until_ms)
                 untils.append(until_ms)
             self.journal.add(entry)
+            self._wire_names.take(entry.wire or entry.key)
             self.requests[wire_key(entry.wire or entry.key, entry.attempt)] = question.to_wire(entry.problem)
         return min(untils, default=None)
 
@@ -236,13 +299,15 @@ class Run:
         """What clients are to know a new question by: its name, or with a number if another question has that."""
         if self.journal.version == 1:
             return None
-        taken = {entry.wire or entry.key for entry in self.journal.questions.values()}
         base = name if self.journal.generation == 1 else f"{name}@{self.journal.generation}"
-        wire, number = base, 1
-        while wire in taken:
-            number += 1
-            wire = f"{base}#{number}"
+        wire = self._wire_names.new(base)
         return None if wire == key else wire
+
+    @property
+    def _wire_names(self) -> Wires:
+        if self._wires is None:
+            self._wires = Wires({entry.wire or entry.key for entry in self.journal.questions.values()})
+        return self._wires
 
     # remembering
 
@@ -263,10 +328,11 @@ class Run:
         """
         branch = await self._enter("step", name)
         task = self._task("step", branch, name, function, args, kwargs or {})
+        await self._in_order(branch, task.key)
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised, Began)):
             match known:
                 case Cut():
-                    await self._be_cut_again(branch, known, name)
+                    await self._be_cut_again(branch, known)
                 case Tried(again_ms=again_ms):
                     await self._wait_until(branch, again_ms)
             check_return(function, name)
@@ -282,14 +348,28 @@ class Run:
         """
         branch = await self._enter("step", name)
         task = self._task("poll", branch, name, function, args, {})
+        await self._in_order(branch, task.key)
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised)):
             if isinstance(known, Cut):
-                await self._be_cut_again(branch, known, name)
+                await self._be_cut_again(branch, known)
             await self._before_step(branch)
             said = await self._run_step(task, ONCE, 0, only_values=True)
             if said is None:
-                await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
+                async with self._noting_cut(task.key, task.what):
+                    await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
         return outcome_of(known, name)
+
+    async def _in_order(self, branch: Branch, key: str) -> None:
+        """Wait until all has been told that became known before, and what follows from it has happened."""
+        if self._order is None or self._order.is_over or isinstance(self.journal.steps.get(key), (Cut, Began)):
+            return
+        if not self.root.has_branched:
+            self._order.pass_by(key)
+            return
+        with self.quiescence.moving():
+            await self._order.turn(key, branch.path.count("/"))
+        if self.stopped is not None:
+            await self._refuse()
 
     def _task(
         self,
@@ -330,30 +410,45 @@ class Run:
     async def _be_admitted(self) -> None:
         """Return once it is certain that a step may begin; raises Suspend if it may not."""
         if self._checkpointer is not None:
-            with self._quiescence.moving():
+            with self.quiescence.moving():
                 await self._checkpointer.admit()
 
     async def _run_step(
         self, task: Task, options: Options, attempts: int, *, only_values: bool = False
     ) -> Entry | None:
         """What is remembered of the step now; `None` if that is nothing."""
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             begun_ms = self._clock.monotonic_ms()
-            if options.at_most_once:
-                await self._remember(Began(task.key, task.what))
-                await self._be_admitted()  # to write that may have taken longer than the lease lasts
-            try:
-                with inside(InStep(self, task.key)):
-                    entry = await attempt(task, options.timeout_s, self.call.step_threads)
-            except asyncio.CancelledError:
-                if self.stopped is None:  # the handler itself gave it up, and will again in every replay
-                    ran_ms = round(self._clock.monotonic_ms() - begun_ms)
-                    await self._remember(Cut(task.key, ran_ms, task.what))
-                raise
-            finally:
-                self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
-            self._steps_run += 1
-            return await self._note(entry, options, attempts + 1, only_values=only_values)
+            async with self._noting_cut(task.key, task.what):
+                if options.at_most_once:
+                    await self._remember(Began(task.key, task.what))
+                    await self._be_admitted()  # to write that may have taken longer than the lease lasts
+                try:
+                    with inside(InStep(self._owner, task.key)):
+                        entry = await attempt(task, options.timeout_s, self.call.step_threads)
+                finally:
+                    self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
+                self._steps_run += 1
+                return await self._note(entry, options, attempts + 1, only_values=only_values)
+
+    @asynccontextmanager
+    async def _noting_cut(self, key: str, what: str | None = None) -> AsyncIterator[None]:
+        """Remember it if the handler itself gives up what is inside (`asyncio.timeout`, a failed sibling): it will
+        again in every replay, however much is known by then.
+
+        A value that became durable while it was being given up is replaced: the handler has not seen it.
+        """
+        begun_ms = self._clock.monotonic_ms()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.stopped is None and not self._is_being_ended():
+                await self._remember(Cut(key, round(self._clock.monotonic_ms() - begun_ms), what))
+            raise
+
+    def _is_being_ended(self) -> bool:
+        """Whether it is not the handler that cancels: an event loop that ends cancels all its tasks, in any order."""
+        return self.driver is not None and self.driver.cancelling() > self.driver_cancelling
 
     async def _note(
         self, entry: Finished | Raised, options: Options, attempts: int, *, only_values: bool
@@ -386,12 +481,17 @@ class Run:
         if cancelled is not None:
             raise cancelled
 
-    async def _be_cut_again(self, branch: Branch, cut: Cut, name: str) -> NoReturn:
-        """Wait to be cancelled as in the run in which the step was cut: by the same time-out, or the same sibling."""
+    async def _be_cut_if_before(self, branch: Branch, key: str) -> None:
+        known = self.journal.steps.get(key)
+        if isinstance(known, Cut):
+            await self._be_cut_again(branch, known)
+
+    async def _be_cut_again(self, branch: Branch, cut: Cut) -> NoReturn:
+        """Wait to be cancelled as in the run in which it was cut: by the same time-out, or the same sibling."""
         self._fire_scopes(branch)
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             await asyncio.sleep(cut.after_ms / 1000 + CUT_GRACE_S)
-        raise StepFailed(f"step {name!r} was given up by its handler in an earlier run, and was not in this one")
+        raise StepFailed(f"{cut.key!r} was given up by its handler in an earlier run, and was not in this one")
 
     async def key_for(self, name: str) -> str:
         """A key for a service that takes one to do a thing once: the same in every run, another for another place."""
@@ -432,7 +532,10 @@ class Run:
         """Wait, once: a later run waits for what is left, a task without holding a worker."""
         branch = await self._enter("sleep", name)
         key = self._place(branch).key("sleep", name)
-        await self._wait_until(branch, self._time_of(key, "sleep", seconds))
+        until_ms = self._time_of(key, "sleep", seconds)
+        await self._be_cut_if_before(branch, key)
+        async with self._noting_cut(key, self._time_identity("sleep", seconds)):
+            await self._wait_until(branch, until_ms)
 
     async def sleep_until(self, name: str, until_ms: int) -> None:
         """Wait for a moment, in milliseconds since the epoch."""
@@ -440,8 +543,10 @@ class Run:
         key = self._place(branch).key("sleep", name)
         what = None if self.journal.version == 1 else f"sleep until {until_ms}"
         self._compare(key, what)
+        await self._be_cut_if_before(branch, key)
         self.journal.add(Slept(key, until_ms, what))
-        await self._wait_until(branch, until_ms)
+        async with self._noting_cut(key, what):
+            await self._wait_until(branch, until_ms)
 
     async def begin_limit(self, name: str, seconds: float) -> tuple[Branch, int]:
         """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
@@ -452,13 +557,18 @@ class Run:
     def _time_of(self, key: str, kind: str, seconds: float) -> int:
         """When what began at a place is over. It is kept with whatever the run leaves; if that is nothing, nobody was
         waiting."""
-        what = None if self.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
+        what = self._time_identity(kind, seconds)
         self._compare(key, what)
         known = self.journal.steps.get(key)
+        if isinstance(known, Cut):
+            return self._clock.now_ms()
         if not isinstance(known, Slept):
             known = Slept(key, self._clock.now_ms() + round(seconds * 1000), what)
             self.journal.add(known)
         return known.until_ms
+
+    def _time_identity(self, kind: str, seconds: float) -> str | None:
+        return None if self.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
 
     async def _wait_until(self, branch: Branch, until_ms: int) -> None:
         """Wait for a moment: here if it is near, otherwise by giving the turn back.
@@ -466,10 +576,10 @@ class Run:
         An ordinary call that may become a task does so if the moment is beyond its deadline; one that may not gives its
         turn back just before that, and goes on waiting in its next round.
         """
-        if until_ms <= self._clock.now_ms():
+        if until_ms <= self._clock.now_ms() and all(until_ms <= scope.until_ms for scope in _around(branch)):
             return
         await self._within_scopes(branch)
-        limits_ms = [scope.until_ms for scope in branch.scopes if branch.is_thread]
+        limits_ms = [scope.until_ms for scope in _around(branch) if branch.is_thread]
         await self._wait(branch, min([until_ms, *limits_ms]))
         if any(limit_ms < until_ms for limit_ms in limits_ms):
             await self._within_scopes(branch)
@@ -488,32 +598,32 @@ class Run:
         if self.call.task_id is None and not self.call.may_become_task:
             await self._wait_here(here_ms)
         self.wants_task = True
-        await self._quiescence.park(branch, until_ms, until_ms - self._clock.now_ms())
+        await self.quiescence.park(branch, until_ms, until_ms - self._clock.now_ms())
 
     async def _wait_here(self, for_ms: float) -> None:
-        with self._quiescence.moving():
+        with self.quiescence.moving():
             await asyncio.sleep(max(0.0, for_ms) / 1000)
 
     async def _park(self, branch: Branch) -> NoReturn:
         """Wait until every branch has come to rest, then suspend."""
         if self.stopped is not None:
             await self._refuse()
-        await self._quiescence.park(branch)
+        await self.quiescence.park(branch)
         raise AssertionError("what waits for nothing is only ever woken by Suspend")
 
     async def _within_scopes(self, branch: Branch) -> None:
         """Go on only if every durable time limit around it has time left; else wait to be cancelled by it."""
-        if self._fire_scopes(branch):
+        while over := self._fire_scopes(branch):
             if branch.is_thread:  # which nobody can cancel
                 raise TimeoutError("the time limit around it is over")
-            with self._quiescence.moving():
-                await asyncio.get_running_loop().create_future()
+            with self.quiescence.moving():
+                await over[0].wait_until_left()
 
-    def _fire_scopes(self, branch: Branch) -> bool:
-        over = [scope for scope in branch.scopes if scope.until_ms <= self._clock.now_ms()]
+    def _fire_scopes(self, branch: Branch) -> list[Scope]:
+        over = [scope for scope in _around(branch) if scope.until_ms <= self._clock.now_ms()]
         for scope in over:
             scope.fire()
-        return bool(over)
+        return over
 
     # entering and ending
 
@@ -528,26 +638,30 @@ class Run:
     async def _enter(self, kind: str, *names: str) -> Branch:
         """The branch that asks. Nothing begins once the run has ended, nor under a name that cannot be a key."""
         place = here.get()
+        if getattr(place, "owner", None) is not self._owner:
+            ended = ", and that has ended" if self.stopped is not None else ""
+            raise RuntimeError(
+                f"ctx can be used by its handler and by tasks that it creates, not from outside of it{ended}"
+            )
         if self.stopped is not None:
             await self._refuse()
         for name in names:
             if not NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -")
-        if isinstance(place, InStep) and place.owner is self:
+        if not isinstance(place, Branch):
             # a later run remembers the step as a whole: what it contains would be skipped there, or never answered
             raise RuntimeError(
-                f"step {place.key!r} contains the {kind} {', '.join(map(repr, names))}; "
+                f"step {getattr(place, 'key', None)!r} contains the {kind} {', '.join(map(repr, names))}; "
                 "a step is one piece: use ctx beside it"
             )
-        if not isinstance(place, Branch) or place.owner is not self:
-            raise RuntimeError("ctx can be used by its handler and by tasks that it creates, not from outside of it")
         return place
 
     async def _refuse(self) -> NoReturn:
         """What a handler gets that goes on although its run has ended: at first the suspension, in the end nothing."""
         self._refusals += 1
         since_ms = self._clock.monotonic_ms() - self._stopped_at_ms
-        is_hopeless = self._refusals > MAX_REFUSALS or since_ms > STOP_GRACE_S * 1000
+        is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
+        is_hopeless = self._refusals > MAX_REFUSALS or is_late
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
         if is_hopeless and not is_in_thread:  # also when nobody drives it any more and Python closes it
@@ -568,11 +682,13 @@ class Run:
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self._clock.monotonic_ms()
-            waits = [one.until_ms for one in self._quiescence.parked if one.until_ms is not None]
-            limits = [scope.until_ms for one in self._quiescence.parked for scope in one.branch.scopes]
-            self.wake_ms = None if self._must_go_on() else min([*waits, *limits], default=None)
+            waits = [one.until_ms for one in self._parked if one.until_ms is not None]
+            limits = [scope.until_ms for one in self._parked for scope in _around(one.branch)]
+            soon = [] if self.requests else self._timeouts_s()
+            timeouts = [self._clock.now_ms() + max(0, round(left_s * 1000)) for left_s in soon]
+            self.wake_ms = None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
-        self._quiescence.unpark(Suspend)
+        self.quiescence.unpark(Suspend)
 
     def fail(self, error: Exception) -> None:
         """End the run with an error that its handler cannot catch."""
@@ -581,24 +697,33 @@ class Run:
 
     def close(self) -> None:
         """The handler has ended: branches that it left behind begin nothing more."""
-        of_this_loop().drop(self)
-        self.stopped = self.stopped or Stop.OVER
-        for one in self._quiescence.parked:
-            one.future.cancel()
+        if self.stopped is None:
+            self.stopped, self._stopped_at_ms = Stop.OVER, self._clock.monotonic_ms()
+        else:
+            of_this_loop().drop(self)
+        self.root_task = None
+        if self._made_quiescence is not None:
+            self._made_quiescence.close()
 
     def begin_thread(self) -> None:
         """The handler is a plain function: between two calls of the engine its thread moves, and nobody sees that."""
         self.root.is_thread = True
-        self._quiescence.begin()
+        self.quiescence.begin()
 
     @property
     def quiescence(self) -> Quiescence:
-        """What moves and what waits, for branches that are threads."""
-        return self._quiescence
+        """What moves and what waits; made for a handler that asks for the first time, most never do."""
+        if self._made_quiescence is None:
+            self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s)
+        return self._made_quiescence
+
+    @property
+    def _parked(self) -> Collection[Parked]:
+        return () if self._made_quiescence is None else self._made_quiescence.parked
 
     def _must_go_on(self) -> bool:
         """Whether a branch waits only for its next turn."""
-        return any(one.until_ms is None for one in self._quiescence.parked) and not self.requests
+        return any(one.until_ms is None for one in self._parked) and not self.requests
 
     def _come_to_rest(self) -> None:
         self.stop(Stop.SUSPENDED)
@@ -610,19 +735,24 @@ class Run:
         """For how long a task at rest is worth keeping: until a time limit ends one of its waits, if that is soon."""
         if self.call.task_id is None or self.requests or self._is_stopping:
             return 0.0
-        branches = [one.branch for one in self._quiescence.parked]
-        limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in branch.scopes}
+        branches = [one.branch for one in self._parked]
+        limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in _around(branch)}
         soon = [left_ms / 1000 for left_ms in limits if 0 < left_ms <= HOLD_MS]
-        return max(0.0, min([*soon, *self._timeouts_s(branches)], default=0.0))
+        return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
-    def _timeouts_s(self, branches: Sequence[Branch]) -> list[float]:
+    def _timeouts_s(self) -> list[float]:
         """When `asyncio.timeout` will end a wait: not in another process, so this one has to wait for it."""
         now_s = asyncio.get_running_loop().time()
-        active = {limit for branch in branches for limit in branch.timeouts if is_active(limit)}
-        left = [when - now_s + 0.01 for limit in active if (when := limit.when()) is not None]
+        longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
+        active = [] if self.root.timeouts is None else self.root.timeouts.active()
+        whens = [when for limit in active if (when := limit.when()) is not None]
+        left = [when - now_s + 0.01 for when in whens if when - now_s < longest_s]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning("asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout")
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
+
+    def _wait_s(self, one: Parked) -> float:
+        return math.inf if one.until_ms is None else (one.until_ms - self._clock.now_ms()) / 1000
 
     def _enforce(self) -> None:
         if self.root_task is not None:

@@ -30,6 +30,10 @@ class ThreadLimit:
     """A durable time limit of a thread, which nobody can cancel: it is looked at."""
 
     until_ms: int
+    is_left: bool = False
+
+    async def wait_until_left(self) -> None:
+        """Nobody waits: see `fire`."""
 
     def fire(self) -> None:
         """Nothing: the engine raises where it looks."""

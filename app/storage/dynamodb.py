@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from app.clock import Clock
 from app.errors import Unavailable
-from app.storage.aws import THREADS, Aws, MakeClient
+from app.storage.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from app.storage.base import OnceRecord
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ _NAME: Final = 12
 CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "max_pool_connections": THREADS,
-        "connect_timeout": 2,
-        "read_timeout": 5,
+        "connect_timeout": CONNECT_S,
+        "read_timeout": READ_S,
         "retries": {"mode": "standard", "total_max_attempts": 3},
         "tcp_keepalive": True,
     }
@@ -108,7 +108,6 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
         "BillingMode": "PAY_PER_REQUEST",
         "TimeToLiveSpecification": {"AttributeName": "ttl", "Enabled": True},
         "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
-        "SSESpecification": {"SSEEnabled": True},
     }
 )
 """The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`; `infra/table.json` has the same."""
@@ -116,7 +115,7 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
 
 def create_table(client: Any, name: str) -> None:
     """Make the table at DynamoDB Local, for development: deployed ones are made from `infra/table.json`."""
-    elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification", "SSESpecification"}
+    elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
     client.create_table(TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere})
     client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
     client.update_time_to_live(TableName=name, TimeToLiveSpecification=TABLE["TimeToLiveSpecification"])

@@ -38,6 +38,8 @@ TAIL: Final = 1024
 """How much of the journal stays in the head of a new task."""
 ROOM: Final = 16 * 1024
 """How much of all questions, and of all answers, stays in the head."""
+LIGHT: Final = 64
+"""A call up to here stays in the head for good."""
 SETTLED: Final = 512
 """From here on a worker moves answers out of the head, which it pays for at each checkpoint."""
 _AT_ONCE: Final = 50
@@ -173,7 +175,8 @@ def seen(now_ms: int) -> dict[str, Any]:
 
 def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
     """Nothing is outstanding any more."""
-    return {**seen(now_ms), "status": target(Event.ANSWER_ALL).value, "requests": {}, "due_ms": due_ms}
+    working = target(Event.ANSWER_ALL).value
+    return {**seen(now_ms), "status": working, "requests": {}, "due_ms": due_ms, "wake_ms": 0}
 
 
 def over(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
@@ -279,8 +282,18 @@ def step(known: Known, added: Added, sets: Mapping[str, Any], now_ms: int, draft
     settled, older_answers = _settled(known, added, draft)
     head = _after(known.head, {**changes, **settled})
     grown, journal = lengthened(known.journal, added.entries, room_of({**head, "chunks": known.journal.refs}), draft)
-    then = Known(_after(head, {"chunks": journal.refs}), journal, older_answers)
-    return Step({**changes, **settled, **grown}, then, superseded)
+    grown |= _lightened(head, grown, draft)
+    plain = {name: value for name, value in grown.items() if name != "tail"}
+    return Step({**changes, **settled, **grown}, Known(_after(head, plain), journal, older_answers), superseded)
+
+
+def _lightened(head: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
+    """Whose journal needs rows of its own makes many steps: its call moves to a row, too, and is no longer paid for
+    at each of them."""
+    call = head.get("call")
+    if "chunks" in grown and isinstance(call, bytes) and len(call) > LIGHT:
+        return {"call": draft.move("2", call)}
+    return {}
 
 
 def _after(head: Row, sets: Mapping[str, Any]) -> Row:

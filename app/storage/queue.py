@@ -53,11 +53,8 @@ class TaskQueue(Protocol):
     async def depth(self) -> int | None:
         """About how many messages wait to be delivered; `None` where nobody knows."""
 
-    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef]:
-        """Those of these tasks that are known to have a message in the queue: they need no other.
-
-        A queue that cannot look inside itself knows of none.
-        """
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
+        """Those of these tasks that have a message in the queue, and need no other; `None` where nobody knows."""
 
     async def aclose(self) -> None:
         """Let go of connections; a waiting `receive` ends."""

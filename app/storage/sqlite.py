@@ -6,6 +6,7 @@ condition is in it. Calls hop to threads here; a connection is used by one of th
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import weakref
@@ -171,7 +172,9 @@ class Database:
             self._idle.append(db)
 
     def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # journals and answers are in it: readable by its owner alone, as are the files that SQLite puts beside it
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         # autocommit: every statement is its own transaction; any thread may use the connection after another
         db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:

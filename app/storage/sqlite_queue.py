@@ -85,7 +85,7 @@ class SqliteQueue:
         count: int = await self._database.read(lambda db: db.execute(select, (now_ms,)).fetchone()[0])
         return count
 
-    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef]:
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
         """See `TaskQueue`. A message that is delayed for long does not count: it is for later."""
         soon_ms = self._clock.now_ms() + HIDDEN_MS
         select = "select 1 from waiting where task = ? and (turn is not null or visible_ms <= ?)"

@@ -29,8 +29,8 @@ FORGET_AFTER_MS: Final = 2 * 86_400_000
 """How long an expired task stays in the file, for its operator."""
 _FORGET_AT_ONCE: Final = 500
 
-SHARDS: Final = 8
-"""Parts of the index of due tasks: so many sweepers can share the work."""
+SHARDS: Final = 1
+"""Parts of the index of due tasks. A file has one writer, so a second sweeper could only be in the way of the first."""
 
 _HEAD: Final = (
     "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
@@ -50,8 +50,9 @@ _Also: TypeAlias = Callable[[sqlite3.Connection, int], None]
 class SqliteTasks:
     """The `TaskStore`, see there."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, shards: int = SHARDS) -> None:
         self._database = database
+        self._shards = shards
 
     async def create(self, task: NewTask) -> bool:
         """See `TaskStore`."""
@@ -112,6 +113,8 @@ class SqliteTasks:
     async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
         """See `TaskStore`."""
 
+        to_go_on_ms = due_ms
+
         def write(db: sqlite3.Connection) -> Answered:
             with transaction(db):
                 row = _row(db, ref)
@@ -130,9 +133,11 @@ class SqliteTasks:
                 _put(db, row["n"], "answer", ((name, answers[name]) for name in taken))
                 fully = taken == outstanding
                 event = Event.ANSWER_ALL if fully else Event.ANSWER_SOME
+                due_ms, wake_ms = (to_go_on_ms, 0) if fully else (row["due_ms"], row["wake_ms"])
                 db.execute(
-                    "update tasks set status = ?, due_ms = ?, updated_ms = ?, revision = revision + 1 where n = ?",
-                    (target(event).value, due_ms if fully else row["due_ms"], now_ms, row["n"]),
+                    "update tasks set status = ?, due_ms = ?, wake_ms = ?, updated_ms = ?, revision = revision + 1"
+                    " where n = ?",
+                    (target(event).value, due_ms, wake_ms, now_ms, row["n"]),
                 )
                 return Answered.FULLY if fully else Answered.PARTLY
 
@@ -199,15 +204,17 @@ class SqliteTasks:
             changes |= _PROGRESS
         await self._under_lease(lease, added, changes, now_ms)
 
-    async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
+    async def suspend(
+        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+    ) -> None:
         """See `TaskStore`."""
 
         def ask(db: sqlite3.Connection, n: int) -> None:
             _put(db, n, "request", requests.items())
             db.execute(
-                "update tasks set status = ?, due_ms = expires_ms, unsent = 0, updated_ms = ?, revision = revision + 1"
-                " where n = ?",
-                (target(Event.ASK).value, now_ms, n),
+                "update tasks set status = ?, due_ms = min(expires_ms, coalesce(nullif(?, 0), expires_ms)),"
+                " wake_ms = ?, unsent = 0, updated_ms = ?, revision = revision + 1 where n = ?",
+                (target(Event.ASK).value, wake_ms, wake_ms, now_ms, n),
             )
 
         await self._under_lease(lease, added, {"lease_until_ms": 0, **_PROGRESS}, now_ms, ask)
@@ -287,21 +294,24 @@ class SqliteTasks:
     @property
     def shards(self) -> int:
         """See `TaskStore`."""
-        return SHARDS
+        return self._shards
 
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
         """See `TaskStore`."""
-        part = "" if shard is None else f" and n % {SHARDS} = {shard}"
+        part = "" if shard is None else f" and n % {self._shards} = {shard}"
         select = f"select {_OPEN_TASK} from tasks where due_ms <= ?{part} order by due_ms limit ?"
         return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
 
     async def late_shards(self, now_ms: int) -> Sequence[int]:
         """See `TaskStore`."""
-        select = f"select distinct n % {SHARDS} from tasks where due_ms <= ?"
+        select = f"select distinct n % {self._shards} from tasks where due_ms <= ?"
         return await self._database.read(lambda db: [shard for (shard,) in db.execute(select, (now_ms,))])
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
+        held = "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
+        if await self._database.read(lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()):
+            return False  # without a lock that whoever has it would have to wait for
         statement = (
             "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
             " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"
@@ -374,6 +384,26 @@ class SqliteTasks:
             return [_to_record(_named(row), {}, None) for row in db.execute(select, (*asked.values(), limit))]
 
         return await self._database.read(look)
+
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        (asking,) = sources(Event.GO_ON)
+        statement = (
+            "update tasks set status = ?, wake_ms = 0, due_ms = ?, unsent = 0, updated_ms = ?, revision = revision + 1"
+            " where owner = ? and id = ? and status = ? and wake_ms > 0 and wake_ms <= ? and expires_ms > ?"
+            " returning n"
+        )
+        working = target(Event.GO_ON).value
+        facts = (working, due_ms, now_ms, ref.owner, ref.id, asking.value, now_ms, now_ms)
+
+        def write(db: sqlite3.Connection) -> bool:
+            with transaction(db):
+                found = db.execute(statement, facts).fetchone()
+                if found is not None:
+                    db.execute("delete from payloads where task = ? and kind = 'request'", found)
+                return found is not None
+
+        return await self._database.write(write)
 
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from app.errors import Unavailable
-from app.storage.aws import THREADS, Aws, MakeClient
+from app.storage.aws import PROMPT, Aws, MakeClient
 from app.storage.queue import Message
 from app.storage.tasks import TaskRef
 
@@ -27,24 +27,19 @@ MOST_WAIT_S: Final = 20
 BATCH: Final = 10
 _BATCH_TRIES: Final = 3
 
-CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
-    {
-        "max_pool_connections": THREADS,
-        "connect_timeout": 2,
-        "read_timeout": MOST_WAIT_S + 5,
-        "retries": {"mode": "standard", "total_max_attempts": 3},
-        "tcp_keepalive": True,
-    }
-)
-"""For the client's `botocore.config.Config`: a long poll must not look like a lost answer."""
+CONFIG: Final = PROMPT
+"""For the `botocore.config.Config` of the client that sends and deletes: somebody waits for it."""
+RECEIVING: Final[Mapping[str, Any]] = MappingProxyType({**PROMPT, "read_timeout": MOST_WAIT_S + 5})
+"""The same of the client that receives: a long poll must not look like a lost answer."""
 
 
 class SqsQueue:
     """The `TaskQueue`, see there."""
 
-    def __init__(self, url: str, make_client: MakeClient) -> None:
+    def __init__(self, url: str, make_client: MakeClient, make_receiver: MakeClient | None = None) -> None:
         self._url = url
         self._aws = Aws(make_client, "The queue")
+        self._receiver = Aws(make_receiver or make_client, "The queue")
         self.prepare = self._aws.prepare
         self._closing = asyncio.Event()
 
@@ -89,7 +84,7 @@ class SqsQueue:
         """One long poll; nothing if the queue is closed before it is over."""
         given_up = threading.Event()
         work = partial(self._receive, limit=limit, wait_s=wait_s, given_up=given_up)
-        poll = asyncio.ensure_future(self._aws.do(work, abandon=True))
+        poll = asyncio.ensure_future(self._receiver.do(work, abandon=True))
         closing = asyncio.ensure_future(self._closing.wait())
         try:
             await asyncio.wait([poll, closing], return_when=asyncio.FIRST_COMPLETED)
@@ -137,9 +132,9 @@ class SqsQueue:
         answer = await self._aws.call("get_queue_attributes", QueueUrl=self._url, AttributeNames=[name])
         return int(answer["Attributes"][name])
 
-    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef]:
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
         """See `TaskQueue`. Nobody can look into SQS."""
-        return ()
+        return None
 
     async def _delete(self, receipts: Sequence[str]) -> None:
         """A receipt that is out of date is no failure: the message has been delivered again, or is gone."""
@@ -151,6 +146,7 @@ class SqsQueue:
         """See `TaskQueue`. A long poll under way goes on in its thread, unheard, until SQS answers."""
         self._closing.set()
         await self._aws.aclose()
+        await self._receiver.aclose()
 
 
 def _message(ref: TaskRef) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from app.clock import Clock
 from app.errors import GatewayError, ProtocolError, ToolError
@@ -54,6 +55,16 @@ class Ended:
     status: Status
     outcome: bytes
     status_message: str | None = None
+
+    def to_json(self) -> Any:
+        """As it travels with a client whose task could not be written."""
+        return [self.status.value, self.outcome.decode(), self.status_message]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Ended:
+        """The inverse of `to_json`, for values that we sealed ourselves."""
+        status, outcome, message = value
+        return cls(Status(status), outcome.encode(), message)
 
 
 def ended(outcome: Completed[ToolResult] | Failed, tool: str, clock: Clock, max_bytes: int) -> Ended:

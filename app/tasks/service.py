@@ -4,7 +4,7 @@ Creation is durable before it is spoken:
 
     row written ──▶ message sent ──▶ client told
          │               │ lost, or the queue is down: the sweep finds the row when it is due
-         └ failed: the client gets an error, and there is nothing
+         └ failed: it may be there or not; who calls again under the same id is told of the one task
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from app.auth.principal import Principal
 from app.clock import Clock
 from app.config import TasksConfig
-from app.errors import TaskNotFound, Unavailable
+from app.errors import TaskNotFound, ToolError, Unavailable
 from app.protocol.jsonrpc import encode
 from app.protocol.tasks import Shown, Status, detailed, to_wire
 from app.replay.journal import Journal, plain, row
@@ -42,18 +42,94 @@ class Tasks:
         self._config = config
 
     async def create(
-        self, call: TaskCall, journal: Journal, *, message: str | None = None, ended: Ended | None = None
+        self,
+        call: TaskCall,
+        journal: Journal,
+        *,
+        task_id: str | None = None,
+        message: str | None = None,
+        ended: Ended | None = None,
     ) -> dict[str, Any]:
         """A task for a call that is to go on, or that has ended already; the schema's `CreateTaskResult`.
 
+        Whoever comes with an id that the caller has a task of is told of that one, which is left as it is. Without an
+        id it is a new one.
+
         Raises:
-            Unavailable: there is no task then.
+            Unavailable: there is a task, or there is none; calling again under the same id finds out.
+            ToolError: the caller has too many open tasks, or the call is too large.
+            NotJson: in `ctx.state`.
         """
+        task = self._new(call, task_id or self._clock.new_id(), journal, message, ended)
+        if ended is None:
+            await self._check_room(task.ref)
+        try:
+            is_new = await self._store.create(task)
+        except Unavailable:
+            is_new = False
+            if await self._store.read(task.ref, task.created_ms) is None:
+                raise
+        if not is_new:
+            return await self._created_before(task.ref)
+        if ended is None:
+            await self._wake(task.ref)
+        return self._told(_shown_of_new(task))
+
+    async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
+        """The `CreateTaskResult` of a task that the principal has already, if it does.
+
+        Raises:
+            Unavailable
+        """
+        record = await self.record(principal, task_id)
+        return None if record is None else await self._created_before(record.ref, record)
+
+    def check_size(self, call: TaskCall) -> bytes:
+        """The call as it is kept.
+
+        Raises:
+            ToolError: it is larger than a task may have it.
+        """
+        data, most = call.to_bytes(), self._config.max_call_bytes
+        if len(data) > most:
+            raise ToolError(
+                f"The arguments are too large for a task: with what the client says of itself they take {len(data):,} "
+                f"bytes, of at most {most:,} (tasks.max_call_bytes). Send less, or a reference to where the data is"
+            )
+        return data
+
+    async def _check_room(self, ref: TaskRef) -> None:
+        """Raises ToolError: the owner has as many open tasks as it may have, and this is not one of them."""
+        most = self._config.max_open_per_owner
+        if await self._store.count_open(ref.owner, most) < most:
+            return
+        if await self._store.read(ref, self._clock.now_ms()) is None:
+            raise ToolError(
+                f"There are {most:,} tasks of yours that have not ended, and there may be no more "
+                "(tasks.max_open_per_owner). Wait until some have ended, or cancel some (tasks/cancel), and call again"
+            )
+
+    async def _created_before(self, ref: TaskRef, record: TaskRecord | None = None) -> dict[str, Any]:
+        record = record or await self._store.read(ref, self._clock.now_ms())
+        if record is None:
+            raise TaskNotFound
+        if record.status is Status.WORKING and record.fence == 0 and self._is_young(record):
+            await self._wake(ref)  # who wrote it may have died before its message
+        return self._told(record.shown())
+
+    def _is_young(self, record: TaskRecord) -> bool:
+        """Whether the sweep has had no reason yet to send a message of its own."""
+        return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
+
+    def _told(self, shown: Shown) -> dict[str, Any]:
+        return {"resultType": "task", **to_wire(shown, self._config.poll_interval_ms)}
+
+    def _new(self, call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None) -> NewTask:
         now_ms = self._clock.now_ms()
-        task = NewTask(
-            ref=TaskRef(owner_of(call.principal), self._clock.new_id()),
+        return NewTask(
+            ref=TaskRef(owner_of(call.principal), task_id),
             tool=call.tool,
-            call=call.to_bytes(),
+            call=self.check_size(call),
             journal=[encode(row(entry)) for entry in journal.entries()],
             state=encode(plain(journal.state, "ctx.state")),
             created_ms=now_ms,
@@ -64,21 +140,6 @@ class Tasks:
             outcome=None if ended is None else ended.outcome,
             journal_version=journal.version,
         )
-        await self._store.create(task)
-        if ended is None:
-            await self._wake(task.ref)
-        return {"resultType": "task", **to_wire(_shown_of_new(task), self._config.poll_interval_ms)}
-
-    async def get(self, principal: Principal, task_id: str) -> bytes:
-        """The schema's `DetailedTask`, serialised.
-
-        Raises:
-            TaskNotFound: whatever the reason.
-        """
-        record = await self.record(principal, task_id)
-        if record is None:
-            raise TaskNotFound
-        return self.shown(record)
 
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
         """The row of a task of the principal's, if there is one."""

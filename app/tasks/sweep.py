@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Collection, Sequence
+import zlib
+from collections.abc import Sequence
 from typing import Final
 
 from app.clock import Clock, Deadline
 from app.config import TasksConfig
 from app.errors import Unavailable
 from app.metrics import Census
-from app.protocol.tasks import OPEN, Status
+from app.protocol.tasks import OPEN, Event, Status, sources
 from app.storage.queue import TaskQueue
-from app.storage.tasks import Move, OpenTask, TaskStore
+from app.storage.tasks import Move, OpenTask, TaskRef, TaskStore
 
 AT_ONCE: Final = 200
 SHARD_MS: Final = 5_000
@@ -62,22 +62,33 @@ class Sweep:
         """
         deadline = deadline or Deadline(self._clock, None)
         found = 0
-        shards = list(await self._store.late_shards(self._clock.now_ms()))
-        random.shuffle(shards)  # sweepers that begin together are to begin with different ones
-        for shard in shards:
-            found += await self._sweep_shard(shard, deadline)
+        while late := await self._store.late_shards(self._clock.now_ms()):
+            # sweepers that begin together are to begin with different shards, and not to ask for those that are done
+            done = await self._sweep_one_of(sorted(late, key=self._order), deadline)
+            found += done
+            if not done:
+                break
         while not deadline.is_past and await self._store.forget(self._clock.now_ms()):
             pass  # in bites, so that others can write in between
         if found:
             log.info("late tasks", extra={"fields": {"count": found}})
         return found
 
+    def _order(self, shard: int) -> int:
+        return zlib.crc32(f"{self._me} {shard}".encode())
+
+    async def _sweep_one_of(self, shards: Sequence[int], deadline: Deadline) -> int:
+        """The first of these that nobody has."""
+        for shard in shards:
+            if found := await self._sweep_shard(shard, deadline):
+                return found
+        return 0
+
     async def _sweep_shard(self, shard: int, deadline: Deadline) -> int:
         found = 0
         while not deadline.is_past and await self._take(shard, SHARD_MS):
             late = await self._store.due(self._clock.now_ms(), AT_ONCE, shard)
-            await self._see_to(late)
-            found += len(late)
+            found += await self._see_to(late)
             if len(late) < AT_ONCE:
                 break
         if found:
@@ -88,29 +99,43 @@ class Sweep:
         now_ms = self._clock.now_ms()
         return await self._store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
 
-    async def _see_to(self, late: Sequence[OpenTask]) -> None:
+    async def _see_to(self, late: Sequence[OpenTask]) -> int:
+        """How many of these were late indeed, and not seen to by another: the index is a moment behind."""
         now_ms = self._clock.now_ms()
         past = [task for task in late if task.expires_ms <= now_ms]
         await asyncio.gather(*(self._store.expire(task.ref, now_ms) for task in past))
         waiting = [task for task in late if task.expires_ms > now_ms]
-        if waiting:
-            await self._postpone(waiting, now_ms)
+        asking = [task for task in waiting if task.status in sources(Event.GO_ON)]
+        working = [task for task in waiting if task.status not in sources(Event.GO_ON)]
+        gone_on = await self._have_go_on(asking, now_ms) if asking else 0
+        return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
 
-    async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> None:
+    async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
+        """The time of a question, or of a wait beside it, is over: these go on without the answers."""
+        due_ms = now_ms + self._pause_ms
+        went = await asyncio.gather(*(self._store.go_on(task.ref, now_ms, due_ms) for task in asking))
+        refs = [task.ref for task, has_gone_on in zip(asking, went, strict=True) if has_gone_on]
+        await self._queue.send_many(refs)
+        return len(refs)
+
+    async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> int:
         """Each has until its next due time to be claimed; those that may need a message get one."""
-        have_one = set(await self._queue.waiting([task.ref for task in late]))
-        send = {task.ref for task in await self._to_be_sent([task for task in late if task.ref not in have_one])}
+        have_one = await self._queue.waiting([task.ref for task in late])
+        if have_one is None:
+            have_one, send = (), await self._probably_lost(late)
+        else:
+            send = {task.ref for task in late} - set(have_one)
         moves = [self._move(task, now_ms, is_known_to_wait=task.ref in have_one) for task in late]
         moved = await self._store.postpone_many(moves)
         refs = [move.task.ref for move, was_moved in zip(moves, moved, strict=True) if was_moved]
         await self._queue.send_many([ref for ref in refs if ref in send])
+        return len(refs)
 
-    async def _to_be_sent(self, late: Sequence[OpenTask]) -> Collection[OpenTask]:
-        """Those whose message was lost, for all that we know."""
-        sent_before = [task for task in late if not task.unsent and task.resends < SENT_ANYWAY]
-        if not sent_before or await self._depth() <= max(LONG, len(sent_before)):
-            return late
-        return [task for task in late if task not in sent_before]
+    async def _probably_lost(self, late: Sequence[OpenTask]) -> set[TaskRef]:
+        """Those that need a message, where nobody knows which the queue has."""
+        sent_before = {task.ref for task in late if not task.unsent and task.resends < SENT_ANYWAY}
+        is_long = bool(sent_before) and await self._depth() > max(LONG, len(sent_before))
+        return {task.ref for task in late} - (sent_before if is_long else set())
 
     async def _depth(self) -> int:
         """How many messages wait; 0 where nobody knows, or cannot say just now."""

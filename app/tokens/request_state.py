@@ -2,12 +2,12 @@
 
 Inside the seal stand the claims that tie it to one call: when it was issued and until when it holds, the method and the
 name or URI it was called with, a digest of the arguments, the round, and an id. Every one is compared when it comes
-back, whatever the handler does with it. A refusal is always the same sentence; the reason is for the log.
+back, whatever the handler does with it. A refusal is always the same sentence; the reason is for the log, once per
+caller and minute.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +17,8 @@ from app.clock import Clock
 from app.errors import ParseError, StateRefused, StateTooLarge
 from app.protocol import jsonrpc
 from app.protocol.digest import digest
+from app.tokens.refusals import Refusals
 from app.tokens.sealed import KeyRing, SealBroken
-
-log = logging.getLogger("app.tokens")
-
-
-def refused(reason: str, owner: Principal) -> StateRefused:
-    """The refusal to raise; its reason goes to the log."""
-    log.warning("requestState refused", extra={"fields": {"reason": reason, "subject": owner.subject}})
-    return StateRefused()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +36,15 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class Destiny:
+    """Which task a call becomes, whatever is still answered: a client's key or a write in doubt has decided it."""
+
+    task_id: str
+    ended: Any = None
+    """How the call had ended when its row could not be written, in JSON; `None` if it had not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A token that was valid: its id, the round it ended (1 for the first), where the call began, what it carries."""
 
@@ -50,6 +52,7 @@ class Opened:
     round: int
     origin: Mapping[str, str]
     payload: Any
+    destiny: Destiny | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,18 @@ class StateSealer:
     max_bytes: int = 64_000
     leeway_s: float = field(default=5)
     """By how much the clocks of two replicas may differ."""
+    refusals: Refusals = field(default_factory=Refusals)
 
-    def seal(self, payload: Any, owner: Principal, binding: Binding, *, round_: int, origin: Mapping[str, str]) -> str:
+    def seal(
+        self,
+        payload: Any,
+        owner: Principal,
+        binding: Binding,
+        *,
+        round_: int,
+        origin: Mapping[str, str],
+        destiny: Destiny | None = None,
+    ) -> str:
         """A token for the end of a round.
 
         Raises:
@@ -81,6 +94,8 @@ class StateSealer:
             dict(origin),
             payload,
         ]
+        if destiny is not None:  # not otherwise: replicas of the version before open nine claims
+            claims.append([destiny.task_id, destiny.ended])
         plaintext = jsonrpc.encode(claims)
         if len(plaintext) > self.max_bytes:
             raise StateTooLarge(f"{len(plaintext)} bytes, {self.max_bytes} may travel")
@@ -95,7 +110,12 @@ class StateSealer:
         try:
             return self._open(token, owner, binding)
         except SealBroken as error:
-            raise refused(str(error), owner) from None
+            raise self.refused(str(error), owner) from None
+
+    def refused(self, reason: str, owner: Principal) -> StateRefused:
+        """The refusal to raise; its reason goes to the log."""
+        self.refusals.note(reason, owner, self.clock.monotonic_ms())
+        return StateRefused()
 
     def _open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
         # base64 makes 4 characters of 3 bytes; far more than we ever seal is not worth decoding
@@ -103,7 +123,8 @@ class StateSealer:
             raise SealBroken("not a string, or too long")
         try:
             claims = jsonrpc.decode(self.ring.open(token, owner))
-            issued_ms, expires_ms, method, target, arguments, round_, token_id, origin, payload = claims
+            issued_ms, expires_ms, method, target, arguments, round_, token_id, origin, payload, *more = claims
+            destiny = Destiny(*more[0]) if more else None
             late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()
         except (ParseError, ValueError, TypeError):
             raise SealBroken("sealed by an incompatible version") from None
@@ -113,4 +134,4 @@ class StateSealer:
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
         if Binding(method, target, arguments) != binding:
             raise SealBroken("for another method, target or arguments")
-        return Opened(token_id, round_, origin, payload)
+        return Opened(token_id, round_, origin, payload, destiny)

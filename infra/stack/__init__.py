@@ -6,7 +6,6 @@ curl ──▶ front (API Gateway) ──▶ functions (Runtime Interface Emulat
 
 What AWS does and this does not:
 
-    concurrency   AWS throttles what finds no function free; here it waits
     scaling       AWS adds environments with the load, and polls less after failures; here both are fixed
     init phase    AWS ends it after 10 s and begins it before the invocation; here it is part of the first one
     memory, CPU   bounded by MemorySize at AWS; here by the machine

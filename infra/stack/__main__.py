@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from infra.stack.stack import ROOT, Stack, build_zips, running
+from infra.stack.stack import EXECUTIONS, ROOT, Stack, build_zips, running
 
 DEMO = ROOT / "infra/stack/demo/gateway.yaml"
 
@@ -20,6 +20,12 @@ def main() -> int:
     parser.add_argument("--demo", action="store_true", help="show a call with rounds and a task, replica by replica")
     parser.add_argument("--gateways", type=int, default=3, help="gateway functions at once (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="worker functions at once (default: %(default)s)")
+    parser.add_argument(
+        "--executions",
+        type=int,
+        default=EXECUTIONS,
+        help="functions at once in all (default: %(default)s, a new account's)",
+    )
     parser.add_argument("--port", type=int, help="of the API (default: any free one)")
     parser.add_argument("--directory", type=Path, help="for the functions and their logs (default: a temporary one)")
     arguments = parser.parse_args()
@@ -34,7 +40,7 @@ async def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory = (arguments.directory or Path(temporary)).resolve()
         zips = build_zips(DEMO if arguments.demo else arguments.config, directory / "zips")
-        counts = {"gateways": arguments.gateways, "workers": arguments.workers}
+        counts = {"gateways": arguments.gateways, "workers": arguments.workers, "executions": arguments.executions}
         async with running(directory, zips, **counts, port=arguments.port) as stack:
             if arguments.demo:
                 from infra.stack.demo import show

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import boto3
 
 from app.storage.dynamodb import create_table
+from infra.stack.loops import traced
 from infra.stack.template import Template
 from tests.support.dynamodb import emulator
 
@@ -39,12 +41,11 @@ class Aws:
 @contextmanager
 def services(directory: Path) -> Iterator[Aws]:
     """All of them, up."""
-    from moto.server import ThreadedMotoServer
-
     logging.getLogger("werkzeug").setLevel("ERROR")
-    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
+    moto = moto_server()
+    serving = threading.Thread(target=moto.serve_forever, daemon=True)
+    serving.start()
+    host, port = moto.server_address[:2]
     try:
         with emulator(directory) as dynamodb:
             yield Aws(
@@ -59,7 +60,18 @@ def services(directory: Path) -> Iterator[Aws]:
                 }
             )
     finally:
-        moto.stop()
+        moto.shutdown()
+        serving.join()
+        moto.server_close()
+
+
+def moto_server() -> Any:
+    """moto's own server, around which SQS keeps the trace headers of messages."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
+
+    app = traced(DomainDispatcherApplication(create_backend_app))
+    return make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
 
 
 def make_resources(aws: Aws, template: Template) -> dict[str, str]:
@@ -77,4 +89,6 @@ def make_resources(aws: Aws, template: Template) -> dict[str, str]:
     create_table(aws.client("dynamodb"), "tasks")
     ring = base64.b64encode(os.urandom(32)).decode()
     secret = secrets.create_secret(Name="state-keys", SecretString=ring)["ARN"]
-    return {"Table": "tasks", "Queue": queue, "DeadLetters": dead, "StateKeys": secret}
+    names = {"Queue.QueueName": "tasks", "DeadLetters.QueueName": "dead-letters", "Api": "local"}
+    names |= {name: name for name in template.named("AWS::Serverless::Function")}
+    return {"Table": "tasks", "Queue": queue, "DeadLetters": dead, "StateKeys": secret, **names}

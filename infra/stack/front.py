@@ -2,7 +2,8 @@
 
 What it changes is changed here too: header names in lower case, repeated ones joined; `Transfer-Encoding` and the like
 do not pass; `WWW-Authenticate` of an answer comes out as `x-amzn-Remapped-WWW-Authenticate`. Its own answers: 431 above
-10 KB of headers, 413 above 10 MB of body or 6 MB of event, 503 after 30 s, while the function goes on, 500 if it fails.
+10 KB of headers, 413 above 10 MB of body or 6 MB of event, 503 after 30 s, while the function goes
+on, or if it is throttled, 500 if it fails or has answered more than 6 MB of JSON.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 import base64
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from infra.stack.functions import MAX_PAYLOAD_BYTES, InvocationFailed, PayloadTooLarge, Pool
+from infra.stack.functions import InvocationFailed, PayloadTooLarge, Pool, Throttled
 
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024
@@ -46,10 +48,14 @@ class Front:
         self._integration_s = integration_s
         self._routes = [(method, path.split("/")) for method, path in routes]
         self._stage = stage
+        self.counts: Counter[str] = Counter()
+        """Requests, and answers with a 5xx status."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             response = await self._answer(Request(scope, receive))
+            self.counts["Count"] += 1
+            self.counts["5xx"] += response.status_code >= 500
             await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -65,7 +71,7 @@ class Front:
         try:
             async with asyncio.timeout(self._integration_s):
                 answer = await self._pool.invoke(event)
-        except TimeoutError:
+        except (TimeoutError, Throttled):
             return _message(503, "Service Unavailable")
         except PayloadTooLarge:
             return _message(413, "Request Entity Too Large")
@@ -137,8 +143,6 @@ def _message(status: int, text: str) -> Response:
 
 def _response(answer: Mapping[str, Any]) -> Response:
     text = answer.get("body") or ""
-    if len(text.encode()) > MAX_PAYLOAD_BYTES:
-        return _message(500, "Internal Server Error")
     body = base64.b64decode(text) if answer.get("isBase64Encoded") else text.encode()
     headers = {REMAPPED.get(name.lower(), name): value for name, value in (answer.get("headers") or {}).items()}
     passed = {name: value for name, value in headers.items() if name.lower() not in NOT_PASSED}

@@ -1,13 +1,15 @@
 """Lambda functions: execution environments under the Runtime Interface Emulator, as many as are wanted of each.
 
 An environment runs one invocation at a time, to its end: a caller that does not wait so long changes nothing. One that
-has died is replaced when it is needed again, as AWS does it. Unlike AWS, an invocation that finds none free waits for
-one, where concurrency is limited there it is throttled; and memory is not limited.
+has died is replaced when it is needed again, as AWS does it. All functions share the executions
+that the account may have at once; an invocation beyond them is throttled. Unlike AWS, one that
+finds no environment free waits for it, for there are not so many here; and memory is not limited.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -16,20 +18,22 @@ import subprocess
 import threading
 import time
 import zipfile
-from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from infra.stack.loops import new_trace
 from infra.stack.template import Function
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
-"""Of an event and of an answer."""
+"""Of an event and of an answer, both as JSON."""
+RUNTIME = Path(__file__).with_name("runtime.py")
 INVOCATION = "/2015-03-31/functions/function/invocations"
 
 
@@ -39,6 +43,36 @@ class InvocationFailed(Exception):
 
 class PayloadTooLarge(InvocationFailed):
     """The event is larger than AWS Lambda takes; nothing was invoked."""
+
+
+class Throttled(InvocationFailed):
+    """As many functions run as may run at once; nothing was invoked."""
+
+
+@dataclass
+class Account:
+    """What the functions of an account share: how many of them may run at once."""
+
+    executions: int
+    running: int = 0
+    most: int = 0
+    """Of those that ran at once."""
+
+    @contextmanager
+    def execution(self) -> Iterator[None]:
+        """One of them, for as long as this lasts.
+
+        Raises:
+            Throttled: there is none left.
+        """
+        if self.running >= self.executions:
+            raise Throttled(f"{self.executions} functions run already")
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            yield
+        finally:
+            self.running -= 1
 
 
 @dataclass
@@ -83,7 +117,7 @@ class Environment:
             if self.is_ended:
                 raise InvocationFailed(f"{self.name} is not to be started again")
             self.process = subprocess.Popen(
-                [*emulator, str(self.tools.python), "-m", "awslambdaric", self.function.handler],
+                [*emulator, str(self.tools.python), str(RUNTIME), self.function.handler],
                 cwd=self.code,
                 env=self.variables_of_the_process(),
                 stdout=sink,
@@ -101,6 +135,7 @@ class Environment:
         function = self.function
         return {
             "PATH": os.environ["PATH"],
+            "AWS_EXECUTION_ENV": f"AWS_Lambda_{function.runtime}",
             "AWS_LAMBDA_FUNCTION_NAME": function.name,
             "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
             "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function.memory_mb),
@@ -141,6 +176,9 @@ class Pool:
 
     environments: list[Environment]
     http: httpx.AsyncClient
+    account: Account
+    counts: Counter[str] = field(default_factory=Counter)
+    """Invocations, Errors and Throttles, as AWS counts them."""
     _free: asyncio.Queue[Environment] = field(default_factory=asyncio.Queue)
     _running: set[asyncio.Task[Any]] = field(default_factory=set)
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
@@ -149,16 +187,16 @@ class Pool:
         for environment in self.environments:
             self._free.put_nowait(environment)
 
-    async def invoke(self, event: Any) -> Any:
-        """What the function returns.
+    async def invoke(self, event: Any, trace: str | None = None) -> Any:
+        """What the function returns; `trace` is the header of what led to this.
 
         Raises:
-            PayloadTooLarge, InvocationFailed
+            PayloadTooLarge, Throttled, InvocationFailed
         """
         payload = json.dumps(event, ensure_ascii=False).encode()
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise PayloadTooLarge(f"{len(payload)} bytes")
-        running = asyncio.create_task(self._run(payload))
+        running = asyncio.create_task(self._counted(payload, trace or new_trace()))
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
@@ -168,23 +206,39 @@ class Pool:
         if not running.cancelled():
             running.exception()  # whoever asked may not be there any more
 
-    async def _run(self, payload: bytes) -> Any:
+    async def _counted(self, payload: bytes, trace: str) -> Any:
+        try:
+            with self.account.execution():
+                self.counts["Invocations"] += 1
+                return await self._run(payload, trace)
+        except Throttled:
+            self.counts["Throttles"] += 1
+            raise
+        except InvocationFailed:
+            self.counts["Errors"] += 1
+            raise
+
+    async def _run(self, payload: bytes, trace: str) -> Any:
         environment = await self._free.get()
         try:
             if not environment.is_alive:
                 await asyncio.to_thread(environment.start)
             environment.invocations += 1
             self.recent.append(environment.name)
-            return await self._invoke(environment, payload)
+            return await self._invoke(environment, payload, trace)
         finally:
             self._free.put_nowait(environment)
 
-    async def _invoke(self, environment: Environment, payload: bytes) -> Any:
+    async def _invoke(self, environment: Environment, payload: bytes, trace: str) -> Any:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
+        headers = {"X-Amz-Client-Context": base64.b64encode(json.dumps({"trace": trace}).encode()).decode()}
+        timeout_s = environment.function.timeout_s + START_S
         try:
-            response = await self.http.post(url, content=payload, timeout=environment.function.timeout_s + START_S)
+            response = await self.http.post(url, content=payload, headers=headers, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise InvocationFailed(f"{environment.name}: {type(error).__name__}") from None
+        if len(response.content) > MAX_PAYLOAD_BYTES:
+            raise InvocationFailed(f"{environment.name}: Response payload size exceeded: {len(response.content)} bytes")
         try:
             result = response.raise_for_status().json()
         except (httpx.HTTPStatusError, ValueError):  # it is the emulator who speaks, such as "Task timed out after …"

@@ -18,12 +18,14 @@ import uvicorn
 
 from infra.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
 from infra.stack.front import INTEGRATION_S, Front
-from infra.stack.functions import Environment, Pool, Tools, free_port, unpack
+from infra.stack.functions import Account, Environment, Pool, Tools, free_port, unpack
 from infra.stack.template import Template
 from infra.stack.triggers import Poller, Schedule
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "template.yaml"
+EXECUTIONS = 10
+"""What a new account may have at once of all its functions."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Deployment:
     directory: Path
     http: httpx.AsyncClient
     times: Times
+    account: Account
 
     def gateways(self, count: int, name: str = "GatewayFunction", **changes: str) -> Pool:
         """Environments of the gateway function, or of one that differs from it in these variables."""
@@ -67,14 +70,12 @@ class Deployment:
             Environment(function, number, code, self.tools, variables, self.directory / f"{name}-{number}.log")
             for number in range(1, count + 1)
         ]
-        return Pool(environments, self.http)
+        return Pool(environments, self.http, self.account)
 
     def api(self, pool: Pool) -> Front:
         """The API in front of a pool of gateways."""
-        stage = self.template.properties("Api")["StageName"]
-        events = self.template.function("GatewayFunction").events.values()
-        routes = [(event["Properties"]["Method"], event["Properties"]["Path"]) for event in events]
-        return Front(pool, routes, stage, integration_s=self.times.api_s)
+        stage = self.template.properties("ApiStage")["StageName"]
+        return Front(pool, self.template.routes(), stage, integration_s=self.times.api_s)
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Stack:
     """A stack that is up."""
 
     url: str
+    front: Front
     gateways: Pool
     workers: Pool
     poller: Poller
@@ -102,28 +104,35 @@ async def running(
     *,
     gateways: int = 3,
     workers: int = 2,
+    executions: int = EXECUTIONS,
     port: int | None = None,
     times: Times = Times(),
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stack]:
-    """The stack, as the template describes it, for as long as this lasts; `more` are variables for both functions."""
+    """The stack, as the template describes it, for as long as this lasts; `more` are variables for
+    both functions.
+
+    All functions together run `executions` at once at most. Nobody but this machine reaches it, so
+    everybody may call.
+    """
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
-    parameters, tools = {"PublicUrl": url}, find_tools()
+    parameters, tools = {"PublicUrl": url, "AllowAnonymous": "true"}, find_tools()
     with services(directory) as aws:
         resources = make_resources(aws, Template(TEMPLATE, parameters, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
         template, variables = Template(TEMPLATE, parameters, known), {**aws.environment, **(more or {})}
         async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)) as http:
-            deployment = Deployment(template, zips, tools, variables, directory, http, times)
+            deployment = Deployment(template, zips, tools, variables, directory, http, times, Account(executions))
             front, back = deployment.gateways(gateways), deployment.workers(workers)
             poller, schedule = triggers(template, aws, resources, back, times)
             background = [asyncio.create_task(one.run()) for one in (poller, schedule)]
-            server = _Server(uvicorn.Config(deployment.api(front), port=port, log_level="warning", lifespan="off"))
+            api = deployment.api(front)
+            server = _Server(uvicorn.Config(api, port=port, log_level="warning", lifespan="off"))
             background.append(asyncio.create_task(server.serve()))
             try:
                 await up(server)
-                yield Stack(f"{url}/mcp", front, back, poller, aws, resources, deployment)
+                yield Stack(f"{url}/mcp", api, front, back, poller, aws, resources, deployment)
             finally:
                 server.should_exit = True
                 for one in background[:2]:
@@ -138,16 +147,19 @@ def triggers(
     template: Template, aws: Aws, resources: Mapping[str, str], workers: Pool, times: Times
 ) -> tuple[Poller, Schedule]:
     """What the worker's events say."""
-    events = template.function("WorkerFunction").events
+    function = template.function("WorkerFunction")
+    events = function.events
     source, rule = events["Tasks"]["Properties"], events["Sweep"]["Properties"]
     poller = Poller(
         aws.client("sqs"),
         resources["Queue"],
         workers.invoke,
-        batch_size=source["BatchSize"],
-        concurrency=len(workers.environments),
+        batch_size=int(source["BatchSize"]),
+        concurrency=min(len(workers.environments), int(source["ScalingConfig"]["MaximumConcurrency"])),
         arn=f"arn:aws:sqs:{REGION}:{ACCOUNT}:tasks",
         reports_failures="ReportBatchItemFailures" in source.get("FunctionResponseTypes", []),
+        dead_letters=resources["DeadLetters"],
+        allows_loops=function.allows_loops,
     )
     every_s = times.sweep_every_s or rate_s(rule["Schedule"])
     return poller, Schedule(workers.invoke, every_s, json.loads(rule["Input"]))

@@ -44,25 +44,45 @@ class Function:
     runtime: str
     environment: Mapping[str, str]
     events: Mapping[str, Any]
+    allows_loops: bool
+    """Whether it may be invoked by messages that it caused itself, again and again."""
 
 
 class Template:
     """The template, with what `Ref` and `GetAtt` of its resources stand for here."""
 
-    def __init__(self, path: Path, parameters: Mapping[str, Any], known: Mapping[str, str]) -> None:
-        self.source: dict[str, Any] = yaml.load(path.read_text("utf-8"), _Loader)
+    def __init__(
+        self,
+        path: Path,
+        parameters: Mapping[str, Any],
+        known: Mapping[str, str],
+        source: dict[str, Any] | None = None,
+    ) -> None:
+        self.source: dict[str, Any] = source or yaml.load(path.read_text("utf-8"), _Loader)
+        """What is in the file, unless it is given, such as expanded."""
         self._directory = path.parent
         defaults = {name: one.get("Default") for name, one in self.source["Parameters"].items()}
         unknown = parameters.keys() - defaults.keys()
         if unknown:
             raise ValueError(f"the template has no parameters {', '.join(sorted(unknown))}")
-        pseudo = {"AWS::Region": "eu-central-1", "AWS::URLSuffix": "amazonaws.com", "AWS::NoValue": None}
+        pseudo = {
+            "AWS::AccountId": "123456789012",
+            "AWS::NoValue": None,
+            "AWS::Partition": "aws",
+            "AWS::Region": "eu-central-1",
+            "AWS::StackName": "mcp-gateway",
+            "AWS::URLSuffix": "amazonaws.com",
+        }
         self._known: dict[str, Any] = {**pseudo, **defaults, **parameters, **known}
 
     def properties(self, resource: str) -> dict[str, Any]:
         """What a resource is made with."""
         found: dict[str, Any] = self._resolve(self.source["Resources"][resource].get("Properties", {}))
         return found
+
+    def value(self, value: Any) -> Any:
+        """A value of the template, with what its references stand for."""
+        return self._resolve(value)
 
     def function(self, resource: str) -> Function:
         """A function, with what `Globals` gives it."""
@@ -77,7 +97,17 @@ class Template:
             runtime=own.get("Runtime", shared["Runtime"]),
             environment={name: str(value) for name, value in variables.items()},
             events=own.get("Events", {}),
+            allows_loops=own.get("RecursiveLoop") == "Allow",
         )
+
+    def named(self, kind: str) -> list[str]:
+        """The resources of a type."""
+        return [name for name, one in self.source["Resources"].items() if one["Type"] == kind]
+
+    def routes(self) -> list[tuple[str, str]]:
+        """Method and path of each route of the API."""
+        keys = [self.properties(name)["RouteKey"] for name in self.named("AWS::ApiGatewayV2::Route")]
+        return [(method, path) for method, _, path in (key.partition(" ") for key in keys)]
 
     def _resolve(self, value: Any) -> Any:
         match value:
@@ -114,6 +144,10 @@ class Template:
                 return self._holds(self.source["Conditions"][name])
             case {"Fn::Not": [one]}:
                 return not self._holds(one)
+            case {"Fn::And": [*all_of]}:
+                return all(map(self._holds, all_of))
+            case {"Fn::Or": [*any_of]}:
+                return any(map(self._holds, any_of))
             case {"Fn::Equals": [one, other]}:
                 return bool(self._resolve(one) == self._resolve(other))
         raise ValueError(f"unknown condition {condition}")

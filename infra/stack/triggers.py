@@ -9,10 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from infra.stack.functions import InvocationFailed
+from infra.stack import loops
+from infra.stack.functions import InvocationFailed, Throttled
 
-Invoke: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""An event to a function; what it returns. Raises InvocationFailed."""
+Invoke: TypeAlias = Callable[..., Awaitable[Any]]
+"""An event, and the trace header of what led to it, to a function; what it returns. Raises
+InvocationFailed."""
+
+THROTTLED_S = 1.0
+"""How long until the event source tries again."""
 
 
 @dataclass
@@ -31,6 +36,10 @@ class Poller:
     arn: str
     reports_failures: bool = True
     """Whether the mapping has ReportBatchItemFailures; without it an answer is not looked at."""
+    dead_letters: str = ""
+    """Where messages go that have invoked the function too often in one chain."""
+    allows_loops: bool = False
+    """Whether the function has `RecursiveLoop: Allow`, see `infra.stack.loops`."""
     counts: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:
@@ -46,13 +55,40 @@ class Poller:
                 WaitTimeSeconds=1,
                 AttributeNames=["All"],
             )
-            if messages := answer.get("Messages", []):
+            if messages := await self._without_loops(answer.get("Messages", [])):
                 await self._deliver(messages)
+
+    async def _without_loops(self, messages: list[Any]) -> list[Any]:
+        """Those that AWS Lambda would still invoke the function with; the others are dead letters
+        now."""
+        passed = []
+        for message in messages:
+            if self.allows_loops or _count(message) <= loops.MOST:
+                passed.append(message)
+                continue
+            self.counts["loops stopped"] += 1
+            body, receipt = message["Body"], message["ReceiptHandle"]
+            await asyncio.to_thread(self.sqs.send_message, QueueUrl=self.dead_letters, MessageBody=body)
+            await asyncio.to_thread(self.sqs.delete_message, QueueUrl=self.url, ReceiptHandle=receipt)
+        return passed
+
+    async def _invoked(self, messages: list[Any]) -> Any:
+        """What the function answers; while it is throttled, nobody else gets the messages."""
+        event = {"Records": [self._record(message) for message in messages]}
+        number = max(map(_count, messages))
+        self.counts["longest chain"] = max(self.counts["longest chain"], number)
+        trace = loops.one_more(_trace(messages[0]), number)
+        while True:
+            try:
+                return await self.invoke(event, trace)
+            except Throttled:
+                self.counts["throttled"] += 1
+                await asyncio.sleep(THROTTLED_S)
 
     async def _deliver(self, messages: list[Any]) -> None:
         self.counts["messages"] += len(messages)
         try:
-            answer = await self.invoke({"Records": [self._record(message) for message in messages]})
+            answer = await self._invoked(messages)
         except InvocationFailed:
             self.counts["failed invocations"] += 1
             return
@@ -76,6 +112,16 @@ class Poller:
             "eventSourceARN": self.arn,
             "awsRegion": "eu-central-1",
         }
+
+
+def _trace(message: Mapping[str, Any]) -> str | None:
+    found: str | None = message.get("Attributes", {}).get("AWSTraceHeader")
+    return found
+
+
+def _count(message: Mapping[str, Any]) -> int:
+    """The how-manieth invocation in its chain a message would be."""
+    return loops.count(_trace(message)) + 1
 
 
 def failures(answer: Any, batch: Set[Any]) -> Set[Any]:

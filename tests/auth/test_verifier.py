@@ -12,7 +12,8 @@ from typing import Any
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,6 +99,41 @@ async def test_who_sends_no_bearer_token_gets_no_error_code(by: JwtVerifier, giv
 )
 async def test_a_token_that_does_not_hold_is_refused(by: JwtVerifier, changed: dict[str, Any], told: str) -> None:
     assert await refusal(by, b"Bearer " + token(**changed).encode()) == ("invalid_token", told)
+
+
+@pytest.mark.parametrize("kind", ["at+jwt", "AT+JWT", "application/at+jwt", "JWT", "jwt", None])
+async def test_access_tokens_are_taken_by_their_type(by: JwtVerifier, kind: str | None) -> None:
+    assert await principal(by, token(headers={"typ": kind}))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *({"typ": kind} for kind in ("logout+jwt", "dpop+jwt", "id_token+jwt", "secevent+jwt", "JOSE", "", 7, ["JWT"])),
+        {"crit": ["exp"], "exp": 1},
+        {"crit": []},
+    ],
+    ids=str,
+)
+async def test_whatever_else_the_issuer_signs_is_no_access_token(by: JwtVerifier, headers: dict[str, Any]) -> None:
+    error, told = await refusal(by, b"Bearer " + signed(headers))
+    assert error == "invalid_token"
+    assert "not an access token" in told or told == "The token is not a JWT"
+
+
+def signed(headers: dict[str, Any]) -> bytes:
+    """A token as its issuer would sign it, with a header that PyJWT would not write."""
+    key = private_key("rsa")
+    return _forged(
+        {"alg": "RS256", "kid": "rsa", **headers}, lambda data: key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+    ).removeprefix(b"Bearer ")
+
+
+@pytest.mark.parametrize(
+    "claims", [{"sub": ""}, {"sub": "x" * 1025}, {"client_id": "x" * 1025}, {"client_id": {"a": 1}}], ids=str
+)
+async def test_a_caller_without_a_usable_name_is_refused(by: JwtVerifier, claims: dict[str, Any]) -> None:
+    assert (await refusal(by, b"Bearer " + token(**claims).encode()))[0] == "invalid_token"
 
 
 async def test_an_audience_among_several_will_do(by: JwtVerifier) -> None:

@@ -2,13 +2,16 @@
 
 import asyncio
 import gzip
+import json
 import socket
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from app import logs
 from app.config import HttpBackendConfig
+from app.errors import ConfigError
 from tests.support import root_logger, wire
 from tests.support.services import answer, gateway_to, service
 
@@ -71,16 +74,22 @@ async def test_head_has_no_answer_but_its_status(httpbin_url: str) -> None:
 
 
 SEGMENTS = {
-    "a/b": "a%2Fb",
-    "../..": "..%2F..",
-    "%2e%2e": "%252e%252e",
-    "%2F": "%252F",
+    "100%": "100%25",
+    "%41": "%2541",
+    "...": "...",
+    "a..b": "a..b",
     "é?x#y": "%C3%A9%3Fx%23y",
     "a b+c": "a%20b%2Bc",
     "a\r\nX: y": "a%0D%0AX%3A%20y",
-    "//evil.example": "%2F%2Fevil.example",
-    "\\..\\": "%5C..%5C",
 }
+
+
+CLIMBING = [
+    "", ".", "..", "../secret", "a/b", "../..", "%2e%2e", "%2F", "a%2fb", "..%2Fsecret", "%252e%252e%252fsecret",
+    "//evil.example", "\\..\\", "..%5Csecret", "%25252525252e", "a\x00b", "a%00b", "..;", "..;a=b", " .. ",
+    "..\u3000", "\uff0e\uff0e", "\uff0fsecret", "\u2025", "%c0%ae%c0%ae", "%c0%af", "%e0%80%af",
+]  # fmt: skip
+"""Values of one argument that some server reads as another path."""
 
 
 async def test_a_path_value_is_one_segment_on_the_wire() -> None:
@@ -92,11 +101,21 @@ async def test_a_path_value_is_one_segment_on_the_wire() -> None:
 
 async def test_a_path_value_that_would_climb_is_refused_before_anything_is_sent() -> None:
     async with service() as told, gateway_to(told.url, {"path": "/v/{a}/w"}) as gate:
-        for value in ("", ".", ".."):
+        for value in CLIMBING:
             result = await gate.call("tool", {"a": value})
             assert result["isError"] is True
-            assert "arguments.a: may not be empty" in result["content"][0]["text"]
+            assert "arguments.a: may not" in result["content"][0]["text"]
     assert told.requests == []
+
+
+async def test_an_argument_that_allows_slashes_is_several_segments_but_never_climbs() -> None:
+    tool = {"path": "/v/{a}/w", "arguments": {"a": {"allow_slash": True}}}
+    async with service() as told, gateway_to(told.url, tool) as gate:
+        for value in ("a/b c/d.txt", "a"):
+            assert "isError" not in await gate.call("tool", {"a": value})
+        for value in ("../b", "a/../b", "a/%2e%2e/b", "a//b", "/a", "a/", "a\\b", "a/..;x/b", "..", ""):
+            assert "arguments.a: may not" in await gate.text("tool", {"a": value})
+    assert told.request_lines == ["GET /v/a/b%20c/d.txt/w HTTP/1.1", "GET /v/a/w HTTP/1.1"]
 
 
 async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
@@ -127,12 +146,62 @@ CREDENTIALS = [
 
 
 @pytest.mark.parametrize(("credential", "headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
-async def test_a_credential_is_sent_with_every_request(
-    httpbin_url: str, credential: dict[str, str], headers: dict[str, str]
+async def test_a_credential_is_sent_with_every_request(credential: dict[str, str], headers: dict[str, str]) -> None:
+    tool = {"arguments": {"a": {}}}
+    async with service() as told, gateway_to(told.url, tool, credential=credential) as gate:
+        await gate.call("tool", {"a": "b"})
+    for name, value in headers.items():
+        assert told.header(name) == [value]
+    assert told.request_lines == [f"GET /?a=b{'' if headers else f'&api+key={SECRET}'} HTTP/1.1"]
+
+
+@pytest.mark.parametrize("path", ["/anything", "/headers", "/status/418", "/basic-auth/a/b"])
+@pytest.mark.parametrize(("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
+async def test_a_credential_that_a_service_echoes_is_taken_out(
+    httpbin_url: str, path: str, credential: dict[str, str], _headers: Any
 ) -> None:
-    found = await anything(httpbin_url, {"a": "b"}, {"arguments": {"a": {}}}, credential=credential)
-    assert headers.items() <= found["headers"].items()
-    assert found["args"] == {"a": "b"} | ({} if headers else {"api key": SECRET})
+    headers = {"X-Session-Token": "another-s3cret", "X-Plain": "a-plain-header"}
+    async with gateway_to(httpbin_url, {"path": path}, credential=credential, headers=headers) as gate:
+        said = json.dumps(await gate.call("tool"))
+    for secret in (SECRET, "another-s3cret", "dXNlcjpzM2NyZXQtb2YtdGhlLXNlcnZpY2U"):
+        assert secret not in said
+    if path in ("/anything", "/headers"):
+        assert "a-plain-header" in said
+        assert "[redacted]" in said
+
+
+async def test_a_credential_in_a_reason_phrase_a_type_or_an_error_is_taken_out() -> None:
+    says = [
+        answer(SECRET.encode(), f"500 {SECRET}"),
+        answer(b"x", content_type=f"text/plain; was={SECRET}"),
+        answer(f'{{"token": "{SECRET}"'.encode()),
+        answer(b"\x00", content_type=f"application/{SECRET}"),
+    ]
+    async with service(*says) as told, gateway_to(told.url, {}, credential={"bearer": SECRET}) as gate:
+        for _ in says:
+            assert SECRET not in json.dumps(await gate.call("tool"))
+
+
+@pytest.mark.parametrize(
+    ("credential", "argument"),
+    [
+        ({"bearer": SECRET}, {"in": "header", "as": "authorization"}),
+        ({"basic": SECRET}, {"in": "header", "as": "Authorization"}),
+        ({"header": "X-Api-Key", "value": SECRET}, {"in": "header", "as": "x-api-key"}),
+        ({"query": "key", "value": SECRET}, {"in": "query", "as": "key"}),
+        ({"bearer": SECRET}, {"in": "header", "as": "X-Fixed"}),
+        ({"bearer": SECRET}, {"in": "query", "as": "fixed"}),
+        ({"bearer": SECRET}, {"in": "header", "as": "Host"}),
+        ({"bearer": SECRET}, {"in": "header", "as": "transfer-encoding"}),
+    ],
+)
+async def test_an_argument_cannot_take_the_place_of_what_the_gateway_sends(
+    credential: dict[str, str], argument: dict[str, str]
+) -> None:
+    tool = {"arguments": {"a": argument}, "headers": {"x-fixed": "1"}, "query": {"fixed": "1"}}
+    with pytest.raises(ConfigError, match="is the gateway's own"):
+        async with gateway_to("http://127.0.0.1:1", tool, credential=credential):
+            pass
 
 
 async def test_httpbin_lets_in_whom_it_knows(httpbin_url: str) -> None:
@@ -217,7 +286,7 @@ async def test_redirects_on_the_same_origin_are_followed_with_the_credential(htt
     async with gateway_to(httpbin_url, {"path": f"/redirect/{hops}"}, credential={"bearer": SECRET}) as gate:
         found = (await gate.call("tool"))["structuredContent"]
     assert found["url"] == f"{httpbin_url}/get"
-    assert found["headers"]["Authorization"] == f"Bearer {SECRET}"
+    assert found["headers"]["Authorization"] == "Bearer [redacted]"
 
 
 async def test_redirects_without_end_are_not_followed_for_ever(httpbin_url: str) -> None:
@@ -324,10 +393,9 @@ async def test_an_answer_that_trickles_in_is_timed_as_a_whole_and_a_tool_may_hav
         b"garbage\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
         b"",
-        answer(b"no gzip", Content_Encoding="gzip"),
         b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
     ],
-    ids=["truncated", "bad chunk", "garbage", "negative length", "nothing", "bad gzip", "endless header"],
+    ids=["truncated", "bad chunk", "garbage", "negative length", "nothing", "endless header"],
 )
 async def test_a_broken_answer_is_a_tool_error(said: bytes) -> None:
     async with service(said) as told, gateway_to(told.url, {"path": "/a"}) as gate:
@@ -385,6 +453,54 @@ async def test_images_texts_and_bytes_of_httpbin_become_content(httpbin_url: str
             (block,) = (await gate.call(tool["name"]))["content"]  # type: ignore[arg-type]
             assert block["type"] == kind
             assert (block.get("resource") or block).get("mimeType") == mime_type
+
+
+def packed(layers: int, size: int = 4_000_000) -> bytes:
+    body = b"0" * size
+    for _ in range(layers):
+        body = gzip.compress(body)
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "told_so"),
+    [
+        (packed(2, 60_000_000), "gzip, gzip", "an encoding that was not asked for: 'gzip, gzip'"),
+        (packed(1, 60_000_000), "gzip", "answered more than 1000 bytes"),
+        (b"x", "br", "an encoding that was not asked for: 'br'"),
+        (b"not gzip", "gzip", "an encoding that was not asked for: 'gzip'"),
+        (packed(1, 500)[:-9], "gzip", "an encoding that was not asked for: 'gzip'"),
+        (packed(1, 500) + b"x" * 4000, "gzip", "answered more than 1000 bytes"),
+    ],
+    ids=["two layers", "one layer", "unknown", "a lie", "half of it", "more behind it"],
+)
+async def test_a_bomb_is_refused_before_it_goes_off(body: bytes, encoding: str, told_so: str) -> None:
+    said = answer(body, Content_Encoding=encoding)
+    async with service(said) as told, gateway_to(told.url, {}, max_response_bytes=1000) as gate:
+        tracemalloc.start()
+        result = await gate.call("tool")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert result["isError"] is True
+    assert told_so in result["content"][0]["text"]
+    assert peak < 10_000_000
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "utf-7", "unicode_escape", "rot13", "zip", "hex", "nonsense"])
+async def test_a_charset_that_no_page_is_written_in_is_not_tried(charset: str) -> None:
+    said = answer(b"a" * 100_000 + b"-" + b"b" * 100_000, content_type=f"text/plain; charset={charset}")
+    async with service(said) as told, gateway_to(told.url, {}) as gate:
+        (block,) = (await asyncio.wait_for(gate.call("tool"), 2))["content"]
+    assert block["type"] == "resource"
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"), [("iso-8859-1", "é"), ("Shift_JIS", "日本"), ("UTF-16", "x"), ("cp1252", "€")]
+)
+async def test_a_charset_of_pages_is_read(charset: str, text: str) -> None:
+    said = answer(text.encode(charset), content_type=f'text/plain; charset="{charset}"')
+    async with service(said) as told, gateway_to(told.url, {}) as gate:
+        assert await gate.text("tool") == text
 
 
 @pytest.mark.parametrize("path", ["/gzip", "/deflate"])

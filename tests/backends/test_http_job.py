@@ -210,12 +210,9 @@ async def test_an_answer_that_is_of_no_use_is_a_tool_error(
 @pytest.mark.parametrize(
     ("job_id", "path"),
     [
-        ('"../admin"', "/jobs/..%2Fadmin"),
-        ('"a/b?c=d#e"', "/jobs/a%2Fb%3Fc%3Dd%23e"),
-        ('"%2e%2e"', "/jobs/%252e%252e"),
+        ('"ab?c=d#e"', "/jobs/ab%3Fc%3Dd%23e"),
         ('"a\\r\\nX-Evil: 1"', "/jobs/a%0D%0AX-Evil%3A%201"),
         ('"{id}"', "/jobs/%7Bid%7D"),
-        ('"//evil.example"', "/jobs/%2F%2Fevil.example"),
         ("17", "/jobs/17"),
         ('"ü"', "/jobs/%C3%BC"),
     ],
@@ -224,6 +221,15 @@ async def test_the_id_of_a_job_stays_one_segment_of_the_path(tmp_path: Path, job
     async with house(tmp_path, answer(b'{"id":%b}' % job_id.encode()), DONE, job={}) as one:
         await one.ann.over(await one.ann.begin("run", what="x"))
         assert one.told.request_lines[1] == f"GET {path} HTTP/1.1"
+
+
+@pytest.mark.parametrize("job_id", ["..", "../admin", "a/b", "%2e%2e", "//evil.example", "..;a", ""])
+async def test_the_id_of_a_job_that_would_lead_elsewhere_ends_it(tmp_path: Path, job_id: str) -> None:
+    async with house(tmp_path, answer(b'{"id":"%b"}' % job_id.encode()), DONE, job={}) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="x"))
+        assert task["result"]["isError"] is True
+        assert "cannot be part of a path" in task["result"]["content"][0]["text"]
+        assert len(one.told.request_lines) == 1
 
 
 async def test_a_path_may_have_several_variables_from_anywhere_in_the_answer(tmp_path: Path) -> None:

@@ -52,13 +52,10 @@ def test_an_argument_under_another_name_takes_the_place_of_what_the_path_implies
     ("value", "path"),
     [
         ("a b", "/v/a%20b/w"),
-        ("a/b", "/v/a%2Fb/w"),
-        ("../../etc", "/v/..%2F..%2Fetc/w"),
-        ("%2e%2e", "/v/%252e%252e/w"),
+        ("%41", "/v/%2541/w"),
         ("a?b#c&d=e;f", "/v/a%3Fb%23c%26d%3De%3Bf/w"),
         ("é€😀", "/v/%C3%A9%E2%82%AC%F0%9F%98%80/w"),
         ("\r\nX: y", "/v/%0D%0AX%3A%20y/w"),
-        ("\x00", "/v/%00/w"),
         ("{b}", "/v/%7Bb%7D/w"),
         ("...", "/v/.../w"),
         ("~-._", "/v/~-._/w"),
@@ -72,20 +69,23 @@ def test_a_path_value_is_percent_encoded_whole(value: Any, path: str) -> None:
     assert sent({"a": value}, path="/v/{a}/w", arguments={"a": ANY}).path == path
 
 
-@pytest.mark.parametrize("value", ["", ".", ".."])
+@pytest.mark.parametrize("value", ["", ".", "..", "a/b", "../../etc", "%2e%2e", "\x00", "\\"])
 def test_a_path_value_that_would_leave_its_place_is_refused(value: str) -> None:
-    with pytest.raises(ToolError, match=r'arguments\.a: may not be empty, "\." or "\.\."'):
+    with pytest.raises(ToolError, match=r"arguments\.a: may not"):
         sent({"a": value}, path="/v/{a}")
 
 
 def test_a_variable_may_stand_in_the_path_twice_and_beside_text() -> None:
-    assert sent({"a": "x/y", "b": "{a}"}, path="/{a}/v{b}.json/{a}").path == "/x%2Fy/v%7Ba%7D.json/x%2Fy"
+    assert sent({"a": "x?y", "b": "{a}"}, path="/{a}/v{b}.json/{a}").path == "/x%3Fy/v%7Ba%7D.json/x%3Fy"
 
 
 @settings(max_examples=60)
-@given(st.text().filter(lambda text: text not in ("", ".", "..")), st.text(min_size=3))
-def test_a_path_value_stays_in_its_segment_and_comes_back(one: str, other: str) -> None:
-    segments = sent({"a": one, "b": other}, path="/x/{a}/{b}").path.split("/")
+@given(st.text(), st.text(min_size=3))
+def test_a_path_value_stays_in_its_segment_and_comes_back_unless_it_is_refused(one: str, other: str) -> None:
+    try:
+        segments = sent({"a": one, "b": other}, path="/x/{a}/{b}").path.split("/")
+    except ToolError:
+        return
     assert [unquote(segment) for segment in segments] == ["", "x", one, other]
     assert set("".join(segments)) <= set(string.ascii_letters + string.digits + "%-._~")
 
@@ -248,17 +248,18 @@ def test_a_setting_that_cannot_be_is_refused_by_the_configuration(config: dict[s
     [
         ("GET", True, False, True),
         ("HEAD", True, False, True),
-        ("POST", False, False, False),
-        ("PUT", False, False, True),
-        ("PATCH", False, False, False),
+        ("POST", False, None, False),
+        ("PUT", False, None, True),
+        ("PATCH", False, None, False),
         ("DELETE", False, True, True),
     ],
 )
 def test_the_hints_follow_the_method_unless_they_are_set(
-    method: str, read_only: bool, destructive: bool, idempotent: bool
+    method: str, read_only: bool, destructive: bool | None, idempotent: bool
 ) -> None:
     hints = {"readOnlyHint": read_only, "destructiveHint": destructive, "idempotentHint": idempotent}
-    assert declared(method=method).definition()["annotations"] == {**hints, "openWorldHint": True}
+    said = {name: value for name, value in hints.items() if value is not None}
+    assert declared(method=method).definition()["annotations"] == {**said, "openWorldHint": True}
     changed = declared(method=method, read_only=not read_only, destructive=not destructive, idempotent=not idempotent)
     opposite = {name: not value for name, value in hints.items()}
     assert changed.definition()["annotations"] == {**opposite, "openWorldHint": True}

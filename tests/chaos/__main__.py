@@ -5,33 +5,59 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from tests.chaos import functions, poison, tasks
+from tests.chaos import backlog, chains, edge, functions, handlers, poison, requests, tasks
 from tests.model import explore
 
-COUNTS = {"tasks": 500, "poison": 500, "lambda": 300, "model": 0}
-SHORT = {"tasks": 100, "poison": 20, "lambda": 60, "model": 0}
-"""Tasks of a run that nobody asked for in particular. (The model counts minutes.)"""
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and how much of `unit` it gets when it is asked for by name, and among all in their short form."""
+
+    main: Callable[[argparse.Namespace], bool]
+    count: int
+    short: int
+    unit: str = "tasks"
+
+
+RUNS: Final[Mapping[str, Run]] = {
+    "handlers": Run(handlers.main, 5_000, 300, "handlers"),
+    "tasks": Run(tasks.main, 500, 100),
+    "poison": Run(poison.main, 500, 20),
+    "lambda": Run(functions.main, 300, 60),
+    "chains": Run(chains.main, 100, 20, "sleeps"),
+    "backlog": Run(backlog.main, 10_000, 1_000),
+    "edge": Run(edge.main, 600, 30, "seconds"),
+    "requests": Run(requests.main, 1_000_000, 10_000, "requests"),
+    "model": Run(explore.main, 30, 1, "minutes"),
+}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description="Real processes, killed while they work, and a model of them.")
-    parser.add_argument("run", nargs="?", choices=tuple(COUNTS), help="the run (default: all, in their short form)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos", description="Real processes, killed while they work, and a model."
+    )
+    parser.add_argument("run", nargs="?", choices=tuple(RUNS), help="the run (default: all, in their short form)")
     parser.add_argument("--seed", type=int, help="repeat a run's choices (default: a new one, printed)")
     stores = ("sqlite", "dynamodb", "both")
-    parser.add_argument("--store", choices=stores, default="both", help="of the run `tasks` (default: %(default)s)")
-    parser.add_argument("--count", type=int, help=f"tasks (default: {COUNTS}, in the short form {SHORT})")
+    parser.add_argument(
+        "--store", choices=stores, default="both", help="where there is a choice (default: %(default)s)"
+    )
+    counts = ", ".join(f"{name} {run.count:,} {run.unit}" for name, run in RUNS.items())
+    parser.add_argument("--count", type=int, help=f"how much of it (default: {counts}; in the short form less)")
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
-    parser.add_argument("--minutes", type=float, default=1.0, metavar="M", help="of the model (default: %(default)s)")
     parser.add_argument("--profile", choices=tuple(explore.PROFILES), help="of the model (default: each in turn)")
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
-    runs = {"tasks": tasks.main, "poison": poison.main, "lambda": functions.main, "model": explore.main}
     results = []
-    for name in runs if arguments.run is None else [arguments.run]:
-        count = arguments.count or (SHORT if arguments.run is None else COUNTS)[name]
-        results.append(runs[name](argparse.Namespace(**{**vars(arguments), "count": count})))
+    for name in RUNS if arguments.run is None else [arguments.run]:
+        run = RUNS[name]
+        count = arguments.count or (run.short if arguments.run is None else run.count)
+        results.append(run.main(argparse.Namespace(**{**vars(arguments), "count": count})))
     return 0 if all(results) else 1
 
 

@@ -73,7 +73,10 @@ class Client:
 
     async def order(self, told: Told) -> None:
         """One order from its call to its end."""
-        created = (await self.ask("tools/call", {"name": "place_order", "arguments": {"order": told.order}}))["result"]
+        params: dict[str, Any] = {"name": "place_order", "arguments": {"order": told.order}}
+        created = (await self.ask("tools/call", params))["result"]
+        while created["resultType"] == "input_required":  # its row may be written or not: the state finds out
+            created = (await self.ask("tools/call", {**params, "requestState": created["requestState"]}))["result"]
         assert created["resultType"] == "task", created
         told.task_id = created["taskId"]
         give_up_at = time.monotonic() + GIVE_UP_S

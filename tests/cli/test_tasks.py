@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from app.auth.principal import LOCAL
 from app.cli import main
+from app.cli.terminal import say
 from app.tasks.call import owner_of
 from tests.support.command import mcp_gateway
 from tests.support.jobs import JOBS
@@ -160,7 +162,7 @@ def lose_messages(directory: Path) -> None:
 
     db = sqlite3.connect(directory / "gateway.sqlite3")
     with db:
-        db.execute("delete from messages")
+        db.execute("delete from waiting")
     db.close()
 
 
@@ -200,3 +202,11 @@ def test_what_is_wrong_in_the_environment_is_told(tmp_path: Path) -> None:
     ran = mcp_gateway("tasks", "list", directory=tmp_path, GATEWAY_STORE="postgres://x")
     assert ran.status == 1
     assert ran.err.startswith("1 problem(s):\nenvironment: GATEWAY_STORE")
+
+
+def test_what_a_caller_said_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a\x1b[2Jb\x9bc\u202ed", "é日")
+    say("to\rerr", to=sys.stderr)
+    told = capsys.readouterr()
+    assert told.out == "a\\u001b[2Jb\\u009bc\\u202ed é日\n"
+    assert told.err == "to\\u000derr\n"

@@ -21,7 +21,7 @@ class Subject(BaseModel):
     context: str
 
 
-@tool
+@tool(unasked_answers=True)  # ignore-extra-params answers without a state, and expects the greeting
 async def test_input_required_result_elicitation(ctx: Context) -> str:
     """Asks for a name and greets it."""
     answer = await ctx.elicit("user_name", "What is your name?", Name)

@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.support.asgi import Client, client, gateway
+from tests.support.dynamodb import dynamodb as dynamodb
 from tests.support.functions import EVERYTHING
 
 

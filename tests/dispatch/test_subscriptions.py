@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.auth.principal import LOCAL, Principal
 from app.dispatch.subscriptions import Hub, Subscription
 from app.errors import TransportError
 from app.protocol.params import SubscriptionFilter
@@ -35,8 +36,8 @@ def test_what_is_pending_is_told_once_each_in_the_order_in_which_it_first_change
     changes: list[tuple[str, str | None]],
 ) -> None:
     async def scenario() -> list[tuple[str, str | None]]:
-        hub = Hub(1)
-        subscription = hub.subscribe(1, ALL, EVERYTHING)
+        hub = Hub(1, 1)
+        subscription = hub.subscribe(1, LOCAL, ALL, EVERYTHING)
         for method, uri in changes:
             hub.publish(method, uri)
         hub.close()
@@ -46,8 +47,8 @@ def test_what_is_pending_is_told_once_each_in_the_order_in_which_it_first_change
 
 
 async def test_a_change_between_two_reads_is_not_lost() -> None:
-    hub = Hub(1)
-    stream = hub.subscribe(1, ALL, EVERYTHING).messages(5)
+    hub = Hub(1, 1)
+    stream = hub.subscribe(1, LOCAL, ALL, EVERYTHING).messages(5)
     await anext(stream)
     for method, uri in TOPICS * 3:
         hub.publish(method, uri)
@@ -58,43 +59,57 @@ async def test_a_change_between_two_reads_is_not_lost() -> None:
 
 
 async def test_nothing_happening_is_told_as_none() -> None:
-    stream = Hub(1).subscribe(1, ALL, EVERYTHING).messages(0.01)
+    stream = Hub(1, 1).subscribe(1, LOCAL, ALL, EVERYTHING).messages(0.01)
     await anext(stream)
     assert [await anext(stream), await anext(stream)] == [None, None]
     await stream.aclose()
 
 
 async def test_closing_ends_a_stream_that_waits() -> None:
-    hub = Hub(1)
-    reader = asyncio.create_task(told(hub.subscribe(1, ALL, EVERYTHING)))
+    hub = Hub(1, 1)
+    reader = asyncio.create_task(told(hub.subscribe(1, LOCAL, ALL, EVERYTHING)))
     await asyncio.sleep(0)
     hub.close()
     assert await asyncio.wait_for(reader, 1) == []
 
 
 async def test_a_closed_hub_opens_no_more_streams() -> None:
-    hub = Hub(10)
+    hub = Hub(10, 10)
     hub.close()
     with pytest.raises(TransportError, match="shutting down") as refused:
-        hub.subscribe(1, ALL, EVERYTHING)
+        hub.subscribe(1, LOCAL, ALL, EVERYTHING)
     assert refused.value.status == 503
 
 
 async def test_a_full_hub_opens_no_more_streams_until_one_ends() -> None:
-    hub = Hub(1)
-    first = hub.subscribe(1, ALL, EVERYTHING)
+    hub = Hub(1, 1)
+    first = hub.subscribe(1, LOCAL, ALL, EVERYTHING)
     with pytest.raises(TransportError, match=r"http\.max_streams"):
-        hub.subscribe(2, ALL, EVERYTHING)
+        hub.subscribe(2, LOCAL, ALL, EVERYTHING)
     hub.unsubscribe(first)
     hub.unsubscribe(first)
-    hub.subscribe(2, ALL, EVERYTHING)
+    hub.subscribe(2, LOCAL, ALL, EVERYTHING)
     assert hub.streams == 1
+
+
+async def test_one_caller_cannot_have_all_streams() -> None:
+    hub, ann, bob = Hub(10, 2), Principal("i", "ann"), Principal("i", "bob")
+    first, _ = (hub.subscribe(n, ann, ALL, EVERYTHING) for n in range(2))
+    with pytest.raises(TransportError, match=r"http\.max_streams_per_caller") as refused:
+        hub.subscribe(3, ann, ALL, EVERYTHING)
+    assert refused.value.status == 503
+    hub.subscribe(3, bob, ALL, EVERYTHING)
+    hub.unsubscribe(first)
+    hub.unsubscribe(first)
+    hub.subscribe(4, ann, ALL, EVERYTHING)
+    with pytest.raises(TransportError, match=r"http\.max_streams_per_caller"):
+        hub.subscribe(5, ann, ALL, EVERYTHING)
 
 
 @pytest.mark.parametrize("missing", sorted(EVERYTHING))
 async def test_what_is_not_served_is_neither_acknowledged_nor_told(missing: str) -> None:
-    hub = Hub(1)
-    subscription = hub.subscribe(1, ALL, EVERYTHING - {missing})
+    hub = Hub(1, 1)
+    subscription = hub.subscribe(1, LOCAL, ALL, EVERYTHING - {missing})
     for method, uri in TOPICS + URIS:
         hub.publish(method, uri)
     hub.close()

@@ -135,7 +135,7 @@ async def test_the_scope_that_a_tool_needs_is_needed_to_begin_its_task(houses: H
     assert response.status_code == 403
     assert 'error="insufficient_scope"' in response.headers["www-authenticate"]
     task_id = await houses.of(scope="dig").begin("dig")
-    assert await houses.of().text(task_id) == "dug for ann with ['dig']"
+    assert await houses.of(scope="dig").text(task_id) == "dug for ann with ['dig']"
 
 
 async def test_only_ones_own_tasks_can_be_listened_to(houses: Houses) -> None:

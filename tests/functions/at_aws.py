@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections import Counter
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from app import lambda_http, lambda_worker
+from app import core, lambda_http, lambda_worker, settings
 from app.auth.principal import LOCAL
+from app.clock import Clock
+from app.storage.tasks import Claimed, TaskRef
 from app.tasks.call import owner_of
 from app.tokens import keys
 from tests.functions.conftest import Functions, LambdaContext, recorded
-from tests.support import moto_server, permissions
+from tests.support import moto_server
 from tests.support.dynamodb import Emulator
 from tests.support.dynamodb import dynamodb as dynamodb
 from tests.support.permissions import OPERATIONS, Permission
@@ -26,6 +29,8 @@ from tests.support.permissions import OPERATIONS, Permission
 pytest.importorskip("boto3")
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
+REQUEUE_S = 1
+"""Of these functions: nobody wants to wait for half a minute until a task is late."""
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +60,18 @@ class Witness:
             if self.at_work is None:
                 return make(client, operation, arguments)
             action, resource = OPERATIONS[xform_name(operation)]
-            self.seen[self.at_work].add((action, permissions.INDEX if "IndexName" in arguments else resource))
+            index = arguments.get("IndexName")
+            self.seen[self.at_work].add((action, f"{resource}/index/{index}" if index else resource))
             self.used[action] += 1
             if not action.startswith("dynamodb:"):
                 return make(client, operation, arguments)
             answer = make(client, operation, {**arguments, "ReturnConsumedCapacity": "INDEXES"})
             consumed = answer["ConsumedCapacity"]
-            kind = "reads" if action in ("dynamodb:Query", "dynamodb:GetItem") else "writes"
+            kind = "reads" if action in ("dynamodb:Query", "dynamodb:GetItem", "dynamodb:BatchGetItem") else "writes"
             for one in consumed if isinstance(consumed, list) else [consumed]:
                 self.used[kind] += one["CapacityUnits"]
+                for name, index in one.get("GlobalSecondaryIndexes", {}).items():
+                    self.used[f"{name} {kind}"] += index["CapacityUnits"]
             return answer
 
         monkeypatch.setattr(BaseClient, "_make_api_call", seeing)
@@ -94,7 +102,8 @@ def environ(
     )
     tools = {"kind": "python", "name": "tools", "prefix": "", "path": str(Path(__file__).parent / "calling.py")}
     config = tmp_path / "gateway.json"
-    config.write_text(json.dumps({"backends": [tools]}))
+    tasks = {"requeue_after_s": REQUEUE_S, "max_call_bytes": 1_000_000}
+    config.write_text(json.dumps({"backends": [tools], "tasks": tasks}))
     for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     known = {"AWS_DEFAULT_REGION": REGION, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -103,6 +112,7 @@ def environ(
     with dynamodb.table() as table:
         yield {
             "AWS_LAMBDA_FUNCTION_NAME": "function",
+            "GATEWAY_ALLOW_ANONYMOUS": "true",
             "GATEWAY_CONFIG": str(config),
             "GATEWAY_STATE_KEYS_SECRET": secret["ARN"],
             "GATEWAY_STORE": f"dynamodb://{table}",
@@ -149,6 +159,18 @@ def begin(functions: Functions, tool: str, **arguments: Any) -> str:
     """The id of a new task."""
     created = result(functions, "tools/call", {"name": tool, "arguments": arguments})
     return str(created["taskId"])
+
+
+def die(environ: dict[str, str], task_id: str) -> None:
+    """What a worker leaves that died with a task, long ago."""
+    parts = core.make_stores(settings.from_environment(environ), Clock())
+
+    async def claim() -> None:
+        claimed = await parts.tasks.claim(TaskRef(owner_of(LOCAL), task_id), Clock().now_ms(), 1)
+        assert isinstance(claimed, Claimed)
+        await parts.tasks.aclose()
+
+    asyncio.run(claim())
 
 
 def work(functions: Functions, task_id: str) -> None:

@@ -5,6 +5,7 @@ import asyncio
 from pydantic import BaseModel
 
 from app import Context, tool
+from infra.costs import LONG_STEP_BYTES, LONG_STEPS
 
 LARGE = "x" * 500_000
 
@@ -40,6 +41,22 @@ async def later(ctx: Context, text: str) -> str:
 async def plain() -> str:
     """Answers at once."""
     return "done"
+
+
+@tool(task="required")
+async def long(ctx: Context) -> str:
+    """A task of many steps, each with something to remember."""
+    await ctx.continue_as_task()
+    for number in range(LONG_STEPS):
+        await ctx.step(f"step-{number}", lambda: "x" * LONG_STEP_BYTES)
+    return "done"
+
+
+@tool(task="required")
+async def bare(ctx: Context) -> str:
+    """A task with a question and nothing else."""
+    await ctx.continue_as_task()
+    return (await ctx.elicit("one", "?", Text)).text
 
 
 @tool(task="required")

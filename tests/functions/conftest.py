@@ -77,6 +77,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {
         "AWS_LAMBDA_FUNCTION_NAME": "gateway",
         "GATEWAY_CONFIG": str(config),
+        "GATEWAY_ALLOW_ANONYMOUS": "true",
         "GATEWAY_STATE_KEYS": KEYS,
         "GATEWAY_STORE": f"sqlite:///{tmp_path / 'gateway.sqlite3'}",
         "GATEWAY_LOG_LEVEL": "warning",

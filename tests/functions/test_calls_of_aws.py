@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.stack.template import Template
-from tests.functions.at_aws import Functions, Witness, begin, result, work
+from tests.functions.at_aws import Functions, Witness, begin, die, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint
 from tests.functions.at_aws import environ as environ
@@ -14,7 +13,6 @@ from tests.functions.at_aws import witness as witness
 from tests.functions.calling import LARGE
 from tests.functions.conftest import LambdaContext, recorded
 from tests.support import permissions
-from tests.support.dynamodb import ROOT
 from tests.support.rounds import accept, retry
 
 
@@ -31,11 +29,13 @@ def rounds(functions: Functions, tool: str, *keys: str) -> str:
     return text
 
 
-def everything(functions: Functions) -> None:
-    """A call with rounds, one that must not happen twice, tasks from beginning to end, a cancellation, a sweep."""
+def everything(functions: Functions, environ: dict[str, str]) -> None:
+    """A call with rounds, one that must not happen twice, tasks from beginning to end, with which a worker has died, a
+    cancellation, a sweep."""
     assert rounds(functions, "ask", "one", "two", "three") == "one two three"
     assert rounds(functions, "once", "one") == "one" + LARGE
     task_id = begin(functions, "later", text=LARGE)
+    die(environ, task_id)
     work(functions, task_id)
     assert list(result(functions, "tasks/get", {"taskId": task_id})["inputRequests"]) == ["one", "two"]
     for key, text in (("one", "little"), ("two", "much" * 5_000)):
@@ -47,8 +47,10 @@ def everything(functions: Functions) -> None:
     assert functions.worker(recorded("schedule"), LambdaContext())["working"] == 1
 
 
-def test_what_the_functions_are_seen_to_do_is_what_they_may(functions: Functions, witness: Witness) -> None:
-    everything(functions)
-    template = Template(ROOT / "template.yaml", {}, permissions.KNOWN)
+def test_what_the_functions_are_seen_to_do_is_what_they_may(
+    functions: Functions, witness: Witness, environ: dict[str, str]
+) -> None:
+    everything(functions, environ)
+    template = permissions.deployed()
     assert witness.seen["gateway"] == permissions.allowed(template, "GatewayFunction")
     assert witness.seen["worker"] == permissions.allowed(template, "WorkerFunction") - permissions.OF_THE_MAPPING

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,9 +90,27 @@ def test_it_runs_as_somebody_without_rights(steps: list[tuple[str, str]]) -> Non
 
 def test_what_it_copies_gets_past_dockerignore(steps: list[tuple[str, str]]) -> None:
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {Path(one).name for rest in of(steps, "COPY") if "--from" not in rest for one in rest.split()[:-1]}
+    copied = {one for rest in of(steps, "COPY") if "--from" not in rest for one in rest.split()[:-1]}
     assert copied == sent
     assert all((ROOT / name).exists() for name in sent)
+
+
+@pytest.mark.parametrize("lock", ["image.lock", "image-build.lock"])
+def test_everything_that_is_installed_is_locked_with_its_hash(steps: list[tuple[str, str]], lock: str) -> None:
+    text = (ROOT / "infra" / lock).read_text().replace(" \\\n", " ")
+    (python,) = {image.split()[0].removeprefix("python:") for image in of(steps, "FROM") if image.startswith("python:")}
+    head, *lines = text.splitlines()
+    assert head.endswith(f" for Python {python.removesuffix('-slim')}.")
+    assert all(re.fullmatch(r"[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64}){1,2}", line) for line in lines)
+    installs = [part for rest in of(steps, "RUN") for part in rest.split(" && ") if "pip install" in part]
+    assert all("--require-hashes" in part or "--no-index" in part for part in installs)
+
+
+def test_the_lock_has_what_the_gateway_needs() -> None:
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "infra/image.lock").read_text(), re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["aws"]]
+    assert {re.match(r"[a-z0-9-]+", one)[0] for one in wanted} <= locked  # type: ignore[index]
 
 
 @contextmanager

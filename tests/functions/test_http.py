@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app import lambda_http
+from app import config, lambda_http
 from app.errors import ConfigError
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.rounds import accept, retry
@@ -82,6 +83,51 @@ def test_an_answer_that_lambda_cannot_return_is_an_error_that_says_so(functions:
     assert "AWS Lambda returns" in error["error"]["message"]
 
 
+def as_the_runtime_writes_it(answer: Any) -> int:
+    """Bytes of a response: simplejson without `ensure_ascii`, which escapes two line separators
+    nevertheless."""
+    text = json.dumps(answer, ensure_ascii=False)
+    return len(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").encode())
+
+
+ESCAPED = [
+    pytest.param("quotes", 1_700_000, id="a body of 3.4 MB that the runtime makes one of 6.8"),
+    pytest.param("lines", 1_400_000, id="a body of 4.2 MB that the runtime makes one of 8.4"),
+]
+
+
+@pytest.mark.parametrize(("name", "count"), ESCAPED)
+def test_what_only_the_escaping_makes_too_large_is_returned_in_base64(
+    functions: Functions, name: str, count: int
+) -> None:
+    event = asking("http_api_v2", "tools/call", {"name": name, "arguments": {"count": count}})
+    answer = functions.http(event, LambdaContext())
+    assert as_the_runtime_writes_it(answer) <= 6 * 1024 * 1024
+    assert answer["isBase64Encoded"] is True
+    result = json.loads(base64.b64decode(answer["body"]))["result"]
+    assert len(result["content"][0]["text"]) == count
+
+
+@pytest.mark.parametrize("kind", HTTP_EVENTS)
+def test_what_is_returned_never_has_more_than_6_mb_as_the_runtime_writes_it(functions: Functions, kind: str) -> None:
+    for name, count in (("quotes", 1_500_000), ("quotes", 2_200_000), ("lines", 1_000_000), ("lines", 1_570_000)):
+        event = asking(kind, "tools/call", {"name": name, "arguments": {"count": count}})
+        assert as_the_runtime_writes_it(functions.http(event, LambdaContext())) <= 6 * 1024 * 1024
+
+
+def test_a_result_of_a_task_that_may_be_larger_than_a_function_returns_is_a_mistake(environ: dict[str, str]) -> None:
+    path = Path(environ["GATEWAY_CONFIG"])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": {"max_result_bytes": 5_000_000}}))
+    with pytest.raises(ConfigError, match=r"(?s)tasks.max_result_bytes: is 5000000.*4600000 at most"):
+        lambda_http.make_handler(environ)
+
+
+def test_the_largest_result_of_a_task_can_be_fetched_whatever_is_in_it() -> None:
+    assert config.TasksConfig().max_result_bytes <= lambda_http.FETCHABLE_BYTES
+    most = -(-lambda_http.FETCHABLE_BYTES // 3) * 4 + lambda_http.ENVELOPE_BYTES
+    assert most <= lambda_http.MAX_ANSWER_BYTES
+
+
 def test_subscriptions_are_neither_advertised_nor_served(functions: Functions) -> None:
     capabilities = functions.ask("http_api_v2", "server/discover")["result"]["capabilities"]
     assert capabilities["tools"] == {}
@@ -106,6 +152,14 @@ def test_a_missing_setting_is_named_when_the_function_is_made(environ: dict[str,
     del environ["GATEWAY_STATE_KEYS"]
     with pytest.raises(ConfigError, match="GATEWAY_STATE_KEYS"):
         lambda_http.make_handler(environ)
+
+
+def test_without_authentication_a_function_is_made_only_if_that_is_meant(environ: dict[str, str]) -> None:
+    lambda_http.make_handler(environ)
+    del environ["GATEWAY_ALLOW_ANONYMOUS"]
+    with pytest.raises(ConfigError, match=r"(?s)auth: .*everybody.*AllowAnonymous=true"):
+        lambda_http.make_handler(environ)
+    lambda_http.make_handler(with_authorizer(environ))
 
 
 def test_a_table_needs_a_queue_that_functions_share(environ: dict[str, str]) -> None:
@@ -158,6 +212,24 @@ def test_the_claims_of_an_authorizer_are_the_caller(environ: dict[str, str], kin
     event["requestContext"]["authorizer"] = authorizer
     with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
         assert handler(event, LambdaContext())["statusCode"] == 200
+
+
+@pytest.mark.parametrize("kind", ["http_api_v2", "rest_api_v1", "function_url"])
+@pytest.mark.parametrize(
+    "authorizer",
+    [
+        *(None, "ada", 7, [], ["ada"], {}, {"jwt": None}, {"jwt": "x"}, {"jwt": []}, {"jwt": {"claims": "x"}}),
+        *({"claims": None}, {"claims": "{}"}, {"claims": [1]}, {"lambda": None}, {"lambda": "x"}, {"lambda": {}}),
+        *({"sub": {"a": 1}}, {"claims": {"sub": ["ada"]}}, {"claims": {"sub": None}}, {"iam": {"userId": "x"}}),
+        *({"jwt": {"claims": {"iss": ["x"], "sub": "ada"}}}, {"claims": {"sub": "ada", "client_id": [1]}}),
+    ],
+    ids=str,
+)
+def test_an_authorizer_of_an_odd_shape_is_a_401(environ: dict[str, str], kind: str, authorizer: Any) -> None:
+    event = asking(kind, "tools/list")
+    event["requestContext"]["authorizer"] = authorizer
+    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
+        assert handler(event, LambdaContext())["statusCode"] == 401
 
 
 @pytest.mark.parametrize(

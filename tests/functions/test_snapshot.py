@@ -76,6 +76,7 @@ def snapshot(tmp_path: Path, dynamodb: Emulator) -> Iterator[Snapshot]:
             **aws,
             "AWS_LAMBDA_FUNCTION_NAME": "gateway",
             "AWS_LAMBDA_INITIALIZATION_TYPE": "snap-start",
+            "GATEWAY_ALLOW_ANONYMOUS": "true",
             "GATEWAY_CONFIG": str(config),
             "GATEWAY_STATE_KEYS_SECRET": name,
             "GATEWAY_STORE": f"dynamodb://{name}",

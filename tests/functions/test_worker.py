@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import copy
+import json
 import subprocess
 import sys
+import time
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app import lambda_worker
+from app import config, core, lambda_http, lambda_worker, settings
 from app.auth.principal import LOCAL
+from app.clock import Clock, Deadline
+from app.config import TasksConfig
+from app.lambda_worker import Function
 from app.tasks.call import owner_of
+from app.tasks.sweep import Sweep
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.rounds import accept
 
@@ -47,6 +57,17 @@ def test_a_task_is_carried_to_its_question_and_to_its_end(functions: Functions) 
     assert shown(functions, task_id)["result"]["content"][0]["text"] == "Hello, Ada!"
 
 
+@pytest.mark.parametrize("kind", ["http_api_v2", "function_url"])
+def test_the_largest_result_that_a_task_may_have_can_be_fetched(functions: Functions, kind: str) -> None:
+    quotes = (TasksConfig().max_result_bytes - 1_000) // 2  # each is two bytes of the result's JSON
+    params = {"name": "much", "arguments": {"count": quotes}}
+    task_id = str(functions.ask("http_api_v2", "tools/call", params)["result"]["taskId"])
+    functions.worker(batch(message(task_id)), LambdaContext())
+    answer = functions.http(asking(kind, "tasks/get", {"taskId": task_id}), LambdaContext())
+    result = json.loads(base64.b64decode(answer["body"]))["result"]["result"]
+    assert len(result["content"][0]["text"]) == quotes
+
+
 def test_a_bad_message_fails_itself_and_no_other(functions: Functions) -> None:
     task_id = begin(functions)
     failed = functions.worker(batch("no reference", message(task_id), ""), LambdaContext())
@@ -66,6 +87,40 @@ def test_the_schedule_sweeps_and_counts(functions: Functions, event: dict[str, A
     begin(functions)
     swept = functions.worker(event, LambdaContext())
     assert (swept["working"], swept["input_required"], swept["late"]) == (1, 0, 0)
+
+
+def test_a_task_that_no_worker_takes_is_told_to_be_overdue_although_the_sweep_queues_it_again(
+    environ: dict[str, str],
+) -> None:
+    path = Path(environ["GATEWAY_CONFIG"])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": {"requeue_after_s": 1}}))
+    with closing(lambda_http.make_handler(environ)) as http, closing(lambda_worker.make_handler(environ)) as worker:
+        begin(Functions(http, worker))
+        time.sleep(2.2)
+        swept = worker(recorded("schedule"), LambdaContext())
+    assert swept["late"] == 1
+    assert swept["overdue_s"] >= 1
+
+
+class Endless(Sweep):
+    """One that finds more and more."""
+
+    async def sweep(self, deadline: Deadline | None = None) -> int:
+        await asyncio.sleep(3600)
+        return 0
+
+
+def test_a_sweep_that_does_not_come_to_its_end_stops_in_time_and_tells_what_it_has_counted(
+    environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file, clock = config.load(Path(environ["GATEWAY_CONFIG"])), Clock()
+    parts = core.build_core(file, settings.from_environment(environ), clock)
+    sweep = Endless(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
+    with closing(Function(parts.worker(file.config, clock), sweep, clock, "worker")) as worker:
+        swept = worker(recorded("schedule"), LambdaContext(lambda_worker.MARGIN_MS + 300))
+    assert swept["working"] == 0
+    assert "late" not in swept
+    assert "the next one goes on" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,29 @@ async def later(ctx: Context) -> str:
     return f"Hello, {(await ctx.elicit('who', 'Who?', Name)).name}!"
 
 
+@tool(task="required")
+async def much(ctx: Context, count: int) -> str:
+    """Answers what JSON has to escape, as a task."""
+    await ctx.continue_as_task()
+    return '"' * count
+
+
 @tool
 async def large(megabytes: int) -> str:
     """Answers a lot."""
     return "x" * megabytes * 1_000_000
+
+
+@tool
+async def quotes(count: int) -> str:
+    """Answers what JSON has to escape, twice by the time that it is JSON in JSON."""
+    return '"' * count
+
+
+@tool
+async def lines(count: int) -> str:
+    """Answers separators that the runtime writes as six bytes each."""
+    return "\u2028" * count
 
 
 @tool

@@ -68,3 +68,18 @@ async def change(ctx: Context) -> str:
     """Tells the listeners that the tools have changed."""
     await ctx.tools_changed()
     return "told"
+
+
+@tool
+def flood_thread(ctx: SyncContext, count: int, size: int) -> str:
+    """Sends so many log messages of so many characters, from a thread."""
+    for number in range(count):
+        ctx.log("info", [number, "x" * size])
+    return "flooded"
+
+
+@tool
+async def stand_still(seconds: float) -> str:
+    """Blocks the event loop."""
+    time.sleep(seconds)  # noqa: ASYNC251  what it is for
+    return "stood still"

@@ -1,6 +1,6 @@
 """Any request at all: one well-formed answer, in time, and never one that blames the server.
 
-Normal runs try the same 2,000 cases every time. For a long run with new ones:
+Normal runs try the same 20,000 cases every time. For a long run with new ones:
 
     FUZZ_CASES=20000 [FUZZ_SEED=…] pytest tests/http/test_any_request.py -s
 """
@@ -44,7 +44,7 @@ from tests.support.task_client import (
     valid_got,
 )
 
-USUAL_CASES, USUAL_SEED = 2000, "2026-07-28"
+USUAL_CASES, USUAL_SEED = 20_000, "2026-07-28"
 TIME_LIMIT_S = 2.0
 STATUSES = {200, 202, 400, 403, 404, 405, 406, 413, 415}
 UNREAD = {403, 405, 406, 413, 415}
@@ -139,7 +139,9 @@ def _inner(value: Any) -> list[Any]:
 
 
 def is_id(value: Any) -> bool:
-    return isinstance(value, str) or (type(value) is int and -(2**63) <= value < 2**63)
+    if isinstance(value, str):
+        return len(value) <= 256
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def is_preflight(request: Case) -> bool:
@@ -246,7 +248,7 @@ class Lines(logging.Handler):
         assert json.loads(line)["msg"]
         assert len(line) < 3000
         self.count += record.name == "app.request"
-        if record.levelno >= logging.WARNING:
+        if record.levelno >= logging.WARNING and record.name != "app.stalls":  # of the generator, which shares the loop
             self.failures.append(line)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
-from app import tool
+from app import Context, tool
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add
@@ -165,7 +167,8 @@ async def test_a_notification_does_not_need_the_headers_of_a_request(mcp: Client
         (b'{"id": 1, "id": 2}', -32700, None),
         (b'{"id": NaN}', -32700, None),
         (b"\xff\xfe{\x00}\x00", -32700, None),
-        (b"[" * 100_000, -32700, None),
+        (b"[" * 90_000, -32700, None),
+        (b'{"jsonrpc": "2.0", "id": "%b", "method": "tools/list"}' % (b"x" * 257), -32600, None),
         (b'[{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}]', -32600, None),
         (b'{"jsonrpc": "1.0", "id": "a", "method": "tools/list"}', -32600, "a"),
         (b'{"jsonrpc": "2.0", "id": null, "method": "tools/list"}', -32600, None),
@@ -185,7 +188,7 @@ async def test_a_body_that_is_no_request_is_one_json_rpc_error(
     assert response.json().get("id") == request_id
 
 
-@pytest.mark.parametrize("request_id", [0, -1, 2**63 - 1, -(2**63), "", "1", "ü\u2028\x00", "x" * 10_000])
+@pytest.mark.parametrize("request_id", [0, -1, 2**63 - 1, -(2**63), "", "1", "ü\u2028\x00", "x" * 256])
 async def test_the_id_comes_back_as_it_was(mcp: Client, request_id: Any) -> None:
     for method, status in (("tools/list", 200), ("no/such", 404)):
         response = await mcp.post(method, request_id=request_id)
@@ -208,3 +211,106 @@ async def test_an_exception_of_our_own_making_is_an_internal_error_that_tells_no
     (failure,) = [record for record in caplog.records if record.exc_info]
     assert failure.__dict__["fields"]["reference"] in error["message"]
     assert "to_wire" not in error["message"]
+
+
+def with_nodes(count: int) -> str:
+    """Arguments with so many values and keys, and strings full of what looks like more."""
+    return json.dumps({"text": ",:[{" * 50_000, "more": [0] * (count - 30), "quoted": '\\"\\' * 1000})
+
+
+async def test_a_body_may_have_many_values_but_not_any_number() -> None:
+    async with client(gateway(echo_any, http={"max_json_nodes": 2_000})) as mcp:
+        few, many = (json.loads(with_nodes(count)) for count in (1_900, 2_200))
+        assert (await mcp.post("tools/call", {"name": "echo_any", "arguments": {"value": few}})).status_code == 200
+        response = await mcp.post("tools/call", {"name": "echo_any", "arguments": {"value": many}})
+    assert response.status_code == 413
+    assert "http.max_json_nodes" in wire.valid_error(response)["message"]
+
+
+async def test_large_bodies_that_are_being_served_are_bounded_together() -> None:
+    app = gateway(wait_for_gate, http={"max_pending_bytes": 1_000_000})
+    asked = wire.message("tools/call", {"name": "wait_for_gate", "arguments": {"text": "x" * 400_000}})
+    async with Exchange(app, asked), Exchange(app, asked):
+        await asyncio.sleep(0.05)
+        async with Exchange(app, asked) as third:
+            assert b"http.max_pending_bytes" in await third.body()
+        assert (third.status, third.headers[b"retry-after"]) == (503, b"5")
+        async with client(app) as mcp:
+            assert (await mcp.post("tools/list")).status_code == 200, "a small one is served"
+    async with Exchange(app, asked) as later:
+        await asyncio.sleep(0.05)
+        assert later.status is None, "what was taken is given back"
+
+
+async def test_a_stream_is_not_kept_for_a_large_request(mcp: Client) -> None:
+    params = {"notifications": {"toolsListChanged": True}, "more": "x" * 70_000}
+    response = await mcp.post("subscriptions/listen", params)
+    assert response.status_code == 413
+    assert "65536" in wire.valid_error(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("resources/read", {"uri": "note://" + "x" * 8_200}),
+        ("subscriptions/listen", {"notifications": {"resourceSubscriptions": ["note://" + "x" * 8_200]}}),
+        (
+            "completion/complete",
+            {"ref": {"type": "ref/resource", "uri": "x" * 8_200}, "argument": {"name": "a", "value": "b"}},
+        ),
+    ],
+)
+async def test_a_uri_over_8_kb_is_refused_before_it_is_matched(
+    mcp: Client, method: str, params: dict[str, Any]
+) -> None:
+    headers: dict[str, str | None] = {"mcp-name": params["uri"]} if "uri" in params else {}
+    response = await mcp.post(method, params, headers=headers)
+    assert response.status_code == 400
+    error = wire.valid_error(response)
+    assert error["code"] == -32602
+    assert "8192" in error["message"]
+
+
+async def test_a_long_progress_token_is_none(everything: FastAPI) -> None:
+    asked = wire.message("tools/call", {"name": "report", "arguments": {}}, progressToken="x" * 257)
+    async with Exchange(everything, asked) as one:
+        await one.body()
+    assert one.headers[b"content-type"] == b"application/json"
+
+
+async def test_who_does_not_read_its_events_loses_its_call_under_any_server() -> None:
+    ended = asyncio.Event()
+
+    @tool
+    async def talk(ctx: Context) -> str:
+        """Talks without end."""
+        try:
+            while True:
+                await ctx.log("info", "x")
+                await asyncio.sleep(0.01)
+        finally:
+            ended.set()
+
+    app = gateway(talk, http={"send_timeout_s": 0.05})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.main.GRACE_S", 0.05)
+        app = gateway(talk, http={"send_timeout_s": 0.05})
+    asked = wire.message("tools/call", {"name": "talk", "arguments": {}}, logLevel="info")
+    async with Exchange(app, asked) as one:
+        await one.event()
+        one.reading.clear()
+        await asyncio.wait_for(ended.wait(), 3)
+        await asyncio.wait_for(one.running, 3)
+
+
+@tool
+async def echo_any(value: Any) -> str:
+    """Takes anything."""
+    return "taken"
+
+
+@tool
+async def wait_for_gate(text: str) -> str:
+    """Waits until it is cancelled."""
+    await asyncio.Event().wait()
+    return text

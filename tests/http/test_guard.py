@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from fastapi import FastAPI
 from app.http.guard import host_allowed, origin_allowed
 from app.settings import Settings
 from tests.support import wire
-from tests.support.asgi import Client, client, gateway
+from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add
 
 DISCOVER = wire.message("server/discover")
@@ -52,11 +53,19 @@ async def test_another_host_is_refused_and_the_setting_named(everything: FastAPI
 
 
 @pytest.mark.parametrize(
-    "origin",
-    ["http://localhost", "http://localhost:5173", "https://127.0.0.1:8443", "http://[::1]:3000", "HTTP://LocalHost:80"],
+    ("host", "origin"),
+    [
+        ("localhost", "http://localhost"),
+        ("localhost:5173", "http://localhost:5173"),
+        ("127.0.0.1:8443", "https://127.0.0.1:8443"),
+        ("[::1]:3000", "http://[::1]:3000"),
+        ("LocalHost:80", "HTTP://localhost:80"),
+    ],
 )
-async def test_loopback_origins_are_served_and_told_so(everything: FastAPI, origin: str) -> None:
-    response = await ask(everything, origin=origin)
+async def test_pages_of_the_gateways_own_origin_are_served_and_told_so(
+    everything: FastAPI, host: str, origin: str
+) -> None:
+    response = await ask(everything, host=host, origin=origin)
     assert response.status_code == 200
     assert response.headers["access-control-allow-origin"] in ("*", origin)
 
@@ -64,6 +73,9 @@ async def test_loopback_origins_are_served_and_told_so(everything: FastAPI, orig
 @pytest.mark.parametrize(
     "origin",
     [
+        "http://localhost:5173",
+        "http://127.0.0.1",
+        "ftp://localhost:8000",
         "https://evil.example",
         "null",
         "",
@@ -75,7 +87,7 @@ async def test_loopback_origins_are_served_and_told_so(everything: FastAPI, orig
     ],
 )
 async def test_another_origin_is_refused_and_the_setting_named(everything: FastAPI, origin: str) -> None:
-    response = await ask(everything, origin=origin)
+    response = await ask(everything, host="localhost:8000", origin=origin)
     assert response.status_code == 403
     assert "http.allowed_origins" in wire.valid_error(response)["message"]
     assert "access-control-allow-origin" not in response.headers
@@ -150,7 +162,8 @@ async def test_a_list_of_origins_replaces_the_loopback_ones() -> None:
 async def test_the_host_and_origin_of_the_public_url_are_served(public_url: str, host: str, origin: str) -> None:
     app = gateway(add, using=Settings(public_url=public_url))
     assert (await ask(app, host=host, origin=origin)).status_code == 200
-    assert (await ask(app, host="localhost", origin="http://localhost:1")).status_code == 200
+    assert (await ask(app, host="localhost:1", origin="http://localhost:1")).status_code == 200
+    assert (await ask(app, host="localhost", origin="http://localhost:1")).status_code == 403
     assert (await ask(app, host=host, origin="https://evil.example")).status_code == 403
     assert (await ask(app, host="evil.example")).status_code == 403
 
@@ -161,9 +174,42 @@ async def test_on_lambda_any_host_is_served_but_not_any_origin() -> None:
     assert (await ask(app, host="x1.example", origin="https://evil.example")).status_code == 403
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_page_at_a_name_that_anybody_may_have_is_not_the_gateways_own(scheme: str) -> None:
+    app = gateway(add, http={"allowed_hosts": ["*"]})
+    assert (await ask(app, host="rebound.example", origin=f"{scheme}://rebound.example")).status_code == 403
+    assert (await ask(app, host="localhost:1", origin=f"{scheme}://localhost:1")).status_code == 200
+
+
+@pytest.mark.parametrize("server", ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::7", "0.0.0.0"])
+async def test_without_authentication_only_this_machine_is_served_whatever_server_runs_the_app(server: str) -> None:
+    async with exchange(gateway(add), DISCOVER, server) as refused:
+        body = json.loads(await refused.body())
+    assert refused.status == 403
+    assert "GATEWAY_ALLOW_ANONYMOUS" in body["error"]["message"]
+    allowing = gateway(add, using=Settings(allow_anonymous=True))
+    async with exchange(allowing, DISCOVER, server) as served:
+        await served.body()
+    assert served.status == 200
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
+async def test_without_authentication_this_machine_is_served(server: str) -> None:
+    async with exchange(gateway(add), DISCOVER, server) as served:
+        await served.body()
+    assert served.status == 200
+
+
+def exchange(app: FastAPI, asked: dict[str, Any], server: str) -> Exchange:
+    made = Exchange(app, asked)
+    made.scope["server"] = (server, 8000)
+    return made
+
+
 async def test_a_browser_of_an_allowed_origin_may_send_every_header_of_the_revision(mcp: Client) -> None:
     wanted = "content-type, mcp-method, mcp-name, mcp-param-region, mcp-protocol-version"
     preflight = {
+        "host": "localhost:5173",
         "origin": "http://localhost:5173",
         "access-control-request-method": "POST",
         "access-control-request-headers": wanted,
@@ -184,7 +230,7 @@ async def test_a_preflight_of_another_origin_is_refused(mcp: Client) -> None:
 
 
 async def test_an_error_can_be_read_by_a_browser_of_an_allowed_origin(everything: FastAPI) -> None:
-    response = await ask(everything, origin="http://localhost:5173", accept="text/html")
+    response = await ask(everything, host="localhost:5173", origin="http://localhost:5173", accept="text/html")
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (406, "*")
 
 

@@ -192,10 +192,10 @@ class _Story:
 
     async def _want(self, client: Process, plan: Plan) -> None:
         await asyncio.sleep(plan.begins_s)
-        client.clock.next_id = plan.id  # as it follows from what the client was given, however often it is sent
         call = TaskCall(plan.tool, plan.arguments, LOCAL, CAPABILITIES)
         for _ in range(plan.sends):
-            await _insist(lambda: client.tasks.create(call, Journal()))
+            # the id follows from what the client was given: it is the same however often that is sent
+            await _insist(lambda: client.tasks.create(call, Journal(), task_id=plan.id))
         created = self._shared.witness.seen.get(plan.id)
         if created is None:
             self._world.wrong(f"{plan.id}: the client was told of a task that is not there")
@@ -218,7 +218,8 @@ class _Story:
                 self._world.wrong(f"{plan.id}: its cancellation was acknowledged, and it goes on")
 
     async def _look(self, client: Process, plan: Plan) -> bool:
-        shown = jsonrpc.decode(await _insist(lambda: client.tasks.get(LOCAL, plan.id)))
+        record = await _insist(lambda: client.tasks.record(LOCAL, plan.id))
+        shown = jsonrpc.decode(client.tasks.shown(record))
         if shown["status"] == Status.INPUT_REQUIRED:
             key, name = next(iter(shown["inputRequests"])), f"answer {len(plan.accepted)}"
             plan.accepted.append(name)
@@ -270,7 +271,7 @@ def _quiet() -> Iterator[None]:
 
 def main(arguments: argparse.Namespace) -> bool:
     """`scripts/chaos model`: one world after another until the time is over; whether all was right."""
-    until_s = time.monotonic() + arguments.minutes * 60
+    until_s = time.monotonic() + arguments.count * 60
     profiles = [arguments.profile] if arguments.profile else list(PROFILES)
     chance, totals, seed = random.Random(arguments.seed), Counter[str](), arguments.seed
     while True:

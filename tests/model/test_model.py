@@ -1,6 +1,6 @@
 """A bound of the model for every run of the suite, and proof that it sees: mutants of the product are caught within it.
 
-`scripts/chaos model --minutes 30` goes on from there.
+`scripts/chaos model --count 30` goes on from there.
 """
 
 from __future__ import annotations

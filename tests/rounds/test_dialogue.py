@@ -134,6 +134,28 @@ MALFORMED: dict[str, Any] = {
         "size": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": PASSWORD}}
     },
     "a url that is none": {"size": {"method": "elicitation/create", "params": {"message": "?", "mode": "url"}}},
+    **{
+        f"a page at {url}": {
+            "size": {"method": "elicitation/create", "params": {"message": "?", "mode": "url", "url": url}}
+        }
+        for url in (
+            "javascript://example.com/%0aalert(1)",
+            "http://example.com/",
+            "http://127.0.0.1.example.com/",
+            "ftp://example.com/x",
+            "file://localhost/etc/passwd",
+            "vscode://example.com/x",
+            "data://text/html,x",
+            "https://bank.example@evil.example/",
+            "https:///no-host",
+            "https://example.com/\\evil.example",
+            "https://ex\u0430mple.com/",
+            "https://example.com/\u202egpj.exe",
+            "https://example.com/ x",
+            'https://example.com/"x',
+            "https://example.com/" + "x" * 2_100,
+        )
+    },
     "sampling without messages": {"size": {"method": "sampling/createMessage", "params": {"maxTokens": 1}}},
     "sampling without a limit": {"size": {"method": "sampling/createMessage", "params": {"messages": []}}},
 }

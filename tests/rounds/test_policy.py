@@ -34,7 +34,7 @@ async def erase(path: str) -> str:
     return f"erased {path}"
 
 
-@tool
+@tool(read_only=True)
 async def look(path: str) -> str:
     """Looks at a file."""
     return f"looked at {path}"
@@ -76,7 +76,7 @@ async def test_the_confirmation_shows_the_tool_and_its_arguments() -> None:
     async with approving("destructive") as mcp:
         asked = await rounds.ask(mcp, *ERASE)
     shown = asked["inputRequests"]["approve"]["params"]
-    assert shown["message"] == 'Run erase with {"path":"/home/ada/thesis.txt"}?'
+    assert shown["message"] == 'Run erase?\n\nIt is called with\n- path: "/home/ada/thesis.txt"'
     assert shown["requestedSchema"]["properties"].keys() == {"approve"}
     assert erased == []
 
@@ -227,7 +227,7 @@ async def test_approval_comes_after_the_form_and_shows_what_was_filled_in() -> N
         form = await rounds.ask(mcp, method, params)
         confirmation = await rounds.ask(mcp, method, retry(params, form, arguments=accept(size="M", count=2)))
         shown = confirmation["inputRequests"]["approve"]["params"]["message"]
-        assert [f'"{name}":' in shown for name in ("item", "code", "size", "count")] == [True] * 4
+        assert [f"- {name}: " in shown for name in ("item", "code", "size", "count")] == [True] * 4
         assert told.requests == []
         yes = retry(params, confirmation, approve=accept(approve=True))
         await mcp.result(method, yes, clientCapabilities=CAPABILITIES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,7 +14,7 @@ from mcp import Client as OfficialClient
 from mcp.client.streamable_http import streamable_http_client
 
 from infra.stack.front import MAX_HEADER_BYTES, MAX_REQUEST_BYTES
-from infra.stack.functions import InvocationFailed, PayloadTooLarge
+from infra.stack.functions import Account, InvocationFailed, PayloadTooLarge
 from tests.stack.conftest import TIMES, Deployed, last, to_api
 from tests.support import wire
 from tests.support.asgi import Client
@@ -56,7 +57,7 @@ async def test_the_official_client_lists_and_calls(stack: Deployed) -> None:
 
 
 async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(stack: Deployed) -> None:
-    hasty = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=2))
+    hasty = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=4))
     with closing(hasty.gateways(1, "Hasty")) as pool:
         async with to_api(hasty, pool) as http:
             hung = await Client(http).post("tools/call", {"name": "hang", "arguments": {}})
@@ -66,12 +67,12 @@ async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(sta
 
 
 async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_on(stack: Deployed) -> None:
-    impatient = replace(stack.stack.deployment, times=replace(TIMES, api_s=2))
+    impatient = replace(stack.stack.deployment, times=replace(TIMES, api_s=4))
     with closing(impatient.gateways(1, "Impatient")) as pool:
         async with to_api(impatient, pool) as http:
             mcp = Client(http)
             assert await mcp.text("greet", {"name": "Ada"}) == "Hello, Ada!"
-            late = await mcp.post("tools/call", {"name": "stare", "arguments": {"seconds": 3}})
+            late = await mcp.post("tools/call", {"name": "stare", "arguments": {"seconds": 6}})
             assert (late.status_code, late.json()) == (503, {"message": "Service Unavailable"})
             assert await mcp.text("greet", {"name": "Bob"}) == "Hello, Bob!", "when the other has ended"
     assert pool.environments[0].starts == 1
@@ -81,7 +82,22 @@ async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_
 async def test_an_answer_that_aws_lambda_would_not_return_is_an_error_that_says_so(mcp: Client) -> None:
     status, error = await mcp.error("tools/call", {"name": "talk", "arguments": {"megabytes": 7}})
     assert (status, error["code"]) == (200, -32603)
-    assert "AWS Lambda returns 6287360 at most" in error["message"]
+    assert "AWS Lambda returns 6291456 at most" in error["message"]
+
+
+async def test_an_answer_that_only_its_escaping_makes_too_large_arrives(mcp: Client) -> None:
+    assert len(await mcp.text("recite", {"count": 1_700_000})) == 1_700_000
+
+
+async def test_a_request_beyond_the_executions_of_the_account_is_answered_503_and_counted(stack: Deployed) -> None:
+    small = replace(stack.stack.deployment, account=Account(1))
+    with closing(small.gateways(2, "Few")) as pool:
+        async with to_api(small, pool) as http:
+            assert await Client(http).text("greet", {"name": "Ada"}) == "Hello, Ada!"
+            params = {"name": "stare", "arguments": {"seconds": 1}}
+            answers = await asyncio.gather(*(Client(http).post("tools/call", params) for _ in range(3)))
+    assert sorted(answer.status_code for answer in answers) == [200, 503, 503]
+    assert pool.counts["Throttles"] == 2
 
 
 async def test_a_body_over_10_mb_is_refused_by_the_api(stack: Deployed, http: httpx.AsyncClient) -> None:

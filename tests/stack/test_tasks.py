@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from infra.stack.loops import MOST
 from tests.stack.conftest import TIMES, Deployed, until
 from tests.support.asgi import Client
+from tests.support.cloudwatch import Alarm, alarms
 from tests.support.rounds import Conversation, accept, tool
 from tests.support.task_client import TaskClient
 
@@ -73,6 +75,50 @@ async def test_a_call_of_three_times_the_limit_ends_as_a_task_and_by_shedding_fo
     assert stack.done("shed") == [f"dug {shed['content'][0]['text']}"]
     assert len(conversation.asked) >= 3
     assert not any(conversation.asked), "nothing but state"
+
+
+async def test_a_task_under_way_goes_on_in_the_version_that_a_deployment_brings(
+    stack: Deployed, tasks: TaskClient
+) -> None:
+    task_id = await tasks.begin("release")
+    await until(tasks, task_id, "input_required", WITHIN_S)
+    for function in ("GatewayFunction", "WorkerFunction"):
+        (stack.stack.deployment.directory / function / "version.txt").write_text("2")
+    kill_all(stack)  # functions that are replaced end
+    await tasks.answer(task_id, {"go": accept(name="Ada")})
+    ended = await until(tasks, task_id, "completed", WITHIN_S)
+    assert ended["result"]["content"][0]["text"] == "begun by 1, ended by 2"
+
+
+async def test_the_sweep_tells_what_the_alarms_look_at_and_they_keep_quiet(stack: Deployed, tasks: TaskClient) -> None:
+    known = alarms(stack.stack.deployment.template)
+    told: dict[str, list[float | None]] = {name: [] for name in ("OverdueTasksAlarm", "OldestTaskAlarm")}
+    end = time.monotonic() + WITHIN_S
+    while min(map(len, told.values())) < known["OverdueTasksAlarm"].periods:
+        assert time.monotonic() < end, told
+        await asyncio.sleep(0.5)
+        lines = [line for one in stack.stack.workers.environments for line in one.log.read_text().splitlines()]
+        swept = [json.loads(line) for line in lines if '"_aws"' in line]
+        for name, values in told.items():
+            alarm = known[name]
+            values[:] = [line[alarm.metric] for line in swept if alarm.dimensions.items() <= line.items()]
+    for name, values in told.items():
+        assert not known[name].fires(values), name
+        assert known[name].fires([alarm_at(known[name])] * 10)
+
+
+def alarm_at(alarm: Alarm) -> float:
+    """A value that it fires at."""
+    return alarm.threshold
+
+
+async def test_a_task_that_sleeps_more_often_than_aws_lambda_lets_a_loop_go_round_ends_in_one_chain(
+    stack: Deployed, tasks: TaskClient
+) -> None:
+    ended = await until(tasks, await tasks.begin("nap", times=MOST + 3), "completed", 3 * WITHIN_S)
+    assert ended["result"]["content"][0]["text"] == str(MOST + 3)
+    assert stack.stack.poller.counts["longest chain"] > MOST
+    assert stack.stack.poller.counts["loops stopped"] == 0
 
 
 async def test_a_message_that_is_no_task_fails_alone_and_ends_in_the_dead_letter_queue(

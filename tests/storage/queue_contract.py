@@ -177,7 +177,8 @@ class TaskQueueContract:
         await queue.send_many(refs(5))
         await queue.delete(await queue.receive(1, 1000))
         left = {message.ref for message in await drain(queue, 4)}
-        assert set(await queue.waiting([*refs(5), REF])) <= left
+        known = await queue.waiting([*refs(5), REF])
+        assert known is None or set(known) == left
 
     async def test_a_message_is_not_delivered_before_its_delay_is_over(
         self, queue: TaskQueue, let_pass: LetPass

@@ -1269,7 +1269,7 @@ class TaskStoreContract:
         (task,) = await store.due(UNTIL, 10)
         assert await store.postpone(task, UNTIL + 1)
         assert not await unsent(), "the sweep sends one"
-        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 1)
+        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 2_000)
         assert not await unsent(), "its worker has sent one that is delayed"
         lease = (await claim(store, now_ms=SOON)).lease
         await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)

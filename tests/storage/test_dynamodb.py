@@ -456,6 +456,94 @@ async def test_a_sweeper_sees_every_shard_that_may_have_tasks(dynamodb: Emulator
     assert len([tasks for tasks in found if tasks]) > min(shards, 10) // 2
 
 
+# capacity units
+
+
+class Metered:
+    """A store, and the units that its calls consume."""
+
+    def __init__(self, dynamodb: Emulator, table: str) -> None:
+        self.units: Counter[str] = Counter()
+        self.store = DynamoDbTasks(dynamodb.open(table, lambda: self._watched(dynamodb.client())))
+
+    def _watched(self, client: Any) -> Any:
+        def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
+            return {**params, "ReturnConsumedCapacity": "TOTAL"}
+
+        client.meta.events.register("provide-client-params.dynamodb", ask)
+        client.meta.events.register("after-call.dynamodb", self._note)
+        return client
+
+    def _note(self, parsed: dict[str, Any], model: Any, **_: Any) -> None:
+        consumed = parsed.get("ConsumedCapacity", [])
+        kind = "read" if model.name in {"GetItem", "BatchGetItem", "Query"} else "write"
+        for one in consumed if isinstance(consumed, list) else [consumed]:
+            self.units[kind] += one["CapacityUnits"]
+
+    async def of(self, work: Any) -> tuple[float, float]:
+        """Read and write units."""
+        self.units.clear()
+        await work
+        return self.units["read"], self.units["write"]
+
+
+@pytest.fixture
+async def metered(dynamodb: Emulator, table: str) -> AsyncIterator[Metered]:
+    made = Metered(dynamodb, table)
+    yield made
+    await made.store.aclose()
+
+
+async def test_what_the_documentation_says_that_operations_cost(metered: Metered) -> None:
+    store, units = metered.store, metered.of
+    assert await units(store.create(new(call=blob(300)))) == (0, 3)
+    assert await units(store.claim(REF, NOW, UNTIL)) == (0, 3)
+    await store.let_go(REF, 1, NOW, SOON, blame=False)
+    lease = (await claim(store)).lease
+    assert await units(store.checkpoint(lease, Added([blob(60)], status_message="on it"), NOW)) == (0, 1)
+    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 1)) == (0, 3)
+    assert await units(store.read(REF, NOW)) == (1, 0)
+    assert await units(store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)) == (0, 3)
+    assert await units(store.answer(REF, {"a": b"!"}, NOW, SOON)) == (0, 1), "AWS counts the refused write, too"
+    assert await units(store.answer(REF, {"b": b"!"}, NOW, SOON)) == (0, 3)
+    lease = (await claim(store)).lease
+    assert await units(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 1)) == (0, 3)
+    lease = (await claim(store)).lease
+    assert await units(store.finish(lease, Status.COMPLETED, b"{}", None, NOW)) == (0, 3)
+    other = TaskRef("owner", "other")
+    await store.create(new(other))
+    assert await units(store.cancel(other, "cancelled", NOW)) == (0, 3)
+
+
+async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(metered: Metered) -> None:
+    store = metered.store
+    await store.create(new(call=blob(350)))
+    lease = (await claim(store)).lease
+
+    async def steps(count: int) -> None:
+        for n in range(count):
+            await store.checkpoint(lease, Added([b"%d %b" % (n, blob(60))]), NOW)
+
+    first, later = await metered.of(steps(100)), await metered.of(steps(400))
+    assert max(first[1] / 100, later[1] / 400) <= 1.5
+    assert first[0] == later[0] == 0
+
+
+async def test_a_claim_reads_what_is_live_and_a_look_what_is_shown(metered: Metered) -> None:
+    store = metered.store
+    await store.create(new(call=blob(2_000), journal=[blob(8_000)]))
+    live = -(-2_000 // 4096) - (-8_000 // 4096) - (-9_000 // 4096)
+    for n in range(12):
+        lease = (await claim(store)).lease
+        await store.checkpoint(lease, Added(state=blob(9_000 + n)), NOW)
+        await store.suspend(lease, NOTHING, {"a": blob(9_000)}, NOW)
+        assert (await metered.of(store.read(REF, NOW)))[0] <= 4, "the head and one question"
+        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        assert (await metered.of(store.read(REF, NOW)))[0] <= 1
+        assert (await metered.of(claim(store)))[0] <= live + 1
+        await store.let_go(REF, 2 * n + 2, NOW, SOON, blame=False)
+
+
 # what goes wrong
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -98,3 +100,17 @@ class TestSqliteOnce(OnceStoreContract):
     def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
         SqliteOnce(Database(path), clock)
         assert not path.parent.exists()
+
+
+async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        once = SqliteOnce(Database(path), FixedClock())
+        await once.claim("t", "a", 1, LATER)
+        modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in (path.parent, *path.parent.iterdir())}
+        await once.aclose()
+    finally:
+        os.umask(before)
+    assert modes.pop(path.parent.name) == 0o700
+    assert modes.keys() >= {path.name, f"{path.name}-wal"}
+    assert set(modes.values()) == {0o600}

@@ -34,7 +34,7 @@ class TestSqliteTasks(task_contract.TaskStoreContract):
         made: list[TaskStore] = []
 
         def open_one() -> TaskStore:
-            made.append(SqliteTasks(Database(path, durable=False)))
+            made.append(SqliteTasks(Database(path, durable=False), shards=8))
             return made[-1]
 
         yield open_one
@@ -134,11 +134,13 @@ class TestSqliteQueue(queue_contract.TaskQueueContract):
         await queue.send_many(refs[:2])
         await queue.send(refs[2], 600_000)
         (taken,) = await queue.receive(1, 0)
-        assert set(await queue.waiting([*refs, REF])) == set(refs[:2]), "one is worked on and comes again if that fails"
+        assert set(await queue.waiting([*refs, REF]) or ()) == set(refs[:2]), (
+            "one is worked on and comes again if that fails"
+        )
         await queue.delete([taken])
-        assert set(await queue.waiting(refs)) == set(refs[:2]) - {taken.ref}
+        assert set(await queue.waiting(refs) or ()) == set(refs[:2]) - {taken.ref}
         await let_pass(599)
-        assert refs[2] in await queue.waiting(refs)
+        assert refs[2] in (await queue.waiting(refs) or ())
 
 
 def test_a_file_of_the_version_before_goes_on(path: Path) -> None:

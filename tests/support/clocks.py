@@ -15,6 +15,11 @@ class SkippingClock(Clock):
         """Let time pass, or go back."""
         self._skipped_ms += int(seconds * 1000)
 
+    @property
+    def skipped_ms(self) -> int:
+        """What has been added."""
+        return self._skipped_ms
+
     def now_ms(self) -> int:
         return super().now_ms() + self._skipped_ms
 

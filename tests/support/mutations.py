@@ -81,7 +81,7 @@ HEADER_VALUES = [
     b"", b" ", b"\t \t", b"*/*", b"*", b"application/json", b"text/event-stream", b"text/html;q=0.1", b"application/*",
     b"application/json; charset=utf-16", b"2026-07-28", b"2025-11-25", b"tools/call", b"add", b"eu", b"3", b"3.0",
     b"-0", b"1e3", b"true", b"null", b"=?base64??=", b"=?base64?YWRk?=", b"=?base64?YWR?=", b"=?base64?/w==?=",
-    b"=?base64?\xff?=", b"=?BASE64?YWRk?=", b"=?base64?YWRk", b"evil.example", b"localhost:1", b"http://localhost:3",
+    b"=?base64?\xff?=", b"=?BASE64?YWRk?=", b"=?base64?YWRk", b"evil.example", b"localhost:1", b"http://127.0.0.1",
     b"https://evil.example", b"0", b"5", b"-5", b"99999999999999999999999", b"1_000", b"gzip", b"chunked", b"\x00",
     b"\x01\x7f", b"\xc3\xbc", b"\xff\xfe", b"a, b", b'"quoted"', b"x" * 5000,
 ]  # fmt: skip
@@ -141,7 +141,7 @@ def case(seed: str) -> Case:
         change(rng, headers)
     method = rng.choice(METHODS) if rng.random() < 0.04 else "POST"
     if method == "OPTIONS":
-        headers += [(b"origin", b"http://localhost:3"), (b"access-control-request-method", rng.choice(HEADER_VALUES))]
+        headers += [(b"origin", b"http://127.0.0.1"), (b"access-control-request-method", rng.choice(HEADER_VALUES))]
     return Case(method, headers, _chunks(rng, body), names)
 
 

@@ -12,12 +12,17 @@ from typing import Any, TypeAlias
 
 from infra.stack.template import Template
 from tests.support.dynamodb import ROOT
+from tests.support.expanded import expanded
 
 Permission: TypeAlias = tuple[str, str]
 """An action and what it is done to."""
 
-TABLE, INDEX, QUEUE, KEYS = "arn:table", "arn:table/index/open", "arn:queue", "arn:keys"
+TABLE, QUEUE, KEYS = "arn:table", "arn:queue", "arn:keys"
+INDEX: Mapping[str, str] = {"DUE": "arn:table/index/due", "OWNED": "arn:table/index/owned"}
+"""By the name of the constant that has the index's name."""
+LOGS = {f"{name}Log.Arn": f"arn:log/{name}" for name in ("Gateway", "Worker", "Rotation")}
 KNOWN = {
+    **LOGS,
     "Table": "tasks",
     "Table.Arn": TABLE,
     "Queue": "https://sqs.eu-central-1.amazonaws.com/123456789012/tasks",
@@ -28,6 +33,7 @@ KNOWN = {
 """What stands for the template's resources here."""
 
 OPERATIONS: Mapping[str, Permission] = {
+    "batch_get_item": ("dynamodb:BatchGetItem", TABLE),
     "batch_write_item": ("dynamodb:BatchWriteItem", TABLE),
     "delete_item": ("dynamodb:DeleteItem", TABLE),
     "get_item": ("dynamodb:GetItem", TABLE),
@@ -38,6 +44,7 @@ OPERATIONS: Mapping[str, Permission] = {
     "update_item": ("dynamodb:UpdateItem", TABLE),
     "change_message_visibility_batch": ("sqs:ChangeMessageVisibility", QUEUE),
     "delete_message_batch": ("sqs:DeleteMessage", QUEUE),
+    "get_queue_attributes": ("sqs:GetQueueAttributes", QUEUE),
     "receive_message": ("sqs:ReceiveMessage", QUEUE),
     "send_message": ("sqs:SendMessage", QUEUE),
     "send_message_batch": ("sqs:SendMessage", QUEUE),
@@ -54,18 +61,34 @@ OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "Del
 
 GATEWAY = ("app/dispatch/rounds.py", "app/tasks/service.py", "app/tasks/watch.py")
 WORKER = ("app/tasks/checkpointer.py", "app/tasks/ending.py", "app/tasks/sweep.py", "app/tasks/worker.py")
-SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/pool.py")
+SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/isolation.py", "app/tasks/pool.py")
 """What no function runs: the operator's command, and workers that poll."""
 
 
+def deployed() -> Template:
+    """The expanded template, with what its resources are called here."""
+    return Template(ROOT / "template.yaml", {}, KNOWN, expanded())
+
+
 def allowed(template: Template, function: str) -> set[Permission]:
-    """By a function's own policies."""
-    found: set[Permission] = set()
-    for statement in template.properties(function)["Policies"][0]["Statement"]:
+    """By all policies of a function's role, but for its own log; the template has to be
+    expanded."""
+    reference = template.source["Resources"][function]["Properties"]["Role"]
+    role = template.properties(reference["Fn::GetAtt"][0])
+    assert "ManagedPolicyArns" not in role, "they are for every log group and every queue of the account"
+    found = {one for policy in role["Policies"] for one in _allowed(policy["PolicyDocument"])}
+    log = LOGS[f"{function.removesuffix('Function')}Log.Arn"]
+    of_log = {(action, log) for action in ("logs:CreateLogStream", "logs:PutLogEvents")}
+    assert of_log <= found
+    return found - of_log
+
+
+def _allowed(document: Any) -> Iterator[Permission]:
+    for statement in document["Statement"]:
         assert statement["Effect"] == "Allow"
         actions = statement["Action"]
-        found |= {(action, statement["Resource"]) for action in ([actions] if isinstance(actions, str) else actions)}
-    return found
+        for action in [actions] if isinstance(actions, str) else actions:
+            yield action, statement["Resource"]
 
 
 def of_stores(modules: tuple[str, ...]) -> set[Permission]:
@@ -127,11 +150,11 @@ def _does(
     method: str, bodies: Mapping[str, ast.AST], under: Mapping[str, set[Permission]], seen: set[str]
 ) -> set[Permission]:
     found: set[Permission] = set()
-    on_index = False
+    index: str | None = None
     for node in ast.walk(bodies[method]):
         match node:
-            case ast.Constant(value="IndexName"):
-                on_index = True
+            case ast.Name(id=name) if name in INDEX:
+                index = INDEX[name]
             # by name, as in call("query", …); a comparison with a name calls nothing
             case ast.Call(args=arguments):
                 found |= {OPERATIONS[one.value] for one in arguments if _is_operation(one)}
@@ -141,7 +164,7 @@ def _does(
                 found |= _does(name, bodies, under, seen | {name})
             case ast.Attribute(attr=name, value=ast.Attribute(attr="_table")):
                 found |= under.get(name, set())
-    return {(action, INDEX if on_index else resource) for action, resource in found}
+    return {(action, index or resource) for action, resource in found}
 
 
 def _is_operation(node: Any) -> bool:

@@ -113,7 +113,9 @@ class Workshop:
 
     async def shown(self, ref: TaskRef, principal: Principal = LOCAL) -> dict[str, Any]:
         """What `tasks/get` answers."""
-        body: dict[str, Any] = jsonrpc.decode(await self.tasks.get(principal, ref.id))
+        record = await self.tasks.record(principal, ref.id)
+        assert record is not None, "there is no such task"
+        body: dict[str, Any] = jsonrpc.decode(self.tasks.shown(record))
         return body
 
     async def value(self, ref: TaskRef) -> Any:

@@ -41,8 +41,9 @@ ALLOWED_CODES = {-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022}
 
 
 def envelope(**meta: Any) -> dict[str, Any]:
-    """`_meta` of a request: keyword `logLevel` and other names of the revision get their prefix."""
-    prefixed = {name if name == "progressToken" else PREFIX + name: value for name, value in meta.items()}
+    """`_meta` of a request: `logLevel` and other names of the revision get their prefix, unless they have one."""
+    whole = {name for name in meta if name == "progressToken" or "/" in name}
+    prefixed = {name if name in whole else PREFIX + name: value for name, value in meta.items()}
     return {
         PREFIX + "protocolVersion": VERSION,
         PREFIX + "clientInfo": {"name": "tests", "version": "1"},

@@ -29,15 +29,17 @@ from tests.support.tasks import Fast, Handler, Workshop, catalog_of
 T = TypeVar("T")
 
 TABLE = """
-| operation | store calls | messages |
-|---|---|---|
-| `tools/call` that becomes a task | 1 write | 1 |
-| `tasks/get` | 1 consistent read | 0 |
-| `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 1, 0 |
-| `tasks/update` that answers some, or sends more than was asked | 2 | 0 or 1 |
-| a turn of a worker: claim, and its end | 1 + 1 | 0, or 1 if it goes on |
-| a step in it | 1 | 0 |
-| a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 0 |
+| operation | store calls | DynamoDB: write units | read units | messages |
+|---|---|---|---|---|
+| `tools/call` that becomes a task | 1 count and 1 write | 3 | 0.5 | 1 |
+| `tools/call` with a key that may become a task | 1 read more | 0 | 1 | |
+| `tasks/get` | 1 consistent read | 0 | 1, and 1 each 4 KB of questions or result | 0 |
+| `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 3 | 0 | 1, 0 |
+| `tasks/update` that answers some, or sends more than was asked | 2 | 2 to 4 | 0 | 0 or 1 |
+| `tasks/update`, `tasks/cancel`, where any task's tool needs scopes | 1 read more | 0 | 1 | |
+| a turn of a worker: claim, and its end | 1 + 1 | 3 + 3 | 1 each 4 KB outside the head | 0, or 1 if it goes on |
+| a step in it | 1 | 1 (1.3 over 10,000 steps) | 0 | 0 |
+| a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 3 | 1 | 0 |
 """
 LEASE_S = 1
 
@@ -172,8 +174,8 @@ def _long_step(clock: FixedClock) -> Callable[[Context], Awaitable[str]]:
 # the rows of the table
 
 
-async def test_a_task_is_created_by_one_write_and_one_message(costs: Costs) -> None:
-    assert await costs.counts.of(costs.shop.begin("at_once")) == (["create"], 1, 1)
+async def test_a_task_is_created_by_one_count_one_write_and_one_message(costs: Costs) -> None:
+    assert await costs.counts.of(costs.shop.begin("at_once")) == (["count_open", "create"], 2, 1)
 
 
 async def test_a_look_is_one_read(costs: Costs) -> None:
@@ -181,7 +183,7 @@ async def test_a_look_is_one_read(costs: Costs) -> None:
     over = await costs.shop.begin("at_once")
     await costs.shop.all_turns()
     for ref in (waiting, over):
-        assert await costs.counts.of(costs.shop.tasks.get(LOCAL, ref.id)) == (["read"], 1, 0)
+        assert await costs.counts.of(costs.shop.tasks.record(LOCAL, ref.id)) == (["read"], 1, 0)
 
 
 async def test_the_answers_to_everything_are_one_write_and_one_message(costs: Costs) -> None:

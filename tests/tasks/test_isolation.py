@@ -13,6 +13,7 @@ import pytest
 
 from app.auth.principal import LOCAL, Principal
 from app.clock import Clock
+from app.lambda_worker import Function
 from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.storage.tasks import Claimed, TaskRecord, TaskRef
@@ -239,3 +240,115 @@ async def test_a_suspect_is_told_from_a_task_that_is_not_to_be_had(share: Share)
     ref = await suspected(shop, await shop.begin("quick", principal=LOCAL))
     assert await shop.worker.work(ref) is Turn.SUSPECT
     assert await shop.worker.work(ref, alone=True) is Turn.FINISHED
+
+
+# On AWS Lambda
+
+
+def batch(*refs: TaskRef) -> dict[str, object]:
+    records = [{"messageId": f"m{n}", "body": str(ref), "eventSource": "aws:sqs"} for n, ref in enumerate(refs)]
+    return {"Records": records}
+
+
+async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(share: Share) -> None:
+    order: list[str] = []
+
+    async def work(ctx: Context, name: str) -> None:
+        order.append(f"{name} begins")
+        await asyncio.sleep(0.1)
+        order.append(f"{name} ends")
+
+    shop = share(Clock()).workshop(work=work)
+    function = Function(shop.worker, shop.sweep, shop.clock, "worker")
+    suspects = [await suspected(shop, await shop.begin("work", name=name)) for name in ("suspect 1", "suspect 2")]
+    refs = [suspects[0], await shop.begin("work", name="a"), suspects[1], await shop.begin("work", name="b")]
+    assert await function.handle(batch(*refs), 60_000) == {"batchItemFailures": []}
+    assert order[:4] == ["a begins", "b begins", "a ends", "b ends"]
+    assert order[4:] == ["suspect 1 begins", "suspect 1 ends", "suspect 2 begins", "suspect 2 ends"]
+
+
+async def test_a_suspect_for_which_there_is_no_time_left_comes_again(share: Share) -> None:
+    async def work(ctx: Context) -> None:
+        raise AssertionError("it is not run")
+
+    shop = share(Clock()).workshop(work=work)
+    function = Function(shop.worker, shop.sweep, shop.clock, "worker")
+    ref = await suspected(shop, await shop.begin("work"))
+    assert await function.handle(batch(ref), 8_000) == {"batchItemFailures": [{"itemIdentifier": "m0"}]}
+
+
+# The end of a process
+
+
+STUBBORN = '''
+import asyncio, time
+from contextlib import suppress
+from app import Context, tool
+
+@tool(task="required")
+async def stubborn(ctx: Context) -> str:
+    """Neither stops nor asks."""
+    print("begun", flush=True)
+    while True:
+        with suppress(BaseException):
+            await asyncio.sleep(60)
+
+@tool(task="required")
+async def slow(ctx: Context) -> str:
+    """Has steps of seconds."""
+    for step in range(9):
+        await ctx.step(f"step-{step}", second)
+    return "done"
+
+async def second():
+    with open(__file__ + ".effects", "a") as file:
+        file.write("begun\\n")
+    await asyncio.sleep(1.5)
+'''
+
+
+async def test_a_process_that_is_told_to_stop_ends_whatever_its_handlers_do(
+    share: Share, config: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "tools.py").write_text(STUBBORN)
+    shop = share(Clock()).workshop(stubborn=None)
+    ref = await shop.begin("stubborn")
+    with working(config, tmp_path / "one.log", environment) as one:
+        await held(shop, ref)
+        assert one.stop(timeout_s=25) == 0
+    record = await shop.record(ref)
+    assert (record.status, record.lease_until_ms, record.suspect) == (Status.WORKING, 0, False)
+
+
+async def test_steps_that_end_within_the_grace_are_not_begun_again_elsewhere(
+    share: Share, config: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "tools.py").write_text(STUBBORN)
+    longer(config, grace_s=6)
+    shop = share(Clock()).workshop(slow=None)
+    ref = await shop.begin("slow")
+    for name in ("one.log", "two.log", "three.log"):
+        with working(config, tmp_path / name, environment) as one:
+            await held(shop, ref)
+            time.sleep(0.7)  # noqa: ASYNC251
+            assert one.stop(timeout_s=25) == 0
+        assert (await shop.record(ref)).lease_until_ms == 0
+    with working(config, tmp_path / "four.log", environment):
+        await over(shop, ref, within_s=30)
+    assert lines(tmp_path / "tools.py.effects") == ["begun"] * 9
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def longer(config: Path, *, grace_s: int) -> None:
+    config.write_text(config.read_text().replace("stop_grace_s: 1", f"stop_grace_s: {grace_s}"))
+
+
+async def held(shop: Workshop, ref: TaskRef) -> None:
+    """Until a worker has it."""
+    until = time.monotonic() + 15
+    while not (await shop.record(ref)).lease_until_ms:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)

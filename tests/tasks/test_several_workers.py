@@ -91,8 +91,8 @@ class _Witnessed:
             assert (lease.ref, f"{tag} {key}") not in self._witness.kept, "each step is written once"
             self._witness.kept[lease.ref, f"{tag} {key}"] = values
 
-    async def suspend(self, lease: Any, *args: Any) -> None:
-        await self._write(lease, self._store.suspend(lease, *args))
+    async def suspend(self, lease: Any, *args: Any, **kwargs: Any) -> None:
+        await self._write(lease, self._store.suspend(lease, *args, **kwargs))
 
     async def release(self, lease: Any, *args: Any, **kwargs: Any) -> None:
         await self._write(lease, self._store.release(lease, *args, **kwargs))
@@ -139,7 +139,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         await ctx.shed()
         return [*done, who.name, await ctx.step("last", step, f"{ctx.task_id} last")]
 
-    shared = share(clock)
+    shared = share(clock, max_deaths=1_000, lease_s=600)  # time flies here: hours in seconds
 
     def process() -> Workshop:
         store, queue = shared.stores()
@@ -172,8 +172,9 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         _, *turns = await asyncio.gather(pass_time(first), *(worker(process()) for _ in range(workers)))
     assert set(witness.ends.values()) == {1}
     for ref in refs:
-        kept = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
-        assert await first.value(ref) == [kept["s first"], kept["s left"], kept["s right"], "who", kept["s last"]]
+        steps = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
+        kept = {key.rpartition("/")[2].removeprefix("s "): value for key, value in steps.items()}
+        assert await first.value(ref) == [kept["first"], kept["left"], kept["right"], "who", kept["last"]]
     assert witness.lost > 0, "nobody ever lost a lease: this tests nothing"
     assert sum(turn is Turn.NOT_CLAIMED for one in turns for turn in one) > 0
 

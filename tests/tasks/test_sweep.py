@@ -11,6 +11,8 @@ import pytest
 from app.protocol.tasks import Status
 from app.replay.context import Context
 from app.storage.queue import TaskQueue
+from app.storage.sqlite import Database
+from app.storage.sqlite_tasks import SqliteTasks
 from app.storage.tasks import Claimed, Move, TaskRef, TaskStore
 from app.tasks import sweep
 from app.tasks.ending import Turn
@@ -126,8 +128,8 @@ class Blind:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef]:
-        return ()
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
+        return None
 
     async def depth(self) -> int | None:
         return self.told_depth
@@ -176,6 +178,17 @@ async def test_tasks_are_not_sent_again_while_a_queue_is_long_that_cannot_tell_w
     long = blind(shop, depth=10_000)
     assert await sent_over(25 * 60, shop, clock, [long]) == []
     assert set(await sent_over(60 * 60, shop, clock, [long])) == set(refs), "in the end they are, however long it is"
+
+
+async def test_a_long_queue_that_knows_what_it_has_lost_is_sent_just_that(shop: Workshop, clock: FixedClock) -> None:
+    refs = [await shop.begin("quick") for _ in range(130)]
+    lost = [message.ref for message in await shop.messages()]
+    await shop.queue.delete(await shop.messages())
+    clock.skip(60)
+    before = await shop.queue.depth()
+    await shop.sweep.sweep()
+    assert await shop.queue.depth() == 130, before
+    assert set(await refs_sent(shop)) == set(refs) >= set(lost)
 
 
 async def test_with_the_queue_short_again_what_was_lost_is_sent(shop: Workshop, clock: FixedClock) -> None:
@@ -237,13 +250,15 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     refs = [await shops[0].begin("quick") for _ in range(120)]
     await lose_messages(shops[0])
     clock.skip(60)
-    stores = [Watched(shop.store) for shop in shops]
+    stores = [Watched(SqliteTasks(Database(shared.path, durable=False), shards=8)) for _ in shops]
     sweeps = [Sweep(store, shop.queue, clock, shop.config) for store, shop in zip(stores, shops, strict=True)]
     found = await asyncio.gather(*(one.sweep() for one in sweeps))
     assert sum(found) == sum(store.moves for store in stores) == 120
     assert min(found) > 0
     assert sorted(await refs_sent(shops[0])) == sorted(refs)
-    assert {shard for store in stores for shard in store.taken} == set(range(shops[0].store.shards))
+    assert {shard for store in stores for shard in store.taken} == set(range(8))
+    for store in stores:
+        await store.aclose()
 
 
 async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(shop: Workshop, clock: FixedClock) -> None:

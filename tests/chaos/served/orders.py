@@ -44,6 +44,29 @@ async def place_order(ctx: Context, order: int) -> str:
     return f"{order} {address.street} {reserved} {packed} {shipped}"
 
 
+@tool(task="required")
+async def doze(ctx: Context, order: int, times: int, pause_s: float) -> int:
+    """Sleeps again and again."""
+    await ctx.continue_as_task()
+    for _ in range(times):
+        await ctx.sleep(pause_s)
+    return times
+
+
+@tool(task="required")
+async def follow(ctx: Context, order: int, times: int, pause_s: float) -> int:
+    """Follows a job that is over when it has been asked about so many times."""
+    await ctx.continue_as_task()
+
+    async def look() -> int | None:
+        await effect(order, "poll")
+        with open(os.environ["CHAOS_EFFECTS"]) as file:  # noqa: ASYNC230
+            polls = sum(line.startswith(f"{order} poll ") for line in file)
+        return polls if polls >= times else None
+
+    return int(await ctx.poll("job", look, every_s=pause_s))
+
+
 @tool(task="optional")
 async def haul(ctx: Context, order: int, seconds: int) -> str:
     """Takes as long as it is told to, a second at a time."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import time
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -58,6 +59,33 @@ async def dig(ctx: Context, seconds: int, order: str) -> str:
         await ctx.step(f"second-{second}", asyncio.sleep, 1)
     receipt: str = await ctx.step("done", effect, f"{order} dug")
     return receipt
+
+
+VERSION = Path(__file__).with_name("version.txt").read_text().strip()
+
+
+@tool(task="required")
+async def release(ctx: Context) -> str:
+    """Asks, and tells which version asked and which one ended."""
+    await ctx.continue_as_task()
+    asked = await ctx.step("asked", lambda: VERSION)
+    await ctx.elicit("go", "Go on?", Name)
+    return f"begun by {asked}, ended by {VERSION}"
+
+
+@tool(task="required")
+async def nap(ctx: Context, times: int) -> int:
+    """Sleeps again and again: each time the worker lets go, and a message wakes the task."""
+    await ctx.continue_as_task()
+    for _ in range(times):
+        await ctx.sleep(1.1)
+    return times
+
+
+@tool
+async def recite(count: int) -> str:
+    """Says what JSON has to escape."""
+    return '"' * count
 
 
 @tool

@@ -1,0 +1,50 @@
+"""`template.yaml` as CloudFormation gets it: expanded by AWS's own translator, with one set of
+parameters.
+
+python -m infra.template.expand template.yaml [NAME=VALUE …]     prints it as JSON, conditions and all
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from samtranslator.parser.parser import Parser
+from samtranslator.translator.translator import Translator
+from samtranslator.yaml_helper import yaml_parse
+
+REGION: Final = "eu-central-1"
+MANAGED: Final = {
+    name: f"arn:aws:iam::aws:policy/service-role/{name}"
+    for name in ("AWSLambdaBasicExecutionRole", "AWSLambdaSQSQueueExecutionRole")
+}
+"""What the translator may give a role by itself; at AWS it asks IAM for these."""
+
+
+def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
+    """The expanded template; the parameters are its defaults, so that a linter sees their values.
+
+    Raises:
+        ValueError: the template has no such parameter.
+    """
+    source = yaml_parse(path.read_text("utf-8"))
+    if unknown := parameters.keys() - source["Parameters"].keys():
+        raise ValueError(f"the template has no parameters {', '.join(sorted(unknown))}")
+    for name, value in parameters.items():
+        source["Parameters"][name]["Default"] = value
+    for resource in source["Resources"].values():
+        if resource["Type"] == "AWS::Serverless::Function":  # as `sam deploy` has uploaded it
+            resource["Properties"]["CodeUri"] = f"s3://bucket/{resource['Properties']['CodeUri']}"
+    os.environ.setdefault("AWS_DEFAULT_REGION", REGION)
+    expanded = Translator(None, Parser()).translate(source, dict(parameters), get_managed_policy_map=lambda: MANAGED)
+    as_json: dict[str, Any] = json.loads(json.dumps(expanded, default=str))
+    return as_json
+
+
+if __name__ == "__main__":
+    chosen = dict(argument.split("=", 1) for argument in sys.argv[2:])
+    json.dump(expand(Path(sys.argv[1]), chosen), sys.stdout, indent=1)

@@ -1,0 +1,42 @@
+"""What an authorizer in front hands over becomes a principal, or a 401, whatever its shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.auth.authorizer import AuthorizerVerifier
+from app.auth.principal import Principal
+from app.config import AuthorizerConfig
+from app.errors import Unauthenticated
+
+ISSUER = "https://issuer.example"
+BY = AuthorizerVerifier(AuthorizerConfig(authorizer="api-gateway", issuer=ISSUER))
+
+
+async def test_claims_name_the_caller() -> None:
+    claims = {"iss": ISSUER, "sub": "ada", "azp": "editor", "scope": "[a, b]"}
+    assert await BY.principal(None, claims) == Principal(ISSUER, "ada", "editor", frozenset("ab"))
+
+
+async def test_a_number_may_name_a_caller() -> None:
+    assert (await BY.principal(None, {"sub": 4711})).subject == "4711"
+
+
+@pytest.mark.parametrize("odd", [None, "", [], {}, ["ada"], {"a": 1}, True, 1.5, "x" * 1025], ids=str)
+async def test_an_odd_name_is_nobody(odd: Any) -> None:
+    with pytest.raises(Unauthenticated):
+        await BY.principal(None, {"sub": odd})
+
+
+@pytest.mark.parametrize("claim", ["iss", "client_id", "azp"])
+@pytest.mark.parametrize("odd", [["x"], {"a": [1]}, True, 1.5], ids=str)
+async def test_an_odd_claim_beside_it_is_a_refusal(claim: str, odd: Any) -> None:
+    with pytest.raises(Unauthenticated):
+        await BY.principal(None, {"sub": "ada", claim: odd})
+
+
+@pytest.mark.parametrize("odd", [None, 7, {"a": 1}, [["a"], 1], "[", True], ids=str)
+async def test_odd_scopes_are_none(odd: Any) -> None:
+    assert not {"a", "1"} & (await BY.principal(None, {"sub": "ada", "scope": odd})).scopes

@@ -1,0 +1,120 @@
+"""Random handlers of branches with the same names, each lived through many processes: in memory, then as tasks of real
+workers on SQLite and on DynamoDB Local, whose calls of the store and the queue are cut at random."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from app.auth.principal import LOCAL
+from app.config import TasksConfig
+from tests.replay.test_any_branches import check, doubled, expected_of
+from tests.support import dynamodb
+from tests.support.clocks import SkippingClock
+from tests.support.crashes import Crash, How, Plan, bury
+from tests.support.programs import World, answer, perform, program
+from tests.support.tasks import Fast, Files, Shared, Workshop, catalog_of
+
+CRASHES = 4
+ROUNDS = 400
+
+
+async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> None:
+    """A handler as a task whose workers die at some of their calls."""
+    body, world, chances = program(seed), World(), random.Random(seed)
+    expected, plain = await expected_of(body)
+    hows: tuple[How, ...] = ("before", "after")
+    points = {chances.randint(0, 60): chances.choice(hows) for _ in range(CRASHES)}
+    plan = Plan(points)
+
+    async def tool(ctx: Any) -> Any:
+        return {"value": await perform(ctx, body, world)}
+
+    ref = await Workshop(catalog_of(tool=tool), store, queue, clock).begin("tool")
+    for _ in range(ROUNDS):
+        life = plan.life()
+        world.is_alive = lambda life=life: not life.dead  # type: ignore[misc]
+        shop = Workshop(catalog_of(tool=tool), life.wraps(store), life.wraps(queue), clock, TasksConfig())
+        try:
+            shown = await shop.shown(ref)
+            if shown["status"] in ("completed", "failed"):
+                break
+            requests = shown.get("inputRequests", {})
+            responses = {key: answer(request) for key, request in requests.items()}
+            await shop.tasks.update(LOCAL, ref.id, responses)
+            if not await shop.turns():
+                clock.skip(31)
+                await shop.sweep.sweep()
+        except Crash:
+            await bury()
+    result = shown.get("result", {})
+    value = "failed" if result.get("isError") else result.get("structuredContent", {}).get("value")
+    assert value == expected, f"seed {seed}: {shown} instead of {expected}: {json.dumps(body)}"
+    wrong = doubled(world, plain, len(points))
+    assert not wrong, f"seed {seed}: {wrong}: {json.dumps(body)}"
+
+
+async def on_sqlite(seed: int, files: Files) -> None:
+    clock = SkippingClock()
+    shared = Shared(files.new(), clock, TasksConfig(), database=Fast)
+    try:
+        await as_task(seed, *shared.stores(), clock)
+    finally:
+        await shared.aclose()
+
+
+async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> None:
+    from app.storage.dynamodb_tasks import DynamoDbTasks
+
+    clock = SkippingClock()
+    shared = Shared(files.new(), clock, TasksConfig(), database=Fast)
+    client = emulator.client()
+    try:
+        _, queue = shared.stores()
+        await as_task(seed, DynamoDbTasks(emulator.open(table, lambda: client)), queue, clock)
+    finally:
+        client.close()
+        await shared.aclose()
+
+
+def run(name: str, seeds: range, one: Any) -> bool:
+    """Every handler; prints what was wrong."""
+    begun, wrong = time.monotonic(), 0
+    for seed in seeds:
+        try:
+            asyncio.run(one(seed))
+        except (AssertionError, TimeoutError) as error:
+            wrong += 1
+            print(f"  seed {seed}: {error!r}"[:2000])
+    print(f"{name:<10} {len(seeds):>6} handlers  {wrong} wrong  {time.monotonic() - begun:.0f} s")
+    return wrong == 0
+
+
+def main(arguments: argparse.Namespace) -> bool:
+    logging.disable(logging.CRITICAL)
+    first, count = arguments.seed, arguments.count
+    good = run("memory", range(first, first + count), check)
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        files = Files(directory)
+        if arguments.store in ("sqlite", "both"):
+            good &= run("SQLite", range(first, first + count // 10), lambda seed: on_sqlite(seed, files))
+        if arguments.store in ("dynamodb", "both"):
+            good &= _on_dynamodb(range(first, first + count // 25), directory, files)
+    logging.disable(logging.NOTSET)
+    return good
+
+
+def _on_dynamodb(seeds: range, directory: Path, files: Files) -> bool:
+    if (reason := dynamodb.why_not()) is not None:
+        print(f"DynamoDB   skipped: {reason}")
+        return True
+    with dynamodb.emulator(directory) as emulator, emulator.table() as table:
+        return run("DynamoDB", seeds, lambda seed: on_dynamodb(seed, files, emulator, table))

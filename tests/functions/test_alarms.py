@@ -1,0 +1,112 @@
+"""Every alarm of the template fires when it should and keeps quiet when it should: on metrics as
+AWS publishes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.lambda_worker import NAMESPACE, embedded
+from app.metrics import Census
+from infra.stack.template import Template
+from tests.support.cloudwatch import Alarm, Minutes, alarms
+from tests.support.dynamodb import ROOT
+
+QUIET_HOUR: Minutes = [0.0] * 60
+NOTHING: Minutes = [None] * 60
+
+NAMES = {name: name for name in ("GatewayFunction", "WorkerFunction", "RotationFunction", "Api")}
+NAMES |= {"Queue.QueueName": "tasks", "DeadLetters.QueueName": "dead-letters"}
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Alarm]:
+    return alarms(Template(ROOT / "template.yaml", {}, NAMES))
+
+
+FUNCTIONS = ("Gateway", "Worker", "Rotation")
+FIRES: dict[str, list[tuple[str, Minutes]]] = {
+    "DeadLettersAlarm": [("a dead letter", [0, 0, 1])],
+    "BacklogAlarm": [("workers that do not keep up", [3] * 20), ("one message that nobody takes", [1] * 20)],
+    "OverdueTasksAlarm": [
+        ("a task that no worker takes", [60.0 * n for n in range(1, 12)]),
+        ("a sweep that does not run any more", [0.0, 0.0, None, None, None, None, None]),
+        ("a sweep that has never run", NOTHING),
+    ],
+    "OldestTaskAlarm": [("a task of an hour and five minutes", [3600.0 + 60 * n for n in range(5)])],
+    **{f"{name}ErrorsAlarm": [("a function that failed", [0, 0, 1])] for name in (*FUNCTIONS, "Api")},
+    **{f"{name}ThrottlesAlarm": [("a function that was throttled", [0, 0, 1])] for name in FUNCTIONS[:2]},
+}
+"""What each is for."""
+
+QUIET: dict[str, list[tuple[str, Minutes]]] = {
+    "DeadLettersAlarm": [("a dead letter that was seen to", [0, 1, 1, 0])],
+    "BacklogAlarm": [
+        ("a turn of 15 minutes, which is in flight and not visible", [0] * 20),
+        ("bursts that are worked off", [40, 12, 3, 0, 0] * 4),
+        ("a burst that takes ten minutes", [0] * 10 + [100 - 10 * n for n in range(10)] + [0] * 5),
+        ("a queue that nobody uses, of which SQS tells nothing", NOTHING),
+    ],
+    "OverdueTasksAlarm": [
+        ("sweeps that find nothing", QUIET_HOUR),
+        ("a turn of 15 minutes, whose lease is renewed", QUIET_HOUR),
+        ("workers that died: others have their tasks within minutes", [0.0, 30.0, 90.0, 0.0, 0.0] * 4),
+        ("a sweep that is missed now and then", [0.0, None, 0.0, None, None, None, 0.0]),
+    ],
+    "OldestTaskAlarm": [
+        ("no task", QUIET_HOUR),
+        ("tasks of half an hour", [1800.0] * 10),
+        ("nothing told: that is the other's", NOTHING),
+    ],
+    **{
+        f"{name}{kind}Alarm": [("nothing wrong", QUIET_HOUR), ("nobody calls", NOTHING)]
+        for name, kind in [(name, "Errors") for name in (*FUNCTIONS, "Api")]
+        + [(name, "Throttles") for name in FUNCTIONS[:2]]
+    },
+}
+"""What each must not be woken by."""
+
+
+def cases(table: dict[str, list[tuple[str, Minutes]]]) -> list[object]:
+    return [pytest.param(name, told, id=f"{name}: {what}") for name, several in table.items() for what, told in several]
+
+
+@pytest.mark.parametrize(("name", "told"), cases(FIRES))
+def test_it_fires_on(known: dict[str, Alarm], name: str, told: Minutes) -> None:
+    assert known[name].fires(told)
+
+
+@pytest.mark.parametrize(("name", "told"), cases(QUIET))
+def test_it_keeps_quiet_on(known: dict[str, Alarm], name: str, told: Minutes) -> None:
+    assert not known[name].fires(told)
+
+
+def test_each_alarm_has_something_to_fire_on_and_something_to_keep_quiet_on(known: dict[str, Alarm]) -> None:
+    assert known.keys() == FIRES.keys() == QUIET.keys()
+
+
+def test_the_age_of_the_oldest_message_alarms_nobody(known: dict[str, Alarm]) -> None:
+    """It counts messages that a worker has, and so every long turn; and those of dead workers for
+    90 minutes."""
+    assert "ApproximateAgeOfOldestMessage" not in {alarm.metric for alarm in known.values()}
+
+
+OF_AWS = {
+    ("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName"),
+    ("AWS/Lambda", "Errors", "FunctionName"),
+    ("AWS/Lambda", "Throttles", "FunctionName"),
+    ("AWS/ApiGateway", "5xx", "ApiId"),
+}
+"""Metrics that AWS publishes, as its documentation spells them: a name that is none would never
+fire."""
+
+
+def test_each_looks_at_a_metric_that_is_published(known: dict[str, Alarm]) -> None:
+    census = Census({"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0)
+    line = embedded({**census.fields(), "late": 0}, "worker", 0)
+    (directive,) = line["_aws"]["CloudWatchMetrics"]
+    ours = {(directive["Namespace"], one["Name"], directive["Dimensions"][0][0]) for one in directive["Metrics"]}
+    assert directive["Namespace"] == NAMESPACE
+    for alarm in known.values():
+        (dimension,) = alarm.dimensions
+        assert (alarm.namespace, alarm.metric, dimension) in OF_AWS | ours
+        assert alarm.dimensions[dimension] in NAMES.values()

@@ -1,0 +1,172 @@
+"""`scripts/deploy`: what it passes to `sam deploy`, what it refuses, and what it finds out about
+the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.errors import ConfigError
+from infra import deploy
+
+boto3 = pytest.importorskip("boto3")
+
+from botocore.exceptions import ClientError  # noqa: E402
+from botocore.stub import Stubber  # noqa: E402
+
+UP = {"Architecture": "arm64", "AllowAnonymous": "true", "WorkerConcurrency": "5"}
+"""Parameters of a stack that is up."""
+
+
+@pytest.fixture
+def open_config(tmp_path: Path) -> Path:
+    """A configuration without authentication."""
+    path = tmp_path / "gateway.yaml"
+    path.write_text("backends:\n  - {kind: python, name: tools, path: tools.py}\n")
+    return path
+
+
+@pytest.fixture
+def guarded_config(tmp_path: Path) -> Path:
+    path = tmp_path / "guarded.yaml"
+    auth = "auth: {issuer: 'https://issuer.example', jwks_url: 'https://issuer.example/keys'}\n"
+    path.write_text(auth + "backends:\n  - {kind: python, name: tools, path: tools.py}\n")
+    return path
+
+
+def passed(command: list[str]) -> dict[str, str]:
+    """The parameters in a call of `sam deploy`."""
+    return dict(one.split("=", 1) for one in command[command.index(deploy.OVERRIDES) + 1 :])
+
+
+def wanted(config: Path, *options: str) -> deploy.Asked:
+    return deploy.asked(["mcp-gateway", str(config), *options])
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "architecture"),
+    [
+        ({}, [], "arm64"),
+        ({}, ["Architecture=x86_64"], "x86_64"),
+        ({**UP, "Architecture": "x86_64"}, [], "x86_64"),
+        ({**UP, "Architecture": "x86_64"}, ["LogLevel=debug"], "x86_64"),
+        ({**UP, "Architecture": "x86_64"}, ["Architecture=arm64"], "arm64"),
+        (UP, ["ParameterKey=Architecture,ParameterValue=x86_64"], "x86_64"),
+        (UP, ["LogLevel=debug Architecture=x86_64"], "x86_64"),
+    ],
+    ids=["new", "new, asked", "stored", "stored, another parameter", "changed", "long form", "in one word"],
+)
+def test_the_architecture_is_the_one_asked_for_or_that_of_the_stack_and_always_passed(
+    open_config: Path, stored: dict[str, str], options: list[str], architecture: str
+) -> None:
+    one = wanted(open_config, deploy.OVERRIDES, *options) if options else wanted(open_config)
+    for command in deploy.commands(one, stored):
+        assert passed(command)["Architecture"] == architecture
+
+
+def test_other_options_and_parameters_are_passed_on(open_config: Path) -> None:
+    options = ["--region", "us-east-1", deploy.OVERRIDES, "LogLevel=debug", "StageName=prod", "--profile", "mine"]
+    one = wanted(open_config, *options)
+    (command,) = deploy.commands(one, UP)
+    assert passed(command) == {"Architecture": "arm64", "LogLevel": "debug", "StageName": "prod"}
+    assert " --region us-east-1 --profile mine " in " ".join(command)
+    assert one.of_session == {"--region": "us-east-1", "--profile": "mine"}
+
+
+def test_a_new_stacks_table_is_protected_when_the_stack_has_been_made(open_config: Path) -> None:
+    first, second = deploy.commands(wanted(open_config), {})
+    assert passed(first)["ProtectTable"] == "false"
+    assert passed(second) == {**passed(first), "ProtectTable": "true"}
+
+
+@pytest.mark.parametrize("options", [["--no-execute-changeset"], [deploy.OVERRIDES, "ProtectTable=false"]], ids=str)
+def test_it_is_not_where_that_was_not_wanted(open_config: Path, options: list[str]) -> None:
+    assert len(deploy.commands(wanted(open_config, *options), {})) == 1
+
+
+def test_a_stack_that_is_up_is_deployed_once_and_keeps_its_protection(open_config: Path) -> None:
+    (command,) = deploy.commands(wanted(open_config), UP)
+    assert "ProtectTable" not in passed(command)
+
+
+# What it refuses
+
+
+def test_without_authentication_a_deployment_has_to_be_meant(open_config: Path, guarded_config: Path) -> None:
+    with pytest.raises(deploy.Refused, match=r"(?s)no authentication.*AllowAnonymous=true"):
+        deploy.check(wanted(open_config), {}, None)
+    deploy.check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=true"), {}, None)
+    deploy.check(wanted(open_config), UP, None)
+    with pytest.raises(deploy.Refused):
+        deploy.check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=false"), UP, None)
+    deploy.check(wanted(guarded_config), {}, None)
+
+
+def test_what_only_the_function_knows_is_not_asked_for(guarded_config: Path) -> None:
+    text = guarded_config.read_text().replace("https://issuer.example/keys", "${SET_IN_THE_FUNCTION_ONLY}")
+    guarded_config.write_text(text)
+    deploy.check(wanted(guarded_config), {}, None)
+
+
+@pytest.mark.parametrize("text", ["auth: [", "- a list"], ids=["no YAML", "a list"])
+def test_a_configuration_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises((deploy.Refused, ConfigError), match=r"broken\.yaml"):
+        deploy.check(wanted(path), UP, None)
+
+
+@pytest.mark.parametrize(("executions", "workers", "fits"), [(10, "5", True), (10, "6", False), (1000, "500", True)])
+def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
+    guarded_config: Path, executions: int, workers: str, fits: bool
+) -> None:
+    one = wanted(guarded_config, deploy.OVERRIDES, f"WorkerConcurrency={workers}")
+    if fits:
+        deploy.check(one, {}, executions)
+    else:
+        with pytest.raises(deploy.Refused, match=r"(?s)10 functions at once.*Set it to 5 at most"):
+            deploy.check(one, {}, executions)
+
+
+@pytest.mark.parametrize("arguments", [[], ["stack"], ["--help", "x"], ["stack", "file", deploy.OVERRIDES, "Name"]])
+def test_a_command_line_that_is_none_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(deploy.Refused):
+        deploy.asked(arguments)
+
+
+# What it finds out
+
+
+@pytest.fixture
+def cloudformation() -> Iterator[Stubber]:
+    """boto3's client, with AWS's answers put into its mouth: moto's CloudFormation does not go with
+    our pydantic."""
+    client = boto3.Session("test", "test", region_name="eu-central-1").client("cloudformation")
+    with Stubber(client) as stub:
+        yield stub
+    client.close()
+
+
+def test_a_stack_that_is_not_there_has_no_parameters(cloudformation: Stubber) -> None:
+    cloudformation.add_client_error("describe_stacks", "ValidationError", "Stack with id mcp-gateway does not exist")
+    assert deploy.stored_parameters(cloudformation.client, "mcp-gateway") == {}
+
+
+def test_an_error_of_another_kind_is_not_taken_for_a_new_stack(cloudformation: Stubber) -> None:
+    cloudformation.add_client_error("describe_stacks", "AccessDenied", "not authorized")
+    with pytest.raises(ClientError):
+        deploy.stored_parameters(cloudformation.client, "mcp-gateway")
+
+
+@pytest.mark.parametrize(
+    ("status", "found"), [("UPDATE_COMPLETE", {"Architecture": "x86_64"}), ("REVIEW_IN_PROGRESS", {})]
+)
+def test_the_parameters_of_a_stack_are_found_unless_it_was_never_made(
+    cloudformation: Stubber, status: str, found: dict[str, str]
+) -> None:
+    chosen = [{"ParameterKey": "Architecture", "ParameterValue": "x86_64"}]
+    stack = {"StackName": "mcp-gateway", "StackStatus": status, "CreationTime": "2026-11-22T00:00:00Z"}
+    cloudformation.add_response("describe_stacks", {"Stacks": [{**stack, "Parameters": chosen}]})
+    assert deploy.stored_parameters(cloudformation.client, "mcp-gateway") == found

@@ -1,0 +1,231 @@
+"""What hostile clients can have of a server: a real one, on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.support import wire
+from tests.support.asgi import Client, client
+from tests.support.server import Server, running
+
+HEAD = b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+SHORT = {"head_timeout_s": 0.5, "body_timeout_s": 0.5, "send_timeout_s": 1, "max_connections": 40}
+
+
+def configuration(directory: Path, http: dict[str, Any], **more: Any) -> Path:
+    config = directory / "gateway.json"
+    backend = {"kind": "python", "name": "served", "prefix": "", "path": str(Path(__file__).with_name("served.py"))}
+    config.write_text(json.dumps({"backends": [backend], "http": http, **more}))
+    return config
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(configuration(tmp_path_factory.mktemp("bounded"), SHORT, limits={"threads": 2})) as started:
+        yield started
+        assert [line for line in started.lines() if line["level"] == "error"] == []
+
+
+@pytest.fixture
+async def mcp(server: Server) -> AsyncIterator[Client]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=10) as http:
+        yield Client(http)
+
+
+def raw(asked: dict[str, Any], *more: bytes) -> bytes:
+    body = json.dumps(asked).encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in wire.headers(asked).items()).encode()
+    lines = b"".join(line + b"\r\n" for line in more)
+    return b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (head, lines, len(body), body)
+
+
+def call(name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    return wire.message("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+
+
+@asynccontextmanager
+async def connected(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def answered(server: Server, sent: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and JSON body of what the server says before it closes the connection."""
+    async with connected(server) as (reader, writer):
+        writer.write(sent)
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def resident_mb(server: Server) -> float:
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD + b"x: " + b"x" * 70_000 + b"\r\n\r\n",
+        HEAD + b"x: " + b"x" * 1_000_000,
+        HEAD + b"".join(b"x%d: 1\r\n" % number for number in range(101)) + b"\r\n",
+        HEAD + b"".join(b"x%d: %b\r\n" % (number, b"x" * 1000) for number in range(90)) + b"\r\n",
+        b"POST /" + b"x" * 1_000_000,
+    ],
+    ids=["a long field", "an endless field", "many fields", "many long fields", "an endless path"],
+)
+async def test_a_head_over_the_bounds_is_refused_before_the_app_sees_it(server: Server, head: bytes) -> None:
+    status, body = await answered(server, head)
+    assert status == 431
+    assert "http.max_header_bytes" in body["error"]["message"]
+    assert body["error"]["code"] == -32600
+
+
+async def test_large_headers_leave_nothing_behind_whatever_the_server(everything: FastAPI) -> None:
+    async with client(everything) as mcp:
+        await mcp.call("add", {"a": 1, "b": 2})
+        with tracing_memory() as grown:
+            for number in range(64):
+                headers: dict[str, str | None] = {
+                    "accept": f"application/json, text/event-stream, x/{number}{'x' * 200_000}"
+                }
+                assert (await mcp.post("server/discover", headers=headers)).status_code == 200
+                host: dict[str, str | None] = {"host": f"[::1]{number}{'x' * 200_000}"}
+                await mcp.post("server/discover", headers=host)
+        assert grown() < 2_000_000
+
+
+@contextmanager
+def tracing_memory() -> Iterator[Callable[[], int]]:
+    """How many bytes more there are, within the block and after it."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    grown = before
+
+    def now() -> int:
+        return grown - before
+
+    try:
+        yield now
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+async def test_trailers_without_end_are_refused(server: Server) -> None:
+    async with connected(server) as (reader, writer):
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        for number in range(3_000):
+            writer.write(b"x%d: %b\r\n" % (number, b"x" * 1000))
+            await writer.drain()
+        answer = await asyncio.wait_for(reader.read(), 5)  # to the end: the server hangs up
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert resident_mb(server) < 150
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"", b"POST /mcp HT", HEAD + b"content-length: 100\r\n\r\n{", HEAD + b"transfer-encoding: chunked\r\n\r\n"],
+    ids=["nothing", "half a head", "half a body", "no chunk"],
+)
+async def test_what_does_not_arrive_in_time_is_given_up(server: Server, part: bytes) -> None:
+    started = time.monotonic()
+    status, body = await answered(server, part)
+    assert status == 408
+    assert "took too long" in body["error"]["message"]
+    assert time.monotonic() - started < 6
+
+
+@pytest.mark.parametrize("drip", [b"\r\n", b"x: 1\r\n"], ids=["line ends", "headers"])
+async def test_dripping_does_not_keep_a_connection(server: Server, drip: bytes) -> None:
+    async with connected(server) as (reader, writer):
+        writer.write(raw(call("add", {"a": 1, "b": 2})))
+        await reader.readuntil(b"}}")
+        writer.write(b"" if drip == b"\r\n" else HEAD)
+        until = time.monotonic() + 6
+        while not reader.at_eof() and time.monotonic() < until:
+            writer.write(drip)
+            await asyncio.sleep(0.1)
+            with suppress(TimeoutError, ConnectionError):
+                await asyncio.wait_for(reader.read(1000), 0.01)
+        assert time.monotonic() < until
+
+
+async def test_who_has_sent_no_request_makes_room_for_who_does(server: Server, mcp: Client) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as http:
+        with ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(closing(socket.create_connection(("127.0.0.1", server.port))))
+            assert await Client(http).text("add", {"a": 1, "b": 2}) == "3"
+
+
+async def test_a_server_whose_connections_are_all_in_use_says_503(server: Server) -> None:
+    asked = raw(call("wait", {"name": "full"}))
+    connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(40)]
+    for _, writer in connections:
+        writer.write(asked)
+    await asyncio.sleep(0.5)
+    status, body = await answered(server, b"")
+    assert status == 503
+    assert "too many connections" in body["error"]["message"]
+    for _, writer in connections:
+        writer.transport.abort()
+
+
+def test_as_many_connections_as_there_are_descriptors_for() -> None:
+    limited = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+from app.config import HttpConfig
+from app.http.server import Bounds
+print(Bounds.of(HttpConfig()).connections)
+"""
+    ran = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == 144
+
+
+async def test_clients_that_do_not_read_do_not_keep_threads(server: Server, mcp: Client) -> None:
+    asked = raw(call("flood_thread", {"count": 2000, "size": 10_000}, logLevel="info"))
+    connections = [await asyncio.open_connection("127.0.0.1", server.port, limit=1024) for _ in range(4)]
+    for _, writer in connections:
+        writer.write(asked)
+    await asyncio.sleep(0.3)
+    assert await asyncio.wait_for(mcp.text("block", {"seconds": 0.01}), 8) == "blocked"
+    for _, writer in connections:
+        writer.transport.abort()
+
+
+async def test_a_slow_reader_that_keeps_reading_gets_everything(server: Server) -> None:
+    asked = raw(call("echo", {"text": "x" * 3_000_000}))
+    async with connected(server) as (reader, writer):
+        writer.write(asked)
+        received = b""
+        while not received.endswith(b"}}") or len(received) < 3_000_000:
+            received += await reader.read(200_000)
+            await asyncio.sleep(0.05)
+    assert received.startswith(b"HTTP/1.1 200")
+
+
+async def test_too_many_requests_without_waiting_for_an_answer_are_refused(server: Server) -> None:
+    async with connected(server) as (reader, writer):
+        writer.write(raw(call("wait", {"name": "pipeline"})) + b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3000)
+        assert b" 503 " in await asyncio.wait_for(reader.read(), 5)

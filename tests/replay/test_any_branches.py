@@ -1,0 +1,108 @@
+"""Whatever branches a handler is made of, and however alike their names: lived through any number of processes, it ends
+as if nothing had happened, and an effect is doubled only where a process died between it and its note."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from typing import Any
+
+import pytest
+
+from app.replay.engine import Completed, Outcome
+from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
+from tests.support.programs import Direct, Program, World, answer, perform, perform_blocking, program
+
+EXAMPLES = int(os.environ.get("HANDLERS", "150"))
+FIRST_SEED = int(os.environ.get("HANDLERS_SEED", "1"))
+BATCH = 15
+
+
+async def expected_of(body: Program) -> tuple[Any, World]:
+    """What a handler does that nobody interrupts."""
+    world = World()
+    try:
+        value = await perform(Direct(), body, world)
+    except Exception:
+        value = "failed"
+    return json.loads(json.dumps(value)), world
+
+
+def story_of(body: Program, world: World, fate: Fate = nothing_happens, *, blocking: bool = False) -> Story:
+    async def handler(ctx: Any) -> Any:
+        return await perform(ctx, body, world)
+
+    def blocking_handler(ctx: Any) -> Any:
+        return perform_blocking(ctx, body, world)
+
+    story = Story(blocking_handler if blocking else handler, answer, fate)
+    world.is_alive = lambda: story.is_alive
+    return story
+
+
+def value_of(outcome: Outcome[Any]) -> Any:
+    if isinstance(outcome, Completed):
+        return json.loads(json.dumps(outcome.value))
+    text = repr(outcome)
+    return "failed" if "StepFailed" in text and "given up" not in text else text
+
+
+def doubled(world: World, expected: World, deaths: int) -> list[str]:
+    """What is wrong with the effects."""
+    certain = {what for what in expected.effects if not what.startswith("?")}
+    missing = [what for what in certain if world.effects[what] < expected.effects[what]]
+    many = [what for what, count in world.effects.items() if count - expected.effects.get(what, 1) > deaths]
+    return missing + many
+
+
+async def told(body: Program, fate: Fate, expected: Any, plain: World, *, blocking: bool = False) -> Story:
+    """A story that ends as it should."""
+    world = World()
+    story = story_of(body, world, fate, blocking=blocking)
+    async with asyncio.timeout(60):
+        value = value_of(await story.told())
+    about = f"{fate}, {story.lives} lives: {json.dumps(body)}"
+    assert value == expected, f"{value} instead of {expected}: {about}"
+    wrong = doubled(world, plain, story.deaths)
+    assert not wrong, f"{wrong} of {world.effects}: {about}"
+    return story
+
+
+async def check(seed: int, *, blocking: bool = False) -> None:
+    """A handler whom nothing happens to, one that has to let go again and again, and one whose processes die too."""
+    body = program(seed, blocking=blocking)
+    expected, plain = await expected_of(body)
+    for fate in (nothing_happens, AtRandom(random.Random(seed), 0.0, 0.3), AtRandom(random.Random(seed), 0.15, 0.1)):
+        await told(body, fate, expected, plain, blocking=blocking)
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + EXAMPLES, BATCH))
+def test_lived_through_any_number_of_processes_a_handler_ends_as_if_nothing_had_happened(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        asyncio.run(check(seed))
+
+
+def test_so_it_does_on_the_event_loop_that_servers_use() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 10)):
+        uvloop.run(check(seed))
+
+
+def test_so_does_one_that_is_a_plain_function_whose_branches_are_threads() -> None:
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 10)):
+        asyncio.run(check(seed, blocking=True))
+
+
+def test_a_process_may_die_before_and_after_every_single_thing_that_it_writes() -> None:
+    async def every_death(seed: int) -> None:
+        body = program(seed)
+        expected, plain = await expected_of(body)
+        counting = DiesAt(-1)
+        await told(body, counting, expected, plain)
+        for number in range(counting.seen):
+            await told(body, DiesAt(number), expected, plain)
+
+    for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 40)):
+        asyncio.run(every_death(seed))

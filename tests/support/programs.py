@@ -1,0 +1,430 @@
+"""Random handlers made of branches, all of which use the same names; the same from a seed in every process and Python.
+
+A program is a list of operations, each `[what, …]`, with programs inside those that have branches. `perform` runs one
+with any context. What an operation does depends on where it stands and on all that was learned before it, so whatever
+is served to the wrong asker shows in the value or in the effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from app.errors import OutcomeUnknown, ToolError
+from app.replay.context import Context
+from app.replay.questions import Answer, Form, Question
+from app.replay.steps import StepFailed, StepTimeout
+from app.replay.sync_context import SyncContext
+from tests.support.replay import Name
+
+Program: TypeAlias = list[Any]
+
+STEPS = ("returns", "no arguments", "plain", "partial", "raises", "tells", "too slow", "retried", "at most once")
+LEAVES = ("step", "step", "step", "ask", "ask", "sleep", "long sleep", "poll", "shed", "wait", "wait", "fails", "cut",
+          "cut sleep", "limited", "key")  # fmt: skip
+TREES = ("loop", "try", "gather", "group", "create", "map", "map at most", "completed", "first", "wait for", "named",
+         "in time", "in limit", "shielded", "orphan")  # fmt: skip
+BLOCKING_LEAVES = ("step", "step", "step", "ask", "sleep", "long sleep", "poll", "shed", "fails", "limited", "key")
+BLOCKING_TREES = ("loop", "try", "map", "map at most", "named", "in limit")
+
+
+def program(seed: int, *, blocking: bool = False) -> Program:
+    """The program of a number."""
+    choices = random.Random(seed)
+    leaves, trees = (BLOCKING_LEAVES, BLOCKING_TREES) if blocking else (LEAVES, TREES)
+
+    def some(room: int) -> Program:
+        return [one(room) for _ in range(choices.randint(0 if room < 3 else 1, 3))]
+
+    def one(room: int) -> list[Any]:
+        if room == 0 or choices.random() < 0.45:
+            what = choices.choice(leaves)
+            return [what, choices.choice(STEPS)] if what == "step" else [what]
+        return [choices.choice(trees), [some(room - 1) for _ in range(choices.randint(1, 3))]]
+
+    return some(3)
+
+
+def can_fail(body: Program) -> bool:
+    """Whether a body may end with an error."""
+    return any(
+        operation[0] == "fails"
+        or (
+            operation[0] != "try" and len(operation) > 1 and operation[0] != "step" and any(map(can_fail, operation[1]))
+        )
+        for operation in body
+    )
+
+
+class World:
+    """What effects are seen in. Those whose name begins with `?` may or may not happen."""
+
+    def __init__(self) -> None:
+        self.effects: Counter[str] = Counter()
+        self.is_alive: Callable[[], bool] = lambda: True
+        self.died_in: set[str] = set()
+
+    def happens(self, what: str) -> Any:
+        if not self.is_alive():
+            raise AssertionError("a dead process does nothing")
+        self.effects[what] += 1
+        return [what, {"of": what}]
+
+    def step(self, how: str, what: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """The function of a step, what it is called with, and how it is run. Names of functions say nothing."""
+
+        what = f"?{what}" if how == "too slow" else what  # it may be too slow even for its effect
+
+        async def work(what: str = what) -> Any:
+            await asyncio.sleep(random.choice((0, 0, 0, 0.0005, 0.002)))
+            value = self.happens(what)
+            match how:
+                case "raises":
+                    raise ValueError(what)
+                case "tells":
+                    raise ToolError(what)
+                case "too slow":
+                    await asyncio.Event().wait()
+                case "retried" if self.effects[what] < 3:
+                    raise ValueError("not yet")
+            return value
+
+        def plain(what: str) -> Any:
+            return self.happens(what)
+
+        more: dict[str, Any] = {
+            "too slow": {"timeout_s": 0.01},
+            "retried": {"retries": 2, "backoff": 0.001},
+            "at most once": {"at_most_once": True},
+        }.get(how, {})
+        match how:
+            case "no arguments":
+                return work, (), more
+            case "plain":
+                return plain, (what,), more
+            case "partial":
+                return functools.partial(work, what), (), more
+        return work, (what,), more
+
+
+def question(what: str) -> Question:
+    return Form(f"Who, after {what}?", Name)
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A response that depends on what the question says alone; some forms are declined."""
+    number = sum(request["params"]["message"].encode())
+    return {"action": "decline"} if number % 4 == 0 else {"action": "accept", "content": {"name": f"called {number}"}}
+
+
+_limit: ContextVar[float] = ContextVar("limit", default=1e9)
+
+
+class Direct:
+    """A context without an engine: every question is answered on the spot, every step simply called."""
+
+    async def step(self, name: str, function: Any, *args: Any, retries: int = 0, **options: Any) -> Any:
+        for left in reversed(range(retries + 1)):
+            try:
+                async with asyncio.timeout(options.get("timeout_s")):
+                    value = function(*args)
+                    return json.loads(json.dumps(await value if asyncio.iscoroutine(value) else value))
+            except TimeoutError:
+                raise StepTimeout(name) from None
+            except ValueError as error:
+                if not left:
+                    raise StepFailed(f"step {name!r} failed: ValueError: {error}") from None
+        raise AssertionError
+
+    async def ask(self, questions: Mapping[str, Question]) -> dict[str, Answer]:
+        return {name: one.read(name, answer(one.to_wire())) for name, one in questions.items()}
+
+    async def poll(self, name: str, function: Any, *args: Any, every_s: float) -> Any:
+        while (value := await function(*args)) is None:
+            pass
+        return value
+
+    async def shed(self, name: str) -> None: ...
+
+    async def idempotency_key(self, name: str) -> str:
+        return "key"
+
+    async def sleep(self, seconds: float, name: str = "sleep") -> None:
+        if seconds > _limit.get():
+            raise TimeoutError
+
+    async def map(self, function: Any, items: Any, *, at_most: int | None = None, key: Any = None) -> list[Any]:
+        return list(await asyncio.gather(*map(function, items)))
+
+    @asynccontextmanager
+    async def branch(self, name: str) -> AsyncIterator[None]:
+        yield
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float) -> AsyncIterator[None]:
+        token = _limit.set(seconds)
+        try:
+            yield
+        finally:
+            _limit.reset(token)
+
+
+async def real_wait() -> None:
+    """Takes another time in every run."""
+    await asyncio.sleep(random.choice((0, 0, 0.0003, 0.001, 0.003)))
+
+
+async def perform(ctx: Context | Direct, body: Program, world: World, place: str = "at") -> list[Any]:
+    """Run a program."""
+    learned: list[Any] = []
+    for index, operation in enumerate(body):
+        about = f"{place}.{index} {sum(json.dumps(learned).encode())}"
+        learned.append(await _one(ctx, operation, world, f"{place}.{index}", about))
+    return learned
+
+
+async def _step(ctx: Any, world: World, how: str, about: str) -> Any:
+    function, args, more = world.step(how, about)
+    try:
+        return await ctx.step("do", function, *args, **more)
+    except StepTimeout:
+        return "too slow"
+    except OutcomeUnknown:  # it looks whether it happened, as a careful handler does
+        if world.effects[about]:
+            return [about, {"of": about}]
+        return await _step(ctx, world, "at most once", about)
+    except (StepFailed, ToolError) as error:
+        return [type(error).__name__, str(error)]
+
+
+async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: str) -> Any:
+    match operation:
+        case "step", how:
+            return await _step(ctx, world, how, about)
+        case ("ask",):
+            said = (await ctx.ask({"who": question(about)}))["who"]
+            return [said.action, repr(said.value)]
+        case ("sleep",):
+            return await ctx.sleep(0.001)
+        case ("long sleep",):
+            return await ctx.sleep(30)
+        case ("poll",):
+            return await ctx.poll("do", _poll(world, about), every_s=0.001)
+        case ("shed",):
+            return await ctx.shed("do")
+        case ("key",):
+            return len(await ctx.idempotency_key("do")) > 0
+        case ("wait",):
+            return await real_wait()
+        case ("fails",):
+            function, args, _ = world.step("raises", about)
+            return await ctx.step("do", function, *args)
+        case ("cut",):
+            function, args, _ = world.step("too slow", about)
+            return await _in_vain(asyncio.timeout(0.01), lambda: ctx.step("do", function, *args))
+        case ("cut sleep",):
+            if isinstance(ctx, Direct):
+                return "in vain"
+            return await _in_vain(
+                asyncio.timeout(0.01), lambda: ctx.sleep(10_000)
+            )  # nobody's clock is set forward by that much
+        case ("limited",):
+            return await _in_vain(ctx.timeout(5), lambda: ctx.sleep(60))
+    what, bodies = operation
+    return await _of_bodies(ctx, what, bodies, world, place)
+
+
+def _poll(world: World, about: str) -> Any:
+    async def polled() -> Any:
+        return None if random.random() < 0.5 else world.happens(f"?{about}")
+
+    return polled
+
+
+async def _in_vain(limit: Any, work: Callable[[], Awaitable[Any]]) -> str:
+    try:
+        async with limit:
+            await work()
+    except TimeoutError:
+        return "in vain"
+    return "in time"
+
+
+async def _of_bodies(ctx: Any, what: str, bodies: list[Program], world: World, place: str) -> Any:
+    match what:
+        case "loop":
+            return [await perform(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+        case "try":
+            try:
+                return [await perform(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+            except (StepFailed, ExceptionGroup):
+                return "failed"
+        case "named":
+            async with ctx.branch("part"):
+                return await perform(ctx, bodies[0], world, f"{place}:0")
+        case "in time":
+            async with asyncio.timeout(60):
+                return await perform(ctx, bodies[0], world, f"{place}:0")
+        case "in limit":
+            async with ctx.timeout(10**6):
+                return await perform(ctx, bodies[0], world, f"{place}:0")
+        case "wait for":
+            return [
+                await asyncio.wait_for(branch(ctx, (body, world, f"{place}:{at}")), [None, 60][at % 2])
+                for at, body in enumerate(bodies)
+            ]
+        case "shielded":
+            return [await asyncio.shield(branch(ctx, (body, world, f"{place}:{at}"))) for at, body in enumerate(bodies)]
+        case "first":
+            return await _first(ctx, bodies, world, place)
+        case "orphan":
+            return await _orphan(ctx, bodies, world, place)
+    is_certain = len(bodies) == 1 or not any(map(can_fail, bodies))
+    prefix = "" if is_certain or place.startswith("?") else "?"
+    branches = [(body, world, f"{prefix}{place}:{at}") for at, body in enumerate(bodies)]
+    return await _side_by_side(ctx, what, branches)
+
+
+async def branch(ctx: Any, given: tuple[Program, World, str]) -> Any:
+    """A branch; all of them have this function."""
+    if random.random() < 0.3:
+        await real_wait()
+    return await perform(ctx, *given)
+
+
+async def _side_by_side(ctx: Any, what: str, branches: list[Any]) -> Any:
+    match what:
+        case "gather":
+            return await asyncio.gather(*(branch(ctx, one) for one in branches))
+        case "group":
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(branch(ctx, one)) for one in branches]
+            return [task.result() for task in tasks]
+        case "create":
+            tasks = [asyncio.create_task(branch(ctx, one)) for one in branches]
+            await real_wait()
+            return [await task for task in reversed(tasks)][::-1]
+        case "map" | "map at most":
+            at_most = 1 if what == "map at most" else None
+            return await ctx.map(functools.partial(branch, ctx), branches, at_most=at_most, key=lambda one: len(one[0]))
+        case "completed":
+            done = [await one for one in asyncio.as_completed([branch(ctx, one) for one in branches])]
+            return sorted(done, key=repr)
+    raise AssertionError(what)
+
+
+async def _first(ctx: Any, bodies: list[Program], world: World, place: str) -> Any:
+    """The first branch ends; the others, which never would, are cancelled wherever they are."""
+
+    async def endless(at: int, body: Program) -> Any:
+        value = await branch(ctx, (body, world, f"{'' if place[0] == '?' else '?'}{place}:{at}"))
+        await asyncio.Event().wait()
+        return value
+
+    first = asyncio.create_task(branch(ctx, (bodies[0], world, f"{place}:0")))
+    others = [asyncio.create_task(endless(at, body)) for at, body in enumerate(bodies) if at]
+    pending: set[asyncio.Task[Any]] = {first, *others}
+    while not first.done():
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return first.result()
+
+
+async def _orphan(ctx: Any, bodies: list[Program], world: World, place: str) -> Any:
+    """A branch that nobody waits for until the end."""
+    task = asyncio.create_task(branch(ctx, (bodies[-1], world, f"{place}:9")))
+    try:
+        value: Any = await perform(ctx, bodies[0], world, f"{place}:0")
+    except (StepFailed, ExceptionGroup):
+        value = "failed"
+    await asyncio.wait([task])
+    return [value, await task]
+
+
+def perform_blocking(ctx: SyncContext, body: Program, world: World, place: str = "at") -> list[Any]:
+    """`perform` for a handler that is a plain function: its branches are threads."""
+    learned: list[Any] = []
+    for index, operation in enumerate(body):
+        about = f"{place}.{index} {sum(json.dumps(learned).encode())}"
+        learned.append(_one_blocking(ctx, operation, world, f"{place}.{index}", about))
+    return learned
+
+
+def _step_blocking(ctx: SyncContext, world: World, how: str, about: str) -> Any:
+    function, args, more = world.step(how, about)
+    try:
+        return ctx.step("do", function, *args, **more)
+    except StepTimeout:
+        return "too slow"
+    except OutcomeUnknown:
+        return [about, {"of": about}] if world.effects[about] else _step_blocking(ctx, world, how, about)
+    except (StepFailed, ToolError) as error:
+        return [type(error).__name__, str(error)]
+
+
+def _one_blocking(ctx: SyncContext, operation: list[Any], world: World, place: str, about: str) -> Any:
+    match operation:
+        case "step", how:
+            return _step_blocking(ctx, world, how, about)
+        case ("ask",):
+            said = ctx.ask({"who": question(about)})["who"]
+            return [said.action, repr(said.value)]
+        case ("sleep",):
+            return ctx.sleep(0.001)
+        case ("long sleep",):
+            return ctx.sleep(30)
+        case ("poll",):
+            return ctx.poll("do", _poll(world, about), every_s=0.001)
+        case ("shed",):
+            return ctx.shed("do")
+        case ("key",):
+            return len(ctx.idempotency_key("do")) > 0
+        case ("fails",):
+            function, args, _ = world.step("raises", about)
+            return ctx.step("do", function, *args)
+        case ("limited",):
+            try:
+                with ctx.timeout(5):
+                    ctx.sleep(60)
+            except TimeoutError:
+                return "in vain"
+            return "in time"
+    what, bodies = operation
+    return _of_bodies_blocking(ctx, what, bodies, world, place)
+
+
+def _of_bodies_blocking(ctx: SyncContext, what: str, bodies: list[Program], world: World, place: str) -> Any:
+    match what:
+        case "loop":
+            return [perform_blocking(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+        case "try":
+            try:
+                return [perform_blocking(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+            except StepFailed:
+                return "failed"
+        case "named":
+            with ctx.branch("part"):
+                return perform_blocking(ctx, bodies[0], world, f"{place}:0")
+        case "in limit":
+            with ctx.timeout(10**6):
+                return perform_blocking(ctx, bodies[0], world, f"{place}:0")
+    is_certain = len(bodies) == 1 or not any(map(can_fail, bodies))
+    prefix = "" if is_certain or place.startswith("?") else "?"
+    branches = [(body, f"{prefix}{place}:{at}") for at, body in enumerate(bodies)]
+
+    def one(given: tuple[Program, str]) -> Any:
+        time.sleep(random.choice((0, 0, 0.0003, 0.002)))
+        return perform_blocking(ctx, given[0], world, given[1])
+
+    at_most = 1 if what == "map at most" else 3
+    return ctx.map(one, branches, at_most=at_most, key=lambda given: len(given[0]))
