@@ -11,5 +11,6 @@ write, each beginning of a step and each effect, and knows what must never be (`
 - what a client was told holds: its task is there, once, its answer taken, its cancellation final;
 - when nothing goes wrong any more, every task comes to its end.
 
-`test_model` runs some worlds of each kind, and mutants; `scripts/chaos model --seed N --count MINUTES` goes on from there.
+`test_model` runs some worlds of each kind, and mutants. `scripts/chaos model --seed N --count MINUTES` goes on from
+there.
 """
