@@ -18,6 +18,7 @@ from typing import Final
 from app import config, core, logs, settings
 from app.clock import Clock
 from app.tasks.isolation import Lone
+from app.tasks.pool import end_soon
 
 STOP_GRACE_S: Final = 25.0
 """What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s), less some time to end."""
@@ -71,9 +72,7 @@ async def _work_alone(parts: core.Core, using: config.GatewayConfig, parent: soc
         await Lone(worker, stop, grace_s).work(*await asyncio.open_unix_connection(sock=parent))
     finally:
         await parts.aclose()
-    if worker.has_abandoned:
-        logging.shutdown()
-        os._exit(0)  # its handler would keep the process
+    end_soon()
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

@@ -106,8 +106,7 @@ class Pool:
         await _over(self._isolated, END_GRACE_S)
         if self._watchdog is not None:
             self._watchdog.stop()
-            if self._worker.has_abandoned:
-                _end_soon()
+            end_soon()
 
     @property
     def _is_crashing(self) -> bool:
@@ -240,8 +239,8 @@ async def _over(turns: set[asyncio.Task[None]], within_s: float) -> None:
         await asyncio.wait({*turns}, timeout=within_s)
 
 
-def _end_soon() -> None:
-    """Handlers that do not end would keep their process for ever."""
+def end_soon() -> None:
+    """End the process in a while, if it has not ended by then: something that a handler left behind would keep it."""
     last = threading.Timer(HANGING_S, os._exit, (0,))
     last.daemon = True
     last.start()
