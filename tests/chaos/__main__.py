@@ -37,7 +37,9 @@ RUNS: Final[Mapping[str, Run]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description="Real processes, killed while they work.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos", description="Real processes, killed while they work, and a model."
+    )
     parser.add_argument("run", nargs="?", choices=tuple(RUNS), help="the run (default: all, in their short form)")
     parser.add_argument("--seed", type=int, help="repeat a run's choices (default: a new one, printed)")
     stores = ("sqlite", "dynamodb", "both")

@@ -63,7 +63,7 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
     {
         "everything": Profile(HONEST),
         "answers": Profile(HONEST, weather=Weather(before=0.05, after=0.15, doubled=0.3), harm=0.002),
-        "stops": Profile(HONEST, harm=0.04, budget=12, pauses=(0.5, 3.0)),
+        "stops": Profile(("orders", *HONEST), harm=0.03, budget=16, pauses=(0.5, 3.0), steps=(2, 4)),
         "away": Profile(HONEST, away_s=20.0, harm=0.002),
         "hangs": Profile(HONEST, weather=Weather(hang=0.06, doubled=0.3), harm=0.004, budget=14),
         "once": Profile(
@@ -142,7 +142,7 @@ class _Story:
         pauses = [round(chance.uniform(*kind.pauses), 2) for _ in range(chance.randint(*kind.steps))]
         arguments: dict[str, Any] = {"pauses": pauses}
         if tool == "orders":
-            arguments["nap_s"] = chance.choice([0, 0.5, 4])
+            arguments |= {"nap_s": chance.choice([0, 0.5, 4]), "think_s": chance.choice([0, 0.5, 3])}
         if tool == "restarts":
             arguments["left"] = 1
         if tool == "blocks":
@@ -175,6 +175,9 @@ class _Story:
         if not is_over:
             waiting = [plan.id for plan in self._plans if plan.id not in self._settled]
             raise Wrong(f"{', '.join(waiting)}: not over {world.now_s:.0f} s after the beginning ({world.steps} steps)")
+        (rows,) = shared.db.execute("select count(*) from tasks").fetchone()
+        if rows != len(self._plans):
+            raise Wrong(f"{rows} tasks came of {len(self._plans)} requests")
         for plan in self._plans:
             self._check(plan)
 
@@ -189,10 +192,10 @@ class _Story:
 
     async def _want(self, client: Process, plan: Plan) -> None:
         await asyncio.sleep(plan.begins_s)
-        client.clock.next_id = plan.id  # as it follows from what the client was given, however often it is sent
         call = TaskCall(plan.tool, plan.arguments, LOCAL, CAPABILITIES)
         for _ in range(plan.sends):
-            await _insist(lambda: client.tasks.create(call, Journal()))
+            # the id follows from what the client was given: it is the same however often that is sent
+            await _insist(lambda: client.tasks.create(call, Journal(), task_id=plan.id))
         created = self._shared.witness.seen.get(plan.id)
         if created is None:
             self._world.wrong(f"{plan.id}: the client was told of a task that is not there")
@@ -215,7 +218,8 @@ class _Story:
                 self._world.wrong(f"{plan.id}: its cancellation was acknowledged, and it goes on")
 
     async def _look(self, client: Process, plan: Plan) -> bool:
-        shown = jsonrpc.decode(await _insist(lambda: client.tasks.get(LOCAL, plan.id)))
+        record = await _insist(lambda: client.tasks.record(LOCAL, plan.id))
+        shown = jsonrpc.decode(client.tasks.shown(record))
         if shown["status"] == Status.INPUT_REQUIRED:
             key, name = next(iter(shown["inputRequests"])), f"answer {len(plan.accepted)}"
             plan.accepted.append(name)

@@ -35,7 +35,6 @@ class ModelClock(Clock):
         self.off_s = 0.0
         self.most_off_s = -1_000.0
         self.slept_s = 0.0
-        self.next_id: str | None = None
 
     def set(self, off_s: float) -> None:
         """Be off by so much from now on."""
@@ -53,7 +52,7 @@ class ModelClock(Clock):
 
     def new_id(self) -> str:
         self._ids += 1
-        return self.next_id or f"{self._name}-{self._ids}"
+        return f"{self._name}-{self._ids}"
 
 
 class Process:
@@ -86,6 +85,11 @@ class Process:
 
     def _keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self.main = asyncio.create_task(coroutine)
+        self.main.add_done_callback(self._main_ended)
+
+    def _main_ended(self, main: asyncio.Task[Any]) -> None:
+        if not main.cancelled() and not self.is_draining and (error := main.exception()) is not None:
+            self.world.wrong(f"{self.name} ended with {error!r}")
 
     async def request(self, what: str, work: Callable[[], Any], lease: Lease | None = None) -> Any:
         """Ask what is shared for something."""
@@ -254,7 +258,7 @@ class Shared:
             case "kill":
                 self.kill(process)
             case "stop":
-                process.stop(chance.uniform(0.2, 3.0) * lease_s, sleeps=chance.random() < 0.3)
+                process.stop(chance.uniform(0.2, 4.0) * lease_s, sleeps=chance.random() < 0.3)
             case "end":
                 process.terminate()
             case "clock":

@@ -76,9 +76,10 @@ def serving(shared: Shared) -> Catalog:
         _worker(shared).stop(seconds)
         await asyncio.sleep(0)
 
-    async def orders(ctx: Context, pauses: Sequence[float], nap_s: float) -> dict[str, Any]:
+    async def orders(ctx: Context, pauses: Sequence[float], nap_s: float, think_s: float) -> dict[str, Any]:
         values = []
         for number, seconds in enumerate(pauses):
+            await asyncio.sleep(think_s)  # with nothing of the engine: nobody writes meanwhile
             values.append(await ctx.step("order", work, f"order {number}", seconds))
             if number == 0 and nap_s:
                 await ctx.sleep(nap_s, "nap")

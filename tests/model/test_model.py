@@ -111,7 +111,11 @@ MUTANTS = {
         sqlite_tasks, "_attempt", _attempt_without_doubt, "answers", "is remembered twice"
     ),
     "the tail of the journal is not looked at": Mutant(
-        sqlite_tasks, "_claimed", _claimed_without_tail, "stops", "begins though it is remembered|is gone"
+        sqlite_tasks,
+        "_claimed",
+        _claimed_without_tail,
+        "stops",
+        "begins though it is remembered|is gone|failed with|not over",
     ),
     "no look at the lease before a step": Mutant(
         Checkpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
