@@ -128,7 +128,9 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
 
 def _is_loopback(server: Any) -> bool:
     """Whether the address at which a connection was accepted is this machine's own; a name or a path says nothing."""
-    return not server or server[0] in _USUAL or _is_own(server[0])
+    if not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES:  # AWS Lambda has the Host header there
+        return True
+    return _is_own(server[0])
 
 
 @lru_cache(maxsize=64)

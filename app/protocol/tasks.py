@@ -53,6 +53,8 @@ class Event(StrEnum):
     ASK = "ask"
     ANSWER_SOME = "answer some"
     ANSWER_ALL = "answer all"
+    GO_ON = "go on"
+    """It goes on without answers, because their time is over."""
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -67,6 +69,7 @@ TRANSITIONS: Final[Mapping[tuple[Status, Event], Status]] = MappingProxyType(
         (_W, Event.ASK): _I,
         (_I, Event.ANSWER_SOME): _I,
         (_I, Event.ANSWER_ALL): _W,
+        (_I, Event.GO_ON): _W,
         (_W, Event.COMPLETE): Status.COMPLETED,
         (_W, Event.FAIL): Status.FAILED,
         (_W, Event.CANCEL): Status.CANCELLED,

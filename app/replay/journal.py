@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias
 
 from app.errors import NotJson
@@ -201,6 +201,12 @@ class Journal:
     def receive_unasked(self, responses: Mapping[str, Any]) -> None:
         """Take responses that a client sends along without any state; only who asks for such looks at them."""
         self.unasked = dict(responses)
+
+    def withdraw_unanswered(self) -> None:
+        """Have what still waits be asked under another key: a task went on without the answers, and took the questions
+        back. Who answers the old one now would not be heard, and is not to believe that the new one is answered."""
+        for entry in self.outstanding():
+            self.add(replace(entry, attempt=entry.attempt + 1))
 
     def response(self, wire: str) -> Any:
         """The last response under a wire key as it came, or `None`."""

@@ -405,6 +405,10 @@ class Run:
         if self._is_stopping or becomes_task or (short and self._steps_run > 0):
             self.wants_task = True
             await self._park(branch)
+        await self._be_admitted()
+
+    async def _be_admitted(self) -> None:
+        """Return once it is certain that a step may begin; raises Suspend if it may not."""
         if self._checkpointer is not None:
             with self.quiescence.moving():
                 await self._checkpointer.admit()
@@ -418,6 +422,7 @@ class Run:
             async with self._noting_cut(task.key, task.what):
                 if options.at_most_once:
                     await self._remember(Began(task.key, task.what))
+                    await self._be_admitted()  # to write that may have taken longer than the lease lasts
                 try:
                     with inside(InStep(self._owner, task.key)):
                         entry = await attempt(task, options.timeout_s, self.call.step_threads)

@@ -175,7 +175,8 @@ def seen(now_ms: int) -> dict[str, Any]:
 
 def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
     """Nothing is outstanding any more."""
-    return {**seen(now_ms), "status": target(Event.ANSWER_ALL).value, "requests": {}, "due_ms": due_ms}
+    working = target(Event.ANSWER_ALL).value
+    return {**seen(now_ms), "status": working, "requests": {}, "due_ms": due_ms, "wake_ms": 0}
 
 
 def over(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:

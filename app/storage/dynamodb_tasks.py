@@ -255,13 +255,15 @@ class DynamoDbTasks:
             sets |= {"lease_until_ms": until_ms, "due_ms": until_ms if due_ms is None else due_ms}
         await self._write(lease, added, now_ms, lambda draft: sets)
 
-    async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
+    async def suspend(
+        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+    ) -> None:
         """See `TaskStore`."""
 
         def asked(draft: Draft) -> Mapping[str, Any]:
             kept = draft.keep_each("1", requests, ROOM)
             questions = {key: {"n": place, "b": value} for place, (key, value) in enumerate(kept)}
-            due = {"due_ms": Expression("#expires_ms"), "unsent": None}
+            due = {"due_ms": wake_ms or Expression("#expires_ms"), "wake_ms": wake_ms, "unsent": None}
             status = {"status": target(Event.ASK).value, "requests": questions}
             return {**NOT_LEASED, **PROGRESS, **seen(now_ms), **due, **status}
 
@@ -458,6 +460,19 @@ class DynamoDbTasks:
         asked = {text: value for text, value in wanted.items() if value is not None}
         values = {text.rstrip(")").rpartition(" ")[2]: value for text, value in asked.items()}
         return [record_of(row, None) for row in await self._table.scan(list(asked), values, limit)]
+
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        # Only what was to go on at some time, ...
+        is_to_go_on = "#wake_ms > :none"
+        # ... which has come.
+        is_time = "#wake_ms <= :now"
+        change = Change(
+            {**woken(now_ms, due_ms), "unsent": None},
+            when=[IS_FOUND, is_in(Event.GO_ON), is_to_go_on, is_time],
+            values=values_of(now_ms, none=0),
+        )
+        return isinstance(await self._table.update(pk_of(ref), change), Won)
 
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""

@@ -35,6 +35,7 @@ class Noted(Generic[T]):
     """The attempt that is known to have happened last; 0 after the claim."""
     tried: int = 0
     doubts: dict[int, Doubt[T]] = field(default_factory=dict)
+    """Every attempt since the one that has happened last, and that one."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One write after another."""
 
@@ -49,5 +50,10 @@ class Noted(Generic[T]):
         doubt = None if number == self.happened else self.doubts.get(number)
         if doubt is not None:
             self.happened = number
-            self.doubts.clear()
+            self.doubts = {number: doubt}
         return doubt
+
+    def has_happened_last(self, entries: Sequence[bytes]) -> bool:
+        """Whether the last write that is known to have happened was of these entries."""
+        last = self.doubts.get(self.happened)
+        return last is not None and last.entries == entries

@@ -113,6 +113,8 @@ class SqliteTasks:
     async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
         """See `TaskStore`."""
 
+        to_go_on_ms = due_ms
+
         def write(db: sqlite3.Connection) -> Answered:
             with transaction(db):
                 row = _row(db, ref)
@@ -131,9 +133,11 @@ class SqliteTasks:
                 _put(db, row["n"], "answer", ((name, answers[name]) for name in taken))
                 fully = taken == outstanding
                 event = Event.ANSWER_ALL if fully else Event.ANSWER_SOME
+                due_ms, wake_ms = (to_go_on_ms, 0) if fully else (row["due_ms"], row["wake_ms"])
                 db.execute(
-                    "update tasks set status = ?, due_ms = ?, updated_ms = ?, revision = revision + 1 where n = ?",
-                    (target(event).value, due_ms if fully else row["due_ms"], now_ms, row["n"]),
+                    "update tasks set status = ?, due_ms = ?, wake_ms = ?, updated_ms = ?, revision = revision + 1"
+                    " where n = ?",
+                    (target(event).value, due_ms, wake_ms, now_ms, row["n"]),
                 )
                 return Answered.FULLY if fully else Answered.PARTLY
 
@@ -200,15 +204,17 @@ class SqliteTasks:
             changes |= _PROGRESS
         await self._under_lease(lease, added, changes, now_ms)
 
-    async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
+    async def suspend(
+        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+    ) -> None:
         """See `TaskStore`."""
 
         def ask(db: sqlite3.Connection, n: int) -> None:
             _put(db, n, "request", requests.items())
             db.execute(
-                "update tasks set status = ?, due_ms = expires_ms, unsent = 0, updated_ms = ?, revision = revision + 1"
-                " where n = ?",
-                (target(Event.ASK).value, now_ms, n),
+                "update tasks set status = ?, due_ms = min(expires_ms, coalesce(nullif(?, 0), expires_ms)),"
+                " wake_ms = ?, unsent = 0, updated_ms = ?, revision = revision + 1 where n = ?",
+                (target(Event.ASK).value, wake_ms, wake_ms, now_ms, n),
             )
 
         await self._under_lease(lease, added, {"lease_until_ms": 0, **_PROGRESS}, now_ms, ask)
@@ -379,6 +385,26 @@ class SqliteTasks:
 
         return await self._database.read(look)
 
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        (asking,) = sources(Event.GO_ON)
+        statement = (
+            "update tasks set status = ?, wake_ms = 0, due_ms = ?, unsent = 0, updated_ms = ?, revision = revision + 1"
+            " where owner = ? and id = ? and status = ? and wake_ms > 0 and wake_ms <= ? and expires_ms > ?"
+            " returning n"
+        )
+        working = target(Event.GO_ON).value
+        facts = (working, due_ms, now_ms, ref.owner, ref.id, asking.value, now_ms, now_ms)
+
+        def write(db: sqlite3.Connection) -> bool:
+            with transaction(db):
+                found = db.execute(statement, facts).fetchone()
+                if found is not None:
+                    db.execute("delete from payloads where task = ? and kind = 'request'", found)
+                return found is not None
+
+        return await self._database.write(write)
+
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""
         (working,) = sources(Event.RUN)
@@ -409,10 +435,10 @@ class SqliteTasks:
                 row = _row(db, lease.ref)
                 if row is None or not _holds(lease, row):
                     raise LeaseLost(str(lease.ref))
-                number = _attempt(row, noted, added) if added.entries else row["noted"]
-                if number is None:
+                number = _attempt(row, noted, added) if added.entries else None
+                if added.entries and number is None:
                     return None
-                _set(db, row["n"], {**changes, "noted": number})
+                _set(db, row["n"], changes if number is None else {**changes, "noted": number})
                 _add(db, row, added, now_ms)
                 if also is not None:
                     also(db, row["n"])
@@ -426,10 +452,8 @@ class SqliteTasks:
 
 def _attempt(row: Mapping[str, Any], noted: Noted[None], added: Added) -> int | None:
     """The number of this write of entries; `None` if it has happened already."""
-    doubt = noted.settle(row["noted"])
-    if doubt is not None and doubt.entries == added.entries:
-        return None
-    return noted.attempt(added.entries, None)
+    noted.settle(row["noted"])
+    return None if noted.has_happened_last(added.entries) else noted.attempt(added.entries, None)
 
 
 def _add(db: sqlite3.Connection, row: Mapping[str, Any], added: Added, now_ms: int) -> None:

@@ -310,8 +310,12 @@ class TaskStore(Protocol):
             LeaseLost: see above.
         """
 
-    async def suspend(self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int) -> None:
+    async def suspend(
+        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+    ) -> None:
         """Ask the client: `input_required` with these questions, at least one. The lease is over. This is progress.
+
+        With a `wake_ms` it is due then, to go on without the answers (`go_on`); else when it expires.
 
         Raises:
             LeaseLost
@@ -397,6 +401,12 @@ class TaskStore(Protocol):
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in the past: give it
         back."""
+
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """Make a task `working` that asks and whose `wake_ms` has come; what it asked is asked no more.
+
+        `False` if there is none, or no more, or it is not to go on yet.
+        """
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
         """Move the due time, if it still is `task.due_ms` and the task is open; of many callers one gets `True`.

@@ -75,6 +75,7 @@ class Checkpointer:
             journal.add(_entry(entry))
         # the keys of a task are never used twice, so old answers find no question any more
         journal.receive({key: jsonrpc.decode(answer) for key, answer in claimed.answers.items()})
+        journal.withdraw_unanswered()
         run = Run(call, journal, self)
         run.message = self._message
         return run
@@ -207,15 +208,16 @@ class Checkpointer:
         self.end(error)
         raise Suspend from None
 
-    async def suspend(self, requests: Mapping[str, Any]) -> None:
-        """Put questions to the client; the task waits for `tasks/update`.
+    async def suspend(self, requests: Mapping[str, Any], wake_ms: int | None) -> None:
+        """Put questions to the client; the task waits for `tasks/update`, or for a moment if that comes first.
 
         Raises:
             LeaseLost, Unavailable
         """
         wire = {key: encode(request) for key, request in requests.items()}
         rest = self._rest()
-        await self._last(lambda: self._store.suspend(self._lease, rest, wire, self._clock.now_ms()))
+        wake_ms = wake_ms or 0
+        await self._last(lambda: self._store.suspend(self._lease, rest, wire, self._clock.now_ms(), wake_ms=wake_ms))
 
     async def release(self, *, wake_ms: int, due_ms: int) -> None:
         """Let go of the task until its next turn.

@@ -92,8 +92,8 @@ class Endings:
 
     async def _commit(self, run: Checkpointer, tool: str, outcome: Outcome) -> Turn:
         match outcome:
-            case Suspended(requests=requests) if requests:
-                await run.suspend(requests)
+            case Suspended(requests=requests, wake_ms=wake_ms) if requests:
+                await run.suspend(requests, wake_ms)
                 return Turn.ASKED
             case Suspended(wake_ms=wake_ms):
                 await self.release(run, wake_ms or 0)

@@ -23,7 +23,7 @@ from app.clock import Clock, Deadline
 from app.config import TasksConfig
 from app.errors import Unavailable
 from app.metrics import Census
-from app.protocol.tasks import OPEN, Status
+from app.protocol.tasks import OPEN, Event, Status, sources
 from app.storage.queue import TaskQueue
 from app.storage.tasks import Move, OpenTask, TaskRef, TaskStore
 
@@ -105,7 +105,18 @@ class Sweep:
         past = [task for task in late if task.expires_ms <= now_ms]
         await asyncio.gather(*(self._store.expire(task.ref, now_ms) for task in past))
         waiting = [task for task in late if task.expires_ms > now_ms]
-        return len(past) + (await self._postpone(waiting, now_ms) if waiting else 0)
+        asking = [task for task in waiting if task.status in sources(Event.GO_ON)]
+        working = [task for task in waiting if task.status not in sources(Event.GO_ON)]
+        gone_on = await self._have_go_on(asking, now_ms) if asking else 0
+        return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
+
+    async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
+        """The time of a question, or of a wait beside it, is over: these go on without the answers."""
+        due_ms = now_ms + self._pause_ms
+        went = await asyncio.gather(*(self._store.go_on(task.ref, now_ms, due_ms) for task in asking))
+        refs = [task.ref for task, has_gone_on in zip(asking, went, strict=True) if has_gone_on]
+        await self._queue.send_many(refs)
+        return len(refs)
 
     async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> int:
         """Each has until its next due time to be claimed; those that may need a message get one."""

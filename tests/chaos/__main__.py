@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos import backlog, chains, edge, functions, handlers, poison, requests, tasks
+from tests.model import explore
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ RUNS: Final[Mapping[str, Run]] = {
     "backlog": Run(backlog.main, 10_000, 1_000),
     "edge": Run(edge.main, 600, 30, "seconds"),
     "requests": Run(requests.main, 1_000_000, 10_000, "requests"),
+    "model": Run(explore.main, 30, 1, "minutes"),
 }
 
 
@@ -45,6 +47,7 @@ def main() -> int:
     counts = ", ".join(f"{name} {run.count:,} {run.unit}" for name, run in RUNS.items())
     parser.add_argument("--count", type=int, help=f"how much of it (default: {counts}; in the short form less)")
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
+    parser.add_argument("--profile", choices=tuple(explore.PROFILES), help="of the model (default: each in turn)")
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")

@@ -343,12 +343,13 @@ def main(arguments: argparse.Namespace) -> bool:
     """Every store that was asked for; whether all was right."""
     count, seed = arguments.count, arguments.seed
     if count < LONG:
-        limits = {"CHAOS_LIMIT_MB": "1500", "CHAOS_TASK_TIMEOUT_S": "35"}
-        plan = Plan(count, KINDS, kill_every_s=9, stop_every_s=11, away_s=4, environment=limits)
+        # what hangs is ended by the limit of a task, which is too long for a short run
+        kinds = [kind for kind in KINDS if kind != "hang"]
+        limits = {"CHAOS_LIMIT_MB": "1500"}
+        plan = Plan(count, kinds, kill_every_s=15, stop_every_s=11, away_s=4, environment=limits)
         return asyncio.run(run("sqlite", plan, seed, "poison, SIGKILL, SIGSTOP and an outage of 4 s, on sqlite"))
-    kinds = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
     results = []
-    for kind in kinds:
+    for kind in ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]:
         if kind == "dynamodb" and not has_java():
             print("\nskipped: DynamoDB Local needs Java 17")
             continue

@@ -102,7 +102,8 @@ def environ(
     )
     tools = {"kind": "python", "name": "tools", "prefix": "", "path": str(Path(__file__).parent / "calling.py")}
     config = tmp_path / "gateway.json"
-    config.write_text(json.dumps({"backends": [tools], "tasks": {"requeue_after_s": REQUEUE_S}}))
+    tasks = {"requeue_after_s": REQUEUE_S, "max_call_bytes": 1_000_000}
+    config.write_text(json.dumps({"backends": [tools], "tasks": tasks}))
     for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     known = {"AWS_DEFAULT_REGION": REGION, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}

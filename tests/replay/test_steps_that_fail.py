@@ -17,6 +17,7 @@ from anyio import CapacityLimiter
 from app.clock import Clock
 from app.errors import NotJson, OutcomeUnknown, ToolError
 from app.replay import run as run_module
+from app.replay.branches import Suspend
 from app.replay.context import Context
 from app.replay.engine import Failed, Restarted, Suspended
 from app.replay.journal import Began, Cut, Entry, Finished, Journal
@@ -336,6 +337,23 @@ async def test_of_a_step_at_most_once_that_was_begun_nobody_knows_the_outcome(ta
     task.journal.add(fresh.written[0])  # the worker died right after this
     assert "not known whether it took effect" in (await twice(task, handler))[1]
     assert effects.seen == ["charge"]
+
+
+async def test_a_step_at_most_once_does_not_begin_if_its_beginning_took_longer_to_write_than_the_lease_lasts() -> None:
+    effects = Effects()
+
+    class Late(Home):
+        async def admit(self) -> None:
+            if self.written:  # by the time it is, somebody else may have found that it was begun, and looked
+                raise Suspend
+
+    async def handler(ctx: Context) -> Any:
+        return await ctx.step("charge", effects.do, "charge", at_most_once=True)
+
+    late = Late()
+    assert isinstance(await late.run(handler), Suspended)
+    assert [type(entry) for entry in late.written] == [Began]
+    assert effects.seen == []
 
 
 async def test_at_most_once_makes_a_call_a_task_that_can_become_one() -> None:

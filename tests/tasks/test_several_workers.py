@@ -91,8 +91,8 @@ class _Witnessed:
             assert (lease.ref, f"{tag} {key}") not in self._witness.kept, "each step is written once"
             self._witness.kept[lease.ref, f"{tag} {key}"] = values
 
-    async def suspend(self, lease: Any, *args: Any) -> None:
-        await self._write(lease, self._store.suspend(lease, *args))
+    async def suspend(self, lease: Any, *args: Any, **kwargs: Any) -> None:
+        await self._write(lease, self._store.suspend(lease, *args, **kwargs))
 
     async def release(self, lease: Any, *args: Any, **kwargs: Any) -> None:
         await self._write(lease, self._store.release(lease, *args, **kwargs))
@@ -139,7 +139,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         await ctx.shed()
         return [*done, who.name, await ctx.step("last", step, f"{ctx.task_id} last")]
 
-    shared = share(clock, max_deaths=1_000)  # time flies here: a lease lapses with each step
+    shared = share(clock, max_deaths=1_000, lease_s=600)  # time flies here: hours in seconds
 
     def process() -> Workshop:
         store, queue = shared.stores()

@@ -1,0 +1,138 @@
+"""A bound of the model for every run of the suite, and proof that it sees: mutants of the product are caught within it.
+
+`scripts/chaos model --count 30` goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from app.protocol.tasks import Event, sources
+from app.storage import sqlite_tasks
+from app.storage.sqlite_tasks import SqliteTasks
+from app.storage.tasks import Claimed
+from app.tasks.checkpointer import Checkpointer
+from app.tasks.lease import Moment
+from app.tasks.sweep import Sweep
+from app.tasks.worker import Worker
+from tests.model.explore import PROFILES, Ran, run
+from tests.model.world import Wrong
+
+SEEDS = 10
+"""Worlds of each profile."""
+MUTANT_SEEDS = 60
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_promise_holds_whatever_dies_stands_still_or_goes_unanswered(profile: str) -> None:
+    worlds = _run_all(profile, SEEDS)
+    assert all(ran.counts["claims"] >= PROFILES[profile].tasks // 2 for ran in worlds)
+
+
+def test_a_seed_tells_the_same_story_again() -> None:
+    assert run(3, "everything") == run(3, "everything")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Something left out of the product, and what has to be noticed."""
+
+    owner: Any
+    name: str
+    instead: Callable[..., Any]
+    profile: str
+    noticed: str
+
+
+def _holds_without_fence(lease: Any, row: Any) -> bool:
+    return row["status"] in sources(Event.RUN) and row["lease_until_ms"] > 0
+
+
+def _holds_without_status(lease: Any, row: Any) -> bool:
+    return bool(row["fence"] == lease.fence)
+
+
+def _attempt_without_doubt(row: Any, noted: Any, added: Any) -> int:
+    number: int = noted.attempt(added.entries, None)
+    return number
+
+
+_claimed = sqlite_tasks._claimed
+
+
+def _claimed_without_tail(db: Any, ref: Any) -> Claimed:
+    claimed = _claimed(db, ref)
+    return replace(claimed, journal=claimed.journal[:-1])
+
+
+async def _admit_without_look(self: Checkpointer) -> None:
+    """A step begins whatever has become of the lease."""
+
+
+async def _claim_without_skew(self: Worker, ref: Any, *, alone: bool = False) -> Any:
+    now_ms = self._clock.now_ms()
+    return await self._store.claim(ref, now_ms, now_ms + self._lease_ms, alone=alone)
+
+
+_claim = SqliteTasks.claim
+
+
+async def _claim_with_blame(self: SqliteTasks, *args: Any, **kwargs: Any) -> Any:
+    return await _claim(self, *args, **{**kwargs, "alone": True})
+
+
+async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -> Any:
+    return await _real_claim(self, ref, alone=True)
+
+
+_real_claim = Worker.claim
+
+
+async def _resume_without_row(self: Checkpointer) -> None:
+    self._time.renewed(Moment.now(self._clock))
+
+
+async def _sweep_nothing(self: Sweep) -> int:
+    return 0
+
+
+MUTANTS = {
+    "no fence in the condition": Mutant(
+        sqlite_tasks, "_holds", _holds_without_fence, "stops", "has been claimed since|is remembered twice|twice though"
+    ),
+    "no status in the condition": Mutant(
+        sqlite_tasks, "_holds", _holds_without_status, "cancels", "is over and was changed"
+    ),
+    "doubtful writes are written again": Mutant(
+        sqlite_tasks, "_attempt", _attempt_without_doubt, "answers", "is remembered twice"
+    ),
+    "the tail of the journal is not looked at": Mutant(
+        sqlite_tasks, "_claimed", _claimed_without_tail, "stops", "begins though it is remembered|is gone"
+    ),
+    "no look at the lease before a step": Mutant(
+        Checkpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
+    ),
+    "a lapsed lease is taken without regard to clocks": Mutant(
+        Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
+    ),
+    "innocents are blamed": Mutant(SqliteTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"),
+    "a worker that went on does not ask the row": Mutant(
+        Checkpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+    ),
+    "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_the_model_notices(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.instead)
+    with pytest.raises(Wrong, match=mutant.noticed):
+        _run_all(mutant.profile, MUTANT_SEEDS)
+
+
+def _run_all(profile: str, seeds: int) -> list[Ran]:
+    return [run(seed, profile) for seed in range(seeds)]
