@@ -752,7 +752,10 @@ class Run:
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
 
     def _wait_s(self, one: Parked) -> float:
-        return math.inf if one.until_ms is None else (one.until_ms - self._clock.now_ms()) / 1000
+        ends_ms = [scope.until_ms for scope in _around(one.branch)]
+        if one.until_ms is not None:
+            ends_ms.append(one.until_ms)
+        return (min(ends_ms) - self._clock.now_ms()) / 1000 if ends_ms else math.inf
 
     def _enforce(self) -> None:
         if self.root_task is not None:

@@ -54,7 +54,7 @@ def doubled(world: World, expected: World, deaths: int) -> list[str]:
     certain = {what for what in expected.effects if not what.startswith("?")}
     missing = [what for what in certain if world.effects[what] < expected.effects[what]]
     many = [what for what, count in world.effects.items() if count - expected.effects.get(what, 1) > deaths]
-    return missing + many
+    return missing + many + [what for what in world.at_most_once if world.effects[what] > 1]
 
 
 async def told(body: Program, fate: Fate, expected: Any, plain: World, *, blocking: bool = False) -> Story:

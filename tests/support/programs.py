@@ -70,13 +70,16 @@ class World:
     def __init__(self) -> None:
         self.effects: Counter[str] = Counter()
         self.is_alive: Callable[[], bool] = lambda: True
-        self.died_in: set[str] = set()
+        self.at_most_once: set[str] = set()
 
     def happens(self, what: str) -> Any:
         if not self.is_alive():
             raise AssertionError("a dead process does nothing")
         self.effects[what] += 1
         return [what, {"of": what}]
+
+    def has_happened(self, what: str) -> bool:
+        return self.effects[what] > 0
 
     def step(self, how: str, what: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function of a step, what it is called with, and how it is run. Names of functions say nothing."""
@@ -87,6 +90,8 @@ class World:
             await asyncio.sleep(random.choice((0, 0, 0, 0.0005, 0.002)))
             value = self.happens(what)
             match how:
+                case "at most once":
+                    self.at_most_once.add(what)
                 case "raises":
                     raise ValueError(what)
                 case "tells":
@@ -198,7 +203,7 @@ async def _step(ctx: Any, world: World, how: str, about: str) -> Any:
     except StepTimeout:
         return "too slow"
     except OutcomeUnknown:  # it looks whether it happened, as a careful handler does
-        if world.effects[about]:
+        if await ctx.step("look", world.has_happened, about):
             return [about, {"of": about}]
         return await _step(ctx, world, "at most once", about)
     except (StepFailed, ToolError) as error:
@@ -367,7 +372,9 @@ def _step_blocking(ctx: SyncContext, world: World, how: str, about: str) -> Any:
     except StepTimeout:
         return "too slow"
     except OutcomeUnknown:
-        return [about, {"of": about}] if world.effects[about] else _step_blocking(ctx, world, how, about)
+        if ctx.step("look", world.has_happened, about):
+            return [about, {"of": about}]
+        return _step_blocking(ctx, world, how, about)
     except (StepFailed, ToolError) as error:
         return [type(error).__name__, str(error)]
 
