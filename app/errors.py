@@ -22,6 +22,7 @@
     │   ├── BackendError              what the service behind a tool did wrong
     │   ├── CallTimeout               the call outlived its deadline
     │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
+    │   ├── TaskTimeout               a task took longer than a task may
     │   └── Refused                   the user declined a question or dismissed it
     ├── NotJson                       a handler had something remembered that JSON cannot hold
     ├── NondeterminismError           a handler went another way than when what is remembered was
@@ -210,6 +211,10 @@ class OutcomeUnknown(ToolError):
             f"Step {name!r} was begun, and it is not known whether it took effect; find out before calling again"
         )
         self.name = name
+
+
+class TaskTimeout(ToolError):
+    """A task took longer than a task may (`tasks.task_timeout_s`)."""
 
 
 class Refused(ToolError):

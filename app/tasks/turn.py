@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from app.clock import Clock
-from app.errors import CallTimeout, LeaseLost, ToolError
+from app.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
 from app.protocol.content import ToolResult
 from app.replay import engine
 from app.replay.engine import Failed, Suspended
@@ -158,10 +158,6 @@ class Running:
         if now_s - self._told_s >= grace_s and self._root is not None:
             self._root.cancel()
         return now_s - self._told_s >= 2 * grace_s
-
-
-class TaskTimeout(ToolError):
-    """A task took longer than a task may."""
 
 
 def _seen(root: asyncio.Task[Any]) -> None:

@@ -18,9 +18,11 @@ from app.cli import main
 from app.clock import Clock
 from app.config import ConfigFile, GatewayConfig, Origin
 from app.core import Stores, make_stores
+from app.errors import LeaseLost
 from app.main import build_app
 from app.storage.tasks import TaskRecord, TaskRef
 from app.tasks.call import owner_of
+from app.tasks.ending import Turn
 from app.yaml_file import Located
 from tests.support import wire
 from tests.support.asgi import client, stoppable
@@ -271,37 +273,36 @@ async def test_a_turn_that_is_repeated_sends_the_same_key_again(tmp_path: Path) 
     async with house(tmp_path, answer(), works=False) as one:
         task_id = await one.ann.begin("run", what="x")
         ref = TaskRef(owner_of(LOCAL), task_id)
-        for worker in (dying_worker, working_worker):
-            await worker(one, tmp_path, ref)
+        another = house_before(tmp_path, one.told, job=None, works=False)
+        async with sent_and_not_noted(one, tmp_path, ref), another as other:
+            other.clock.skip(40)  # the lease of the first is over
+            worker, aclose = worker_of(other, tmp_path)
+            assert await worker.work(ref, alone=True) is Turn.FINISHED
+            await aclose()
         keys = [one.told.header("idempotency-key", number) for number in range(len(one.told.requests))]
         assert keys == [[task_id], [task_id]]
         assert (await one.ann.get(task_id))["status"] == "completed"
 
 
-async def dying_worker(one: House, directory: Path, ref: TaskRef) -> None:
-    """Sends the request, and dies before it can note what came of it."""
+@asynccontextmanager
+async def sent_and_not_noted(one: House, directory: Path, ref: TaskRef) -> AsyncIterator[None]:
+    """A worker has sent the request, and stands still before it can note what came of it."""
+    goes_on = asyncio.Event()
+
+    async def stands_still(*arguments: Any) -> None:
+        await goes_on.wait()
+        raise LeaseLost(str(ref))
+
     async with house_before(directory, one.told, job=None, works=False) as other:
-        (worker, clock) = worker_of(other, directory)
-        worker._store.finish = never_returns  # type: ignore[method-assign]
+        worker, aclose = worker_of(other, directory)
+        worker._store.finish = worker._store.checkpoint = stands_still
         turn = asyncio.create_task(worker.work(ref))
         while not one.told.requests:  # noqa: ASYNC110 - in another gateway's service
             await asyncio.sleep(0.01)
-        turn.cancel()
-        await asyncio.gather(turn, return_exceptions=True)
-        await clock()
-
-
-async def working_worker(one: House, directory: Path, ref: TaskRef) -> None:
-    """Takes the task up once the lease of the first is over."""
-    async with house_before(directory, one.told, job=None, works=False) as other:
-        other.clock.skip(40)
-        (worker, clock) = worker_of(other, directory)
-        await worker.work(ref)
-        await clock()
-
-
-async def never_returns(*arguments: Any) -> None:
-    await asyncio.Event().wait()
+        yield
+        goes_on.set()
+        assert await turn is Turn.LOST
+        await aclose()
 
 
 def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:

@@ -171,7 +171,7 @@ def test_the_table_is_made_as_it_is_defined(dynamodb: Emulator, table: str) -> N
 
 def test_what_only_a_deployed_table_has_is_asked_for() -> None:
     assert TABLE["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
-    assert TABLE["SSESpecification"] == {"SSEEnabled": True}
+    assert "SSESpecification" not in TABLE, "the free encryption is the default, and is not asked for"
 
 
 async def test_every_row_goes_two_days_after_the_end(tasks: Counted, dynamodb: Emulator, table: str) -> None:

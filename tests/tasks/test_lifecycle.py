@@ -9,12 +9,12 @@ import pytest
 from app.protocol.tasks import OPEN, TERMINAL, TRANSITIONS, Event, Status, after, sources, target
 
 TABLE = """
-                 run      ask             answer some     answer all  complete   fail    cancel     expire
-working          working  input_required  -               -           completed  failed  cancelled  failed
-input_required   -        -               input_required  working     -          -       cancelled  failed
-completed        -        -               -               -           -          -       -          -
-failed           -        -               -               -           -          -       -          -
-cancelled        -        -               -               -           -          -       -          -
+                 run      ask             answer some     answer all  go_on    complete   fail    cancel     expire
+working          working  input_required  -               -           -        completed  failed  cancelled  failed
+input_required   -        -               input_required  working     working  -          -       cancelled  failed
+completed        -        -               -               -           -        -          -       -          -
+failed           -        -               -               -           -        -          -       -          -
+cancelled        -        -               -               -           -        -          -       -          -
 """
 
 _HEAD, *_ROWS = TABLE.strip("\n").splitlines()
