@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
@@ -173,8 +173,10 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # journals and answers are in it: readable by its owner alone, as are the files that SQLite puts beside it
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        with suppress(FileExistsError):
+            # Journals and answers are in it: readable by its owner alone, as are the files that SQLite puts beside it.
+            # Only a file that is not there yet: to close one that others here have open drops their locks (POSIX).
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         # autocommit: every statement is its own transaction; any thread may use the connection after another
         db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:

@@ -85,6 +85,7 @@ INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
     AuthError: (None, "inside"),
     Unauthenticated: (None, "inside"),
     InsufficientScope: ("inside", ["scope"]),
+    NondeterminismError: ("key", "step one", "step two"),
 }
 
 

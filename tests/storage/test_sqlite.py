@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import stat
@@ -34,6 +35,14 @@ async def main():
     await store.aclose()
 
 asyncio.run(main())
+"""
+
+_INSERT = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+db.execute("insert into once (token_id, answers, give_up_ms, forget_ms) values (?, '', 1, 1)", [sys.argv[2]])
+db.commit()
+db.close()
 """
 
 
@@ -114,3 +123,18 @@ async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> 
     assert modes.pop(path.parent.name) == 0o700
     assert modes.keys() >= {path.name, f"{path.name}-wal"}
     assert set(modes.values()) == {0o600}
+
+
+async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_path: Path) -> None:
+    """Or the next process to leave believes that it is the last one, and takes the write-ahead log with it."""
+    path = tmp_path / "store.sqlite3"
+    first, second = Database(path), Database(path)
+    assert await first.read(lambda db: db.execute("select count(*) from tasks").fetchone()) == (0,)
+    assert await second.read(lambda db: db.execute("select count(*) from tasks").fetchone()) == (0,)
+    for number in range(2):
+        command = [sys.executable, "-c", _INSERT, str(path), str(number)]
+        assert await asyncio.to_thread(subprocess.call, command) == 0
+        assert path.with_name("store.sqlite3-wal").exists()
+        assert await first.read(lambda db: db.execute("select count(*) from once").fetchone()) == (number + 1,)
+    await first.aclose()
+    await second.aclose()
