@@ -123,7 +123,9 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         await asyncio.sleep(chance.choice([0, 0, 0.001, 0.02, 0.05]))
         if name == f"{refs[0].id} first" and not tokens[name]:
             tokens[name] += 1
-            for _ in range(1000):  # this one stalls until another has taken its task
+            for turn in range(1000):  # it stalls until another worker has taken its task
+                if turn % 50 == 0:
+                    clock.skip(700)  # now and then all leases run out
                 await asyncio.sleep(0.01)
                 if (await first.record(refs[0])).fence > 1:
                     break
@@ -139,7 +141,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         await ctx.shed()
         return [*done, who.name, await ctx.step("last", step, f"{ctx.task_id} last")]
 
-    shared = share(clock, max_deaths=1_000, lease_s=600)  # time flies here: hours in seconds
+    shared = share(clock, max_deaths=1_000, lease_s=600)  # time flies here
 
     def process() -> Workshop:
         store, queue = shared.stores()
@@ -155,7 +157,7 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
 
     async def pass_time(shop: Workshop) -> None:
         while not over():
-            clock.skip(chance.choice([0, 1, 15]))
+            clock.skip(chance.choice([0, 1, 3]))
             await shop.sweep.sweep()
             for ref in refs:
                 requests = (await shop.shown(ref)).get("inputRequests", {})
