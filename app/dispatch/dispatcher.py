@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from app.auth.principal import Principal
@@ -213,7 +213,7 @@ class Dispatcher:
         target = Target("tools/call", served.name, asked.arguments)
         key = context.inbound.meta.raw.get(IDEMPOTENCY_KEY)
         round_ = self._begin(target, asked, context, key=key)
-        call = self._call(context, round_, takes_unasked=served.tool.unasked_answers)
+        call = self._call(context, round_, served)
         if not served.tool.once:
             return await self._run_tool(served, round_, call)
         try:
@@ -241,10 +241,8 @@ class Dispatcher:
         def handler(ctx: Context) -> Awaitable[ToolResult]:
             return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
 
-        may_become_task = served.tool.task != "forbidden" and call.meta.capabilities.has(tasks.REQUIRED)
-        if may_become_task and (known := await self._known_task(served, round_, call)) is not None:
+        if call.may_become_task and (known := await self._known_task(served, round_, call)) is not None:
             return known
-        call = replace(call, may_become_task=may_become_task, needs_row=served.tool.task == "required")
         return await self._tool_outcome(await self._rounds.run_or_defer(round_, call, handler), served, round_, call)
 
     async def _tool_outcome(
@@ -449,7 +447,8 @@ class Dispatcher:
             context.span.link(round_.origin)
         return round_
 
-    def _call(self, context: CallContext, round_: Round | None = None, *, takes_unasked: bool = False) -> Call:
+    def _call(self, context: CallContext, round_: Round | None = None, served: ServedTool | None = None) -> Call:
+        mode = "forbidden" if served is None else served.tool.task
         limit_ms = self._call_timeout_ms if context.remaining_ms is None else context.remaining_ms
         deadline = self._clock.deadline(min(limit_ms, self._call_timeout_ms))
         return Call(
@@ -458,7 +457,9 @@ class Dispatcher:
             deadline=deadline,
             notify=context.notify,
             publish=self._hub.publish,
-            takes_unasked=takes_unasked,
+            may_become_task=mode != "forbidden" and context.inbound.meta.capabilities.has(tasks.REQUIRED),
+            needs_row=mode == "required",
+            takes_unasked=served is not None and served.tool.unasked_answers,
             idempotency=None if round_ is None else round_.task_id,
         )
 
