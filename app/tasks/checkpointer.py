@@ -67,6 +67,7 @@ class Checkpointer:
         self.run = self._begin(claimed, call)
         # what is there at the beginning is there the next time too, answers by way of their questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
+        self.run.journal.withdraw_unanswered()
 
     def _begin(self, claimed: Claimed, call: Call) -> Run:
         version, generation = claimed.record.journal_version, self._task.generation
@@ -75,7 +76,6 @@ class Checkpointer:
             journal.add(_entry(entry))
         # the keys of a task are never used twice, so old answers find no question any more
         journal.receive({key: jsonrpc.decode(answer) for key, answer in claimed.answers.items()})
-        journal.withdraw_unanswered()
         run = Run(call, journal, self)
         run.message = self._message
         return run

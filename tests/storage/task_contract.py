@@ -350,6 +350,32 @@ class TaskStoreContract:
         await store.finish(claimed.lease, Status.COMPLETED, payload, None, NOW)
         assert (await record(store)).outcome == payload
 
+    # going on without answers
+
+    async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then_on(self, store: TaskStore) -> None:
+        await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
+        assert (await record(store)).due_ms == SOON
+        assert not await store.go_on(REF, SOON - 1, UNTIL)
+        assert await store.go_on(REF, SOON, UNTIL)
+        found = await record(store)
+        assert (found.status, found.requests, found.wake_ms, found.due_ms) == (Status.WORKING, {}, 0, UNTIL)
+        assert not await store.go_on(REF, SOON, UNTIL)
+        assert (await claim(store, now_ms=SOON)).answers == {}
+
+    async def test_one_that_is_answered_before_goes_on_at_once(self, store: TaskStore) -> None:
+        await store.suspend(await working(store), NOTHING, {"a": b"?", "b": b"?"}, NOW, wake_ms=SOON)
+        assert await store.answer(REF, {"a": b"!"}, NOW, UNTIL) is Answered.PARTLY
+        assert (await record(store)).due_ms == SOON
+        assert await store.answer(REF, {"b": b"!"}, NOW, UNTIL) is Answered.FULLY
+        assert not await store.go_on(REF, SOON, UNTIL)
+        assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
+
+    async def test_one_that_asks_without_a_moment_or_is_over_does_not(self, store: TaskStore) -> None:
+        await asking(store, {"a": b"?"})
+        assert not await store.go_on(REF, END - 1, END)
+        await store.cancel(REF, "cancelled", NOW)
+        assert not await store.go_on(REF, END - 1, END)
+
     async def test_every_byte_is_a_payload(self, store: TaskStore) -> None:
         lease = await working(store, call=EVERY_BYTE, state=EVERY_BYTE, journal=[EVERY_BYTE, b"", b"\0"])
         await store.suspend(lease, NOTHING, {"a": EVERY_BYTE}, NOW)

@@ -19,6 +19,7 @@ from app.tasks.ending import Turn
 from app.tasks.sweep import Sweep
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
+from tests.support.rounds import accept
 from tests.support.tasks import Shared, Workshop
 
 Share = Callable[..., Shared]
@@ -329,3 +330,50 @@ async def test_the_census_counts_open_tasks_and_how_old_and_late_they_are(shop: 
 async def test_the_census_of_nothing_is_zeros(shop: Workshop) -> None:
     census = await shop.sweep.census()
     assert (dict(census.open), census.overdue_s) == ({"working": 0, "input_required": 0}, 0)
+
+
+async def test_a_question_whose_time_is_over_has_its_default_and_the_next_one_another_key(
+    shared: Shared, clock: FixedClock
+) -> None:
+    async def asks_for_a_minute(ctx: Context) -> list[str]:
+        first = await ctx.elicit("who", "Who?", Name, timeout_s=60, default=Name(name="nobody"))
+        return [first.name, (await ctx.elicit("who", "Who else?", Name)).name]
+
+    shop = shared.workshop(asks=asks_for_a_minute)
+    ref = await shop.begin("asks")
+    assert await shop.all_turns() == [Turn.ASKED]
+    clock.skip(59)
+    assert await shop.sweep.sweep() == 0
+    clock.skip(1)
+    assert await shop.sweep.sweep() == 1
+    assert await shop.all_turns() == [Turn.ASKED]
+    assert list((await shop.shown(ref))["inputRequests"]) == ["who#2"]
+    await shop.answer(ref, who__2=accept(name="late"))  # nobody waits for an answer to the first
+    await shop.answer(ref, **{"who#2": accept(name="me")})
+    await shop.all_turns()
+    assert await shop.value(ref) == ["nobody", "me"]
+
+
+async def test_a_sleep_beside_a_question_wakes_and_the_question_is_asked_under_another_key(
+    shared: Shared, clock: FixedClock
+) -> None:
+    async def both(ctx: Context) -> list[str]:
+        async def sleeper() -> str:
+            await ctx.sleep(60)
+            return await ctx.step("after", lambda: "slept")
+
+        async def asker() -> str:
+            return (await ctx.elicit("who", "Who?", Name)).name
+
+        return list(await asyncio.gather(sleeper(), asker()))
+
+    shop = shared.workshop(both=both)
+    ref = await shop.begin("both")
+    assert await shop.all_turns() == [Turn.ASKED]
+    clock.skip(61)
+    await shop.sweep.sweep()
+    assert await shop.all_turns() == [Turn.ASKED]
+    assert list((await shop.shown(ref))["inputRequests"]) == ["who~2"]
+    await shop.answer(ref, who__2=accept(name="me"))
+    await shop.all_turns()
+    assert await shop.value(ref) == ["slept", "me"]
