@@ -38,6 +38,11 @@ class TimeLimit:
         """Whether the block has ended."""
         return self._left.is_set()
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is about to end its block, now or later."""
+        return not self._has_fired and not self.is_left
+
     async def wait_until_left(self) -> None:
         """Return once the block has ended."""
         await self._left.wait()

@@ -62,6 +62,8 @@ LATE_REFUSALS: Final = 10
 STOP_GRACE_S: Final = 5.0
 """How often a handler may go on asking after its run has ended, and how often when that is a while ago. Then it is not
 resumed any more."""
+_TICK_MS: Final = 10
+"""A limit that is over ends its block within this: the timers of an event loop are late by a moment."""
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""
 
@@ -122,6 +124,7 @@ class Scope(Protocol):
 
     until_ms: int
     is_left: bool
+    is_pending: bool
 
     def fire(self) -> None:
         """End that part."""
@@ -736,8 +739,9 @@ class Run:
         if self.call.task_id is None or self.requests or self._is_stopping:
             return 0.0
         branches = [one.branch for one in self._parked]
-        limits = {scope.until_ms - self._clock.now_ms() for branch in branches for scope in _around(branch)}
-        soon = [left_ms / 1000 for left_ms in limits if 0 < left_ms <= HOLD_MS]
+        limits = {scope for branch in branches for scope in _around(branch) if scope.is_pending}
+        left = (scope.until_ms - self._clock.now_ms() for scope in limits)
+        soon = [max(left_ms, _TICK_MS) / 1000 for left_ms in left if left_ms <= HOLD_MS]
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:

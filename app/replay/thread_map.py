@@ -35,6 +35,11 @@ class ThreadLimit:
     async def wait_until_left(self) -> None:
         """Nobody waits: see `fire`."""
 
+    @property
+    def is_pending(self) -> bool:
+        """It ends nothing by itself."""
+        return False
+
     def fire(self) -> None:
         """Nothing: the engine raises where it looks."""
 
