@@ -34,7 +34,8 @@ class Server:
 
     def lines(self) -> list[dict[str, Any]]:
         """Everything it has logged so far."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        whole = self.log.read_text().rpartition("\n")[0].splitlines()  # the last one may still be being written
+        return [json.loads(line) for line in whole if line.startswith("{")]  # tools may print, too
 
     def logged(self, timeout_s: float = 5, **fields: Any) -> dict[str, Any]:
         """The first line that has these fields, once there is one."""
