@@ -15,7 +15,7 @@ from app.replay.engine import Completed, Outcome
 from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
 from tests.support.programs import Direct, Program, World, answer, perform, perform_blocking, program
 
-EXAMPLES = int(os.environ.get("HANDLERS", "150"))
+EXAMPLES = int(os.environ.get("HANDLERS", "60"))
 FIRST_SEED = int(os.environ.get("HANDLERS_SEED", "1"))
 BATCH = 15
 
