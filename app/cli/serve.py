@@ -8,16 +8,18 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
-from uvicorn.config import STARTUP_FAILURE
 
 from app import config, logs, main, settings
 from app.config import ConfigFile, HttpConfig
 from app.errors import ConfigError
 from app.http import server
 from app.settings import Settings
+
+STARTUP_FAILURE: Final = 3
+"""The exit status of uvicorn for an app that does not start."""
 
 GRACEFUL_SHUTDOWN_S = 10
 ACCEPTS_AT_ONCE = 16
