@@ -1,8 +1,8 @@
 # The gateway as a container: uvicorn, streaming included. The same image runs on ECS and Kubernetes, and on AWS Lambda
 # behind a Function URL with response streaming, where the web adapter turns events into requests.
 #
-#   docker build -t mcp-gateway .
-#   docker run -p 8080:8080 -v ./gateway:/gateway:ro -e GATEWAY_STATE_KEYS=… mcp-gateway
+#   docker build -t roundgate .
+#   docker run -p 8080:8080 -v ./gateway:/gateway:ro -e GATEWAY_STATE_KEYS=… roundgate
 FROM public.ecr.aws/awsguru/aws-lambda-adapter:0.9.1 AS adapter
 
 FROM python:3.13-slim AS build
@@ -33,6 +33,6 @@ ENV PATH=/opt/gateway/bin:$PATH \
     AWS_LWA_INVOKE_MODE=response_stream
 EXPOSE 8080
 HEALTHCHECK --interval=10s --timeout=3s CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]
-ENTRYPOINT ["mcp-gateway"]
+ENTRYPOINT ["roundgate"]
 # a container is reached from outside: without `auth` in gateway.yaml this refuses to start unless told --allow-anonymous
 CMD ["serve", "--host", "0.0.0.0", "--port", "8080"]

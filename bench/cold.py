@@ -28,8 +28,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from app.auth.principal import LOCAL
-from app.tasks.call import owner_of
 from bench.measurements import Sample, Settings, rotated
 from bench.servers import Cores
 from bench.subjects import ROOT
@@ -39,6 +37,8 @@ from infra.stack.aws import Aws, make_resources, services
 from infra.stack.functions import INVOCATION, Environment, Tools
 from infra.stack.stack import TEMPLATE, find_tools
 from infra.stack.template import Function, Template
+from roundgate.auth.principal import LOCAL
+from roundgate.tasks.call import owner_of
 from tests.support.dynamodb import why_not
 
 WITH_BYTE_CODE = "byte code in the zips"
@@ -128,9 +128,11 @@ MESSAGE = {"messageId": "1", "body": f"{owner_of(LOCAL)}.{'A' * 22}", "eventSour
 """The message of a task that is not there (any more): the least that a worker has to ask the table for."""
 
 COLD = (
-    Cold("gateway", "gateway", "app.lambda_http.handler", request("add"), is_sum),
-    Cold("gateway, first call becomes a task", "gateway", "app.lambda_http.handler", request("add_later"), is_task),
-    Cold("worker", "worker", "app.lambda_worker.handler", {"Records": [MESSAGE]}, is_done),
+    Cold("gateway", "gateway", "roundgate.lambda_http.handler", request("add"), is_sum),
+    Cold(
+        "gateway, first call becomes a task", "gateway", "roundgate.lambda_http.handler", request("add_later"), is_task
+    ),
+    Cold("worker", "worker", "roundgate.lambda_worker.handler", {"Records": [MESSAGE]}, is_done),
     Cold("fastapi + Mangum", "floor", "bench.apps.lambda_fastapi.handler", request("add"), is_sum),
     Cold("fastapi + Mangum + DynamoDB", "floor", "bench.apps.lambda_fastapi_dynamodb.handler", request("add"), is_sum),
     Cold("sdk + Mangum", "sdk", "bench.apps.lambda_sdk.handler", request("add"), is_sum),

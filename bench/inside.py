@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app import config, logs, settings
-from app.auth.jwks import KeySet
-from app.auth.principal import Principal
-from app.auth.verifier import JwtVerifier
-from app.clock import Clock
-from app.config import JwtAuthConfig
-from app.main import build_app
-from app.tokens import keys
-from app.tokens.request_state import Binding, StateSealer
-from app.tokens.sealed import KeyRing
+from roundgate import config, logs, settings
+from roundgate.auth.jwks import KeySet
+from roundgate.auth.principal import Principal
+from roundgate.auth.verifier import JwtVerifier
+from roundgate.clock import Clock
+from roundgate.config import JwtAuthConfig
+from roundgate.main import build_app
+from roundgate.tokens import keys
+from roundgate.tokens.request_state import Binding, StateSealer
+from roundgate.tokens.sealed import KeyRing
 
 CAPABILITIES: dict[str, Any] = {"elicitation": {}}
 META = {

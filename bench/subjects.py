@@ -56,9 +56,9 @@ class Subject:
         """Return the command that serves `one_tool` or `hundred_tools` on a port; `ROOT` is on the Python path."""
         address = ["--host", "127.0.0.1", "--port", str(port)]
         if self.kind is Kind.GATEWAY:
-            mcp_gateway = str(self.environment.folder / "bin" / "mcp-gateway")
+            roundgate = str(self.environment.folder / "bin" / "roundgate")
             config = str(ROOT / "bench" / _GATEWAY_CONFIGS[serves])
-            return [mcp_gateway, "serve", config, *address, "--log-level", "warning"]
+            return [roundgate, "serve", config, *address, "--log-level", "warning"]
         app = ["--factory", f"bench.apps.{self.name}:{serves}"]
         return [str(self.environment.python), "-m", "uvicorn", *app, *address, *_UVICORN_SETTINGS]
 
@@ -75,7 +75,7 @@ _SERVER_VERSIONS = ("uvicorn", "uvloop", "httptools")
 _BARE_VERSIONS = ("fastapi", "starlette", "pydantic", *_SERVER_VERSIONS)
 
 SUBJECTS = (
-    Subject("gateway", Kind.GATEWAY, REPOSITORY, ("mcp-gateway", *_BARE_VERSIONS)),
+    Subject("gateway", Kind.GATEWAY, REPOSITORY, ("roundgate", *_BARE_VERSIONS)),
     Subject("sdk", Kind.PEER, SDK, ("mcp", "starlette", "pydantic", *_SERVER_VERSIONS)),
     Subject("fastmcp", Kind.PEER, FASTMCP, ("fastmcp", "mcp", "starlette", "pydantic", *_SERVER_VERSIONS)),
     Subject("fastapi", Kind.FLOOR, FLOORS, _BARE_VERSIONS),

@@ -15,14 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.replay.context import Context
-from app.storage.dynamodb_tasks import DynamoDbTasks
-from app.storage.sqlite import Database
-from app.storage.sqlite_queue import SqliteQueue
-from app.storage.tasks import Claimed
 from bench.measurements import Sample
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.replay.context import Context
+from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.sqlite import Database
+from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.storage.tasks import Claimed
 from tests.support.dynamodb import Emulator
 from tests.support.rounds import accept
 from tests.support.tasks import Workshop, catalog_of

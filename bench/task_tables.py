@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.protocol.jsonrpc import encode
-from app.protocol.tasks import Status
-from app.storage.dynamodb import BATCH
-from app.storage.dynamodb_heads import SHARDS
-from app.storage.dynamodb_tasks import DynamoDbTasks
-from app.storage.sqlite import Database
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import NOTHING, Claimed, NewTask, TaskRef, TaskStore
-from app.tasks.call import TaskCall, owner_of
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.protocol.jsonrpc import encode
+from roundgate.protocol.tasks import Status
+from roundgate.storage.dynamodb import BATCH
+from roundgate.storage.dynamodb_heads import SHARDS
+from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.sqlite import Database
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef, TaskStore
+from roundgate.tasks.call import TaskCall, owner_of
 from tests.support.dynamodb import Emulator
 from tests.support.tasks import Fast
 

@@ -1,6 +1,6 @@
 """Tasks: how many a second, and does it matter how many there are already? `python -m bench.tasks SETTINGS`.
 
-Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones, `mcp-gateway serve`
+Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones, `roundgate serve`
 with workers inside, on a core of their own: in one process with its clients a gateway would share its event loop and
 its interpreter lock with them, and their work would be in the figure. DynamoDB Local shares the clients' core.
 
@@ -25,11 +25,6 @@ from typing import Any
 
 import uvloop
 
-from app.clock import Clock
-from app.config import TasksConfig
-from app.storage.sqlite import Database
-from app.storage.sqlite_queue import SqliteQueue
-from app.tasks.sweep import Sweep
 from bench import task_costs, task_tables
 from bench.http1 import ResponseReader
 from bench.load import PATIENCE_S, percentile
@@ -38,6 +33,11 @@ from bench.servers import Cores, Server, running
 from bench.subjects import ROOT, SUBJECTS
 from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.storage.sqlite import Database
+from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.tasks.sweep import Sweep
 from tests.support import dynamodb
 from tests.support.dynamodb import Emulator
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app import yaml_file
-from app.errors import ConfigError
 from infra.stack.template import Template
+from roundgate import yaml_file
+from roundgate.errors import ConfigError
 
 ROOT: Final = Path(__file__).parents[1]
 USAGE: Final = """scripts/deploy STACK CONFIG [sam deploy's options]
-scripts/deploy mcp-gateway gateway.yaml --parameter-overrides AllowAnonymous=true WorkerConcurrency=50"""
+scripts/deploy roundgate gateway.yaml --parameter-overrides AllowAnonymous=true WorkerConcurrency=50"""
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
 """Options that say whose stack it is."""

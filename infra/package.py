@@ -1,7 +1,7 @@
 """`scripts/package`: the zips of the two Lambda functions.
 
     gateway.zip   app/ without its command line     FastAPI, Mangum, and what they and app/ need
-    worker.zip    the same without app/http, main   neither FastAPI nor Mangum, PyJWT nor cryptography
+    worker.zip    the same without app/roundgate/http, main   neither FastAPI nor Mangum, PyJWT nor cryptography
 
 Both get the directory of the configuration, with gateway.yaml turned into gateway.json, so that a cold start parses no
 YAML and the zip needs no PyYAML. boto3 is the runtime's own. Everything is compiled to the runtime's byte code: a
@@ -98,7 +98,7 @@ def write_lock() -> int:
     for item in json.loads(report.read_text())["install"]:
         name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
         found[name] = item["metadata"]["version"]
-    unwanted = RUNTIME_HAS | SERVERS_NEED | BUILDS_NEED | {"mcp-gateway"}
+    unwanted = RUNTIME_HAS | SERVERS_NEED | BUILDS_NEED | {"roundgate"}
     lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name not in unwanted]
     LOCK.write_text("# Written by scripts/package --lock.\n" + "\n".join(lines) + "\n")
     print(LOCK.relative_to(ROOT), f"{len(lines)} packages")
@@ -142,10 +142,10 @@ def for_runtime(arch: str) -> list[str]:
 
 def copy_app(function: Function, staging: Path) -> None:
     def left_out(directory: str, names: list[str]) -> list[str]:
-        top = Path(directory) == ROOT / "app"
+        top = Path(directory) == ROOT / "app/roundgate"
         return [name for name in names if name == "__pycache__" or (top and name in function.leaves_out)]
 
-    shutil.copytree(ROOT / "app", staging / "app", ignore=left_out)
+    shutil.copytree(ROOT / "app/roundgate", staging / "roundgate", ignore=left_out)
 
 
 def copy_config(config: Path, staging: Path) -> None:

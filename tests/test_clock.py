@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from app.clock import Clock, Deadline
+from roundgate.clock import Clock, Deadline
 
 
 @dataclass

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import config, yaml_file
-from app.config import CacheHint, GatewayConfig, HttpBackendConfig, PythonBackendConfig
-from app.errors import ConfigError, Problem
+from roundgate import config, yaml_file
+from roundgate.config import CacheHint, GatewayConfig, HttpBackendConfig, PythonBackendConfig
+from roundgate.errors import ConfigError, Problem
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"
 
@@ -49,7 +49,7 @@ def files(tmp_path: Path) -> Files:
 def test_the_shortest_file_gives_the_defaults(files: Files) -> None:
     found = files.load(BACKENDS)
     assert found == GatewayConfig.model_validate({"backends": [{"kind": "python", "name": "one", "path": "tools.py"}]})
-    assert (found.http.path, found.limits.call_timeout_s, found.server.name) == ("/mcp", 60, "mcp-gateway")
+    assert (found.http.path, found.limits.call_timeout_s, found.server.name) == ("/mcp", 60, "roundgate")
     assert found.caching.read == CacheHint(ttl_ms=0, scope="private")
 
 
@@ -249,7 +249,7 @@ def test_a_problem_reads_as_one_line_and_a_remedy(files: Files) -> None:
     (problem,) = files.problems(f"{BACKENDS}limits:\n  threads: 0\n")
     assert str(problem) == (
         f"{files.directory}/gateway.yaml:4: limits.threads: Input should be greater than or equal to 1\n"
-        "    → see docs/configuration.md, or `mcp-gateway schema` for your editor"
+        "    → see docs/configuration.md, or `roundgate schema` for your editor"
     )
 
 

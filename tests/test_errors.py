@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-import app
-from app import errors
-from app.errors import (
+import roundgate
+from roundgate import errors
+from roundgate.errors import (
     BackendError,
     CallTimeout,
     ConfigError,
@@ -29,7 +29,7 @@ from app.errors import (
 
 
 def drawn() -> dict[str, str]:
-    """Class → parent, as the docstring of `app.errors` draws them."""
+    """Class → parent, as the docstring of `roundgate.errors` draws them."""
     parents: dict[str, str] = {}
     chain: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -41,14 +41,14 @@ def drawn() -> dict[str, str]:
 
 
 def written() -> dict[str, str]:
-    """Class → parent, as the code of all of `app` has them."""
-    for module in pkgutil.walk_packages(app.__path__, "app."):
+    """Class → parent, as the code of all of `roundgate` has them."""
+    for module in pkgutil.walk_packages(roundgate.__path__, "roundgate."):
         importlib.import_module(module.name)
     parents = {"GatewayError": "Exception"}
     left: list[type] = [GatewayError]
     while left:
         parent = left.pop()
-        ours = [cls for cls in parent.__subclasses__() if cls.__module__.startswith("app.")]
+        ours = [cls for cls in parent.__subclasses__() if cls.__module__.startswith("roundgate.")]
         parents |= {cls.__name__: parent.__name__ for cls in ours}
         left += ours
     return parents

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-APP = Path(__file__).parent.parent / "app"
+APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
     {"errors", "clock"},
@@ -47,7 +47,7 @@ HOMES = {
     "sqlite3": {"storage.sqlite", "storage.sqlite_tasks", "storage.sqlite_queue"},
     "random": set(),
 }
-"""Where a dependency may be imported: a module or a package of `app`."""
+"""Where a dependency may be imported: a module or a package of `roundgate`."""
 
 PURE = {"asyncio", "logging", "os", "socket", "time", "threading", "subprocess", "random", "secrets", "datetime"}
 """What `protocol` must not import: no I/O, clock or logging."""
@@ -65,8 +65,8 @@ def imports(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            if node.module == "app":
-                yield from (f"app.{alias.name}" for alias in node.names)
+            if node.module == "roundgate":
+                yield from (f"roundgate.{alias.name}" for alias in node.names)
             else:
                 yield node.module
 
@@ -87,9 +87,9 @@ def test_every_module_has_a_layer() -> None:
 def test_a_module_imports_only_from_its_package_and_from_layers_below(name: str) -> None:
     own = name.partition(".")[0]
     for imported in imports(MODULES[name]):
-        if imported.startswith("app."):
+        if imported.startswith("roundgate."):
             part = imported.split(".")[1]
-            assert part == own or layer(part) < layer(own), f"app.{name} imports {imported}"
+            assert part == own or layer(part) < layer(own), f"roundgate.{name} imports {imported}"
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -112,12 +112,12 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_the_protocol_loads_no_web_framework() -> None:
-    loaded = loaded_after("import app.protocol.inbound, app.protocol.wire_errors")
+    loaded = loaded_after("import roundgate.protocol.inbound, roundgate.protocol.wire_errors")
     assert not loaded & {"fastapi", "starlette", "httpx", "asyncio"}
 
 
 def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
-    loaded = loaded_after("import app.main")
+    loaded = loaded_after("import roundgate.main")
     assert not loaded & {"httpx", "yaml", "boto3", "jwt", "cryptography", "docstring_parser", "uvicorn"}
 
 
@@ -126,7 +126,7 @@ def test_every_package_says_what_it_is() -> None:
 
 
 def test_every_public_name_of_the_package_can_be_imported() -> None:
-    import app
+    import roundgate
 
-    for name in app.__all__:
-        assert getattr(app, name).__name__ == name
+    for name in roundgate.__all__:
+        assert getattr(roundgate, name).__name__ == name

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from app import logs
-from app.logs import JsonFormatter, escaped
+from roundgate import logs
+from roundgate.logs import JsonFormatter, escaped
 from tests.support import root_logger
 
 
-def line(name: str = "app.request", message: str = "request", *arguments: object, **extra: Any) -> dict[str, Any]:
+def line(name: str = "roundgate.request", message: str = "request", *arguments: object, **extra: Any) -> dict[str, Any]:
     """What a record is written as."""
     record = logging.LogRecord(name, logging.INFO, __file__, 1, message, arguments, extra.pop("exc_info", None))
     record.__dict__.update(extra)
@@ -26,7 +26,7 @@ def line(name: str = "app.request", message: str = "request", *arguments: object
 
 
 def test_a_record_has_time_level_and_message() -> None:
-    written = line("app.request", "%d of %s", 3, "four")
+    written = line("roundgate.request", "%d of %s", 3, "four")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", written.pop("ts"))
     assert written == {"level": "info", "msg": "3 of four"}
 
@@ -40,22 +40,22 @@ def test_fields_become_members() -> None:
 
 
 def test_a_logger_of_its_own_is_named() -> None:
-    assert line("app.dispatch")["logger"] == "app.dispatch"
-    assert "logger" not in line("app.request")
+    assert line("roundgate.dispatch")["logger"] == "roundgate.dispatch"
+    assert "logger" not in line("roundgate.request")
 
 
 def test_a_traceback_is_one_member() -> None:
     try:
         raise ValueError("line one\nline two")
     except ValueError as error:
-        written = line("app.http", exc_info=(type(error), error, error.__traceback__))
+        written = line("roundgate.http", exc_info=(type(error), error, error.__traceback__))
     assert written["traceback"].startswith("Traceback (most recent call last):\n")
     assert written["traceback"].endswith("ValueError: line one\nline two")
 
 
 @pytest.mark.parametrize("text", ["a\nb\r\nc\u2028d", '"}\x00\x1b[31m', "ü😀", "\ud800"])
 def test_no_text_breaks_the_line(text: str) -> None:
-    assert line("app", text)["msg"] == text.replace("\ud800", "?")
+    assert line("roundgate", text)["msg"] == text.replace("\ud800", "?")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def root() -> Iterator[logging.Logger]:
 def test_configuring_twice_writes_each_record_once(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info")
     logs.configure("info")
-    logging.getLogger("app.request").info("once")
+    logging.getLogger("roundgate.request").info("once")
     assert [json.loads(one)["msg"] for one in capsys.readouterr().err.splitlines()] == ["once"]
 
 
@@ -75,7 +75,7 @@ def test_the_last_level_counts(root: logging.Logger) -> None:
     logs.configure("debug")
     logs.configure("error")
     assert root.level == logging.ERROR
-    assert not logging.getLogger("app.request").isEnabledFor(logging.INFO)
+    assert not logging.getLogger("roundgate.request").isEnabledFor(logging.INFO)
 
 
 def test_the_http_client_does_not_log_urls(root: logging.Logger) -> None:
@@ -87,7 +87,7 @@ def test_the_http_client_does_not_log_urls(root: logging.Logger) -> None:
     "char", ["\x1b", "\x7f", "\x9b", "\u200b", "\u202e", "\u2066", "\u2028", "\ufeff", "\U000e0041"]
 )
 def test_what_a_terminal_or_an_eye_would_be_misled_by_is_escaped(char: str) -> None:
-    record = logging.LogRecord("app.request", logging.INFO, __file__, 1, "a%sb", (char,), None)
+    record = logging.LogRecord("roundgate.request", logging.INFO, __file__, 1, "a%sb", (char,), None)
     record.fields = {"subject": f"x{char}y"}
     written = JsonFormatter().format(record)
     assert char not in written

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.errors import ConfigError
-from app.main import build_app, create_app
-from app.settings import Settings
+from roundgate.errors import ConfigError
+from roundgate.main import build_app, create_app
+from roundgate.settings import Settings
 from tests.support import root_logger, wire
 from tests.support.asgi import Client, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add
@@ -82,7 +82,7 @@ def write(directory: Path, tools: str, **sections: Any) -> Path:
 
 
 async def test_create_app_serves_what_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = "from app import tool\n@tool\nasync def hello() -> str:\n    return 'hello'\n"
+    tools = "from roundgate import tool\n@tool\nasync def hello() -> str:\n    return 'hello'\n"
     monkeypatch.setenv("GATEWAY_CONFIG", str(write(tmp_path, tools)))
     monkeypatch.setenv("GATEWAY_LISTEN", "off")
     with root_logger.lent():

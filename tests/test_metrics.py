@@ -10,8 +10,8 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from app import metrics
-from app.metrics import Census, NoMetrics, OpenTelemetryMetrics
+from roundgate import metrics
+from roundgate.metrics import Census, NoMetrics, OpenTelemetryMetrics
 
 CENSUS = Census({"working": 3, "input_required": 1}, {"working": 7.5, "input_required": 0.0}, 2.5)
 
@@ -21,7 +21,7 @@ def measured(reader: InMemoryMetricReader) -> dict[str, list[tuple[dict[str, Any
     assert data is not None
     found = data.resource_metrics[0].scope_metrics[0].metrics
     return {
-        metric.name.removeprefix("mcp_gateway.tasks."): [
+        metric.name.removeprefix("roundgate.tasks."): [
             (dict(point.attributes or {}), getattr(point, "value", None)) for point in metric.data.data_points
         ]
         for metric in found
@@ -57,6 +57,9 @@ def test_the_census_is_flat_in_a_log_line() -> None:
 def test_without_an_sdk_nothing_is_imported_or_measured() -> None:
     NoMetrics().turn("report", "finished", 1)
     NoMetrics().census(CENSUS)
-    code = "import sys; from app import metrics; print(type(metrics.set_up()).__name__, 'opentelemetry' in sys.modules)"
+    code = (
+        "import sys; from roundgate import metrics; "
+        "print(type(metrics.set_up()).__name__, 'opentelemetry' in sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["NoMetrics", "False"]

@@ -76,7 +76,7 @@ def test_the_configuration_of_the_readme_serves_its_tool(tmp_path: Path) -> None
     (config,) = blocks(README, "yaml")
     (tmp_path / "tools.py").write_text(tools)
     (tmp_path / "gateway.yaml").write_text(config)
-    listed = run(sys.executable, "-m", "app.cli", "check", str(tmp_path / "gateway.yaml"))
+    listed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
     assert "shop__stock" in listed
     assert "orders__get" in listed
 
@@ -84,7 +84,7 @@ def test_the_configuration_of_the_readme_serves_its_tool(tmp_path: Path) -> None
 def test_the_functions_of_the_guide_can_be_served(tmp_path: Path) -> None:
     (tmp_path / "guide.py").write_text("\n".join(blocks(TOOLS_GUIDE, "python")))
     (tmp_path / "gateway.yaml").write_text("backends: [{kind: python, name: guide, path: guide.py}]")
-    listed = run(sys.executable, "-m", "app.cli", "check", str(tmp_path / "gateway.yaml"))
+    listed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
     assert all(name in listed for name in ("guide__weather", "guide__translate", "shop://orders/{number}"))
 
 
@@ -94,7 +94,7 @@ def test_the_handlers_of_the_guide_to_rounds_can_be_served(tmp_path: Path) -> No
         (tmp_path / f"rounds{number}.py").write_text(snippet)
     listed = [f"{{kind: python, name: rounds{n}, prefix: '', path: rounds{n}.py}}" for n in range(len(snippets))]
     (tmp_path / "gateway.yaml").write_text(f"backends: [{', '.join(listed)}]")
-    printed = run(sys.executable, "-m", "app.cli", "check", str(tmp_path / "gateway.yaml"))
+    printed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
     assert all(name in printed for name in ("deploy", "order", "quote", "survey", "greet", "add_up"))
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pydantic.fields import FieldInfo
 
-from app import config, settings
-from app.errors import ConfigError
-from app.settings import Settings, from_environment
+from roundgate import config, settings
+from roundgate.errors import ConfigError
+from roundgate.settings import Settings, from_environment
 
 
 def problems(**environ: str) -> list[str]:

@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
 
-from app import Context, ToolError, tool, tracing
-from app.protocol.tasks import EXTENSION
-from app.settings import Settings
-from app.tracing import NoTracing, OpenTelemetry, context_of
+from roundgate import Context, ToolError, tool, tracing
+from roundgate.protocol.tasks import EXTENSION
+from roundgate.settings import Settings
+from roundgate.tracing import NoTracing, OpenTelemetry, context_of
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway, stoppable
 from tests.support.rounds import CAPABILITIES, accept, retry

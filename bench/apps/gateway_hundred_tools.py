@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from app import tool
 from bench.catalogue import CatalogueTool, hundred_tools
+from roundgate import tool
 
 
 def _declared(declared: CatalogueTool) -> Callable[..., Awaitable[str]]:

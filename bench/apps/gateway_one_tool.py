@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from app import Context, tool
+from roundgate import Context, tool
 
 
 class Consent(BaseModel):

@@ -1,6 +1,6 @@
 """The tools module of `gateway.yaml`, written like any user's."""
 
-from app import Context, tool
+from roundgate import Context, tool
 
 
 @tool

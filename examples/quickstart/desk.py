@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from app import Context, PromptMessage, ResourceNotFound, ToolError, prompt, resource, tool
+from roundgate import Context, PromptMessage, ResourceNotFound, ToolError, prompt, resource, tool
 
 OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
     ast.Add: operator.add,

@@ -1,4 +1,4 @@
-"""Starts the library and then the gateway in front of it; arguments go to `mcp-gateway serve`.
+"""Starts the library and then the gateway in front of it; arguments go to `roundgate serve`.
 
 python serve.py [--host HOST] [--port PORT] …
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.cli import main
+from roundgate.cli import main
 
 HERE = Path(__file__).parent
 START_S = 30

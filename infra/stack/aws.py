@@ -14,9 +14,9 @@ from typing import Any
 
 import boto3
 
-from app.storage.dynamodb import create_table
 from infra.stack.loops import traced
 from infra.stack.template import Template
+from roundgate.storage.dynamodb import create_table
 from tests.support.dynamodb import emulator
 
 ACCOUNT = "123456789012"

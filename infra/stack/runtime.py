@@ -1,7 +1,7 @@
 """awslambdaric, the runtime of Python functions, told of the trace header: the emulator does not
 pass it on.
 
-    python infra/stack/runtime.py app.lambda_worker.handler
+    python infra/stack/runtime.py roundgate.lambda_worker.handler
 
 AWS puts the header of an invocation into `_X_AMZN_TRACE_ID`, from where boto3 sends it on. Here it
 arrives in the client context, which the emulator does pass on, and which is taken away before the

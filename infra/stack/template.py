@@ -70,7 +70,7 @@ class Template:
             "AWS::NoValue": None,
             "AWS::Partition": "aws",
             "AWS::Region": "eu-central-1",
-            "AWS::StackName": "mcp-gateway",
+            "AWS::StackName": "roundgate",
             "AWS::URLSuffix": "amazonaws.com",
         }
         self._known: dict[str, Any] = {**pseudo, **defaults, **parameters, **known}

@@ -24,7 +24,7 @@ from moto import mock_aws
 
 from infra.template.expand import REGION, expand
 
-STACK: Final = "mcp-gateway"
+STACK: Final = "roundgate"
 ROW: Final = {"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}
 
 

@@ -11,7 +11,7 @@ PSEUDO: Final = {
     "AWS::NoValue": None,
     "AWS::Partition": "aws",
     "AWS::Region": "eu-central-1",
-    "AWS::StackName": "mcp-gateway",
+    "AWS::StackName": "roundgate",
     "AWS::URLSuffix": "amazonaws.com",
 }
 

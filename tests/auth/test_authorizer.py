@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.auth.authorizer import AuthorizerVerifier
-from app.auth.principal import Principal
-from app.config import AuthorizerConfig
-from app.errors import Unauthenticated
+from roundgate.auth.authorizer import AuthorizerVerifier
+from roundgate.auth.principal import Principal
+from roundgate.config import AuthorizerConfig
+from roundgate.errors import Unauthenticated
 
 ISSUER = "https://issuer.example"
 BY = AuthorizerVerifier(AuthorizerConfig(authorizer="api-gateway", issuer=ISSUER))

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app import Context, tool
-from app.errors import ConfigError
-from app.main import build_app
-from app.settings import Settings
+from roundgate import Context, tool
+from roundgate.errors import ConfigError
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support.asgi import Client, client, config_file, gateway
 from tests.support.issuer import AUDIENCE, ISSUER, PUBLIC_URL, bearer, gateway_for, guarded, jwks, token
 from tests.support.services import Service, answer
@@ -294,7 +294,7 @@ async def test_the_log_names_the_subject_and_never_the_token(mcp: Client, caplog
     good, bad = token(sub="ann"), token(exp=1)
     for text in (good, bad):
         await mcp.post("tools/list", headers=bearer(text))
-    lines = [vars(record).get("fields", {}) for record in caplog.records if record.name == "app.request"]
+    lines = [vars(record).get("fields", {}) for record in caplog.records if record.name == "roundgate.request"]
     assert [(line.get("subject"), line["status"], line["outcome"]) for line in lines] == [
         ("ann", 200, "ok"),
         (None, 401, "unauthorized"),

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.jwks import KeySet
-from app.auth.principal import LOCAL, LocalVerifier, Principal
-from app.auth.verifier import JwtVerifier
-from app.config import JwtAuthConfig
-from app.errors import InsufficientScope, Unauthenticated
+from roundgate.auth.jwks import KeySet
+from roundgate.auth.principal import LOCAL, LocalVerifier, Principal
+from roundgate.auth.verifier import JwtVerifier
+from roundgate.config import JwtAuthConfig
+from roundgate.errors import InsufficientScope, Unauthenticated
 from tests.support.clocks import FixedClock
 from tests.support.issuer import AUDIENCE, ISSUER, jwks, private_key, public_jwk, token
 from tests.support.services import answer, service

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from app.backends.base import Offering, Prompt, Resource, Tool
-from app.backends.catalog import Catalog, build
-from app.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
-from app.protocol.content import Completion
-from app.protocol.pages import Pages
+from roundgate.backends.base import Offering, Prompt, Resource, Tool
+from roundgate.backends.catalog import Catalog, build
+from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
+from roundgate.protocol.content import Completion
+from roundgate.protocol.pages import Pages
 
 
 async def nothing(*_: Any) -> Any:

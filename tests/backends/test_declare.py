@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app import Annotations, Icon, prompt, resource, tool
-from app.backends.declare import PromptNote, ResourceNote, ToolNote, notes_of
+from roundgate import Annotations, Icon, prompt, resource, tool
+from roundgate.backends.declare import PromptNote, ResourceNote, ToolNote, notes_of
 from tests.support.asgi import client, gateway
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app import logs
-from app.config import HttpBackendConfig
-from app.errors import ConfigError
+from roundgate import logs
+from roundgate.config import HttpBackendConfig
+from roundgate.errors import ConfigError
 from tests.support import root_logger, wire
 from tests.support.services import answer, gateway_to, service
 
@@ -46,7 +46,7 @@ async def test_arguments_arrive_where_they_were_placed(httpbin_url: str) -> None
     assert found["json"] == {"note": {"n": None}}
     sent = found["headers"]
     assert (sent["X-All"], sent["X-Fixed"], sent["X-Kind"]) == ("a", "f", "k")
-    assert (sent["Content-Type"], sent["User-Agent"]) == ("application/json", "mcp-gateway")
+    assert (sent["Content-Type"], sent["User-Agent"]) == ("application/json", "roundgate")
 
 
 async def test_a_form_arrives_as_a_form(httpbin_url: str) -> None:

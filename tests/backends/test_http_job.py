@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from app.auth.principal import LOCAL
-from app.backends.http_dialogue import INPUT_REQUIRED
-from app.cli import main
-from app.clock import Clock
-from app.config import ConfigFile, GatewayConfig, Origin
-from app.core import Stores, make_stores
-from app.errors import LeaseLost
-from app.main import build_app
-from app.storage.tasks import TaskRecord, TaskRef
-from app.tasks.call import owner_of
-from app.tasks.ending import Turn
-from app.yaml_file import Located
+from roundgate.auth.principal import LOCAL
+from roundgate.backends.http_dialogue import INPUT_REQUIRED
+from roundgate.cli import main
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile, GatewayConfig, Origin
+from roundgate.core import Stores, make_stores
+from roundgate.errors import LeaseLost
+from roundgate.main import build_app
+from roundgate.storage.tasks import TaskRecord, TaskRef
+from roundgate.tasks.call import owner_of
+from roundgate.tasks.ending import Turn
+from roundgate.yaml_file import Located
 from tests.support import wire
 from tests.support.asgi import client, stoppable
 from tests.support.clocks import SkippingClock
@@ -307,7 +307,7 @@ async def sent_and_not_noted(one: House, directory: Path, ref: TaskRef) -> Async
 
 def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
     """A worker of a process of its own, and what closes it."""
-    from app.core import build_core
+    from roundgate.core import build_core
 
     arguments = {"what": {"required": True}}
     declared = {"name": "run", "description": "Runs.", "method": "POST", "path": "/jobs", "arguments": arguments}

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.backends.http import Answer, HttpTool, Outgoing
-from app.config import HttpToolConfig
-from app.errors import BackendError, ToolError
+from roundgate.backends.http import Answer, HttpTool, Outgoing
+from roundgate.config import HttpToolConfig
+from roundgate.errors import BackendError, ToolError
 
 
 def declared(**config: Any) -> HttpTool:

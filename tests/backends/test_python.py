@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from app import (
+from roundgate import (
     BlobResourceContents,
     Completion,
     Context,
@@ -33,10 +33,10 @@ from app import (
     resource,
     tool,
 )
-from app.config import ConfigFile
-from app.errors import ConfigError
-from app.main import build_app
-from app.settings import Settings
+from roundgate.config import ConfigFile
+from roundgate.errors import ConfigError
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import client, gateway
 
@@ -446,7 +446,7 @@ NEIGHBOURS = {
         from __future__ import annotations
         from dataclasses import dataclass
         from neighbour_of_this_test import greeting
-        from app import tool
+        from roundgate import tool
 
         @dataclass
         class Greeting:
@@ -483,8 +483,8 @@ def problem(file: ConfigFile) -> str:
     ("source", "said"),
     [
         ("x = 1\n\nx = y", "NameError: name 'y' is not defined (tools.py:3)"),
-        ("import app\nimport nowhere_to_be_found", "No module named 'nowhere_to_be_found' (tools.py:2)"),
-        ("from app import tools", "cannot import name 'tools' from 'app'"),
+        ("import roundgate\nimport nowhere_to_be_found", "No module named 'nowhere_to_be_found' (tools.py:2)"),
+        ("from roundgate import tools", "cannot import name 'tools' from 'roundgate'"),
         ("x = 1\ndef f(:\n  pass", "SyntaxError: invalid syntax (tools.py, line 2)"),
         (
             "if True:\nx = 1",
@@ -538,14 +538,16 @@ def test_a_module_that_is_not_there_is_a_problem_without_a_place_of_ours(
 def test_a_declaration_that_cannot_be_served_is_a_problem_at_its_place(
     loaded: Callable[..., ConfigFile], declaration: str, said: str
 ) -> None:
-    text = problem(loaded(tools=f"from app import prompt, resource, tool\nfrom pydantic import Field\n{declaration}\n"))
+    text = problem(
+        loaded(tools=f"from roundgate import prompt, resource, tool\nfrom pydantic import Field\n{declaration}\n")
+    )
     assert said in text
     assert "tools.py:3: work(): " in text or "gateway.yaml:2: backends[0]: " in text
     assert "\n    → " in text
 
 
 def test_every_wrong_declaration_is_told_at_once(loaded: Callable[..., ConfigFile]) -> None:
-    source = "from app import tool\n@tool\ndef one(*a): ...\n@tool\ndef two(a, /): ...\n@tool\ndef three(): ...\n"
+    source = "from roundgate import tool\n@tool\ndef one(*a): ...\n@tool\ndef two(a, /): ...\n@tool\ndef three(): ...\n"
     with pytest.raises(ConfigError) as refused:
         build_app(loaded(tools=source), Settings())
     assert [(one.path, one.line) for one in refused.value.problems] == [("one()", 2), ("two()", 4)]

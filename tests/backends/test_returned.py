@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from app import (
+from roundgate import (
     AudioContent,
     BlobResourceContents,
     Completion,
@@ -27,8 +27,8 @@ from app import (
     TextResourceContents,
     ToolResult,
 )
-from app.backends.returned import NotJsonError, ToolReturn, completion, prompt_messages, resource_contents
-from app.protocol.jsonrpc import encode
+from roundgate.backends.returned import NotJsonError, ToolReturn, completion, prompt_messages, resource_contents
+from roundgate.protocol.jsonrpc import encode
 
 PICTURE = ImageContent(b"\x89PNG", "image/png")
 BLOCKS = [

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.backends.shown import MAX_CHARS, MAX_LINES, MAX_TEXT, shown
-from app.errors import ToolError
+from roundgate.backends.shown import MAX_CHARS, MAX_LINES, MAX_TEXT, shown
+from roundgate.errors import ToolError
 from tests.support.json_values import objects
 
 NAMES = st.sampled_from(["a", "b", "a.b", "a[0]", "[0]", "", "a: 1", "- a", "\n- b", "x" * 30])

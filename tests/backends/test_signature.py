@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from app import Context, SyncContext
-from app.backends.signature import describe
-from app.protocol.schemas import Schema
+from roundgate import Context, SyncContext
+from roundgate.backends.signature import describe
+from roundgate.protocol.schemas import Schema
 
 
 class Colour(enum.Enum):

@@ -24,18 +24,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from app.auth.principal import Principal
-from app.clock import Clock
-from app.config import TasksConfig
-from app.replay.context import Context
-from app.storage.dynamodb_tasks import DynamoDbTasks
-from app.storage.queue import Message
-from app.storage.sqlite import Database
-from app.storage.sqlite_queue import SqliteQueue
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import NewTask, TaskRef, TaskStore
-from app.tasks import sweep as sweep_module
-from app.tasks.sweep import Sweep
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.replay.context import Context
+from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.queue import Message
+from roundgate.storage.sqlite import Database
+from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import NewTask, TaskRef, TaskStore
+from roundgate.tasks import sweep as sweep_module
+from roundgate.tasks.sweep import Sweep
 from tests.support.dynamodb import ROOT, Emulator, emulator, why_not
 from tests.support.tasks import Workshop, catalog_of
 
@@ -168,7 +168,7 @@ async def _watch(store: TaskStore, count: int, begun: float) -> list[tuple[float
 
 
 def _owner() -> str:
-    from app.tasks.call import owner_of
+    from roundgate.tasks.call import owner_of
 
     return owner_of(MANY)
 

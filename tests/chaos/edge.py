@@ -35,7 +35,7 @@ GROWTH_MB = 24
 SERVE = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
-from app.cli import main
+from roundgate.cli import main
 sys.exit(main())
 """
 

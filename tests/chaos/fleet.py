@@ -40,7 +40,7 @@ class Member:
         """Begin a life."""
         with self.log.open("ab") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app.cli", *self.arguments],
+                [sys.executable, "-m", "roundgate.cli", *self.arguments],
                 cwd=self.log.parent,
                 env={**os.environ, **self.environment},
                 stdout=sink,

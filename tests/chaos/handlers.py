@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.auth.principal import LOCAL
-from app.config import TasksConfig
+from roundgate.auth.principal import LOCAL
+from roundgate.config import TasksConfig
 from tests.replay.test_any_branches import check, doubled, expected_of
 from tests.support import dynamodb
 from tests.support.clocks import SkippingClock
@@ -71,7 +71,7 @@ async def on_sqlite(seed: int, files: Files) -> None:
 
 
 async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> None:
-    from app.storage.dynamodb_tasks import DynamoDbTasks
+    from roundgate.storage.dynamodb_tasks import DynamoDbTasks
 
     clock = SkippingClock()
     shared = Shared(files.new(), clock, TasksConfig(), database=Fast)

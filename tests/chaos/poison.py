@@ -23,16 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app import core, settings
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.config import TasksConfig
-from app.protocol import jsonrpc
-from app.protocol.tasks import Status
-from app.replay.journal import Journal
-from app.storage.tasks import TaskRef
-from app.tasks.call import TaskCall, owner_of
-from app.tasks.service import Tasks
+from roundgate import core, settings
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.tasks import Status
+from roundgate.replay.journal import Journal
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.service import Tasks
 from tests.chaos.fleet import Member
 from tests.chaos.orders import table
 from tests.chaos.tasks import has_java, store

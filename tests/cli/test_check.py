@@ -1,4 +1,4 @@
-"""`mcp-gateway check`: everything that is wrong, or everything that is served; and wrong usage of the command."""
+"""`roundgate check`: everything that is wrong, or everything that is served; and wrong usage of the command."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
-from tests.support.command import mcp_gateway
+from roundgate.cli import main
+from tests.support.command import roundgate
 
 ROOT = Path(__file__).parent.parent.parent
 TOOLS = '''
-from app import prompt, resource, tool
+from roundgate import prompt, resource, tool
 
 @tool
 def add(a: int, b: int) -> int:
@@ -61,7 +61,7 @@ def gateway(tmp_path: Path) -> Path:
 
 
 def test_what_is_served_is_listed_with_the_first_line_of_each_description(gateway: Path) -> None:
-    ran = mcp_gateway("check", "gateway.yaml", directory=gateway.parent, SHOP_URL="http://localhost:1")
+    ran = roundgate("check", "gateway.yaml", directory=gateway.parent, SHOP_URL="http://localhost:1")
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.splitlines() == [
         "tools (3)",
@@ -79,7 +79,7 @@ def test_what_is_served_is_listed_with_the_first_line_of_each_description(gatewa
 
 
 def test_problems_go_to_standard_error_with_exit_status_1(gateway: Path) -> None:
-    ran = mcp_gateway("check", "gateway.yaml", directory=gateway.parent)
+    ran = roundgate("check", "gateway.yaml", directory=gateway.parent)
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.splitlines() == [
         "1 problem(s):",
@@ -91,7 +91,7 @@ def test_problems_go_to_standard_error_with_exit_status_1(gateway: Path) -> None
 def test_problems_in_what_the_file_refers_to_are_all_told(
     gateway: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (gateway.parent / "desk.py").write_text("from app import tool\n@tool\ndef buy(*a): ...\n")
+    (gateway.parent / "desk.py").write_text("from roundgate import tool\n@tool\ndef buy(*a): ...\n")
     monkeypatch.setenv("SHOP_URL", "http://localhost:1")
     gateway.write_text(CONFIG.replace("/buy/{what}", "/buy?x") + "  - {kind: python, name: gone, path: gone.py}\n")
     assert main(["check", str(gateway)]) == 1
@@ -140,7 +140,7 @@ def test_wrong_usage_is_exit_status_2(arguments: list[str], capsys: pytest.Captu
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    assert "usage: mcp-gateway" in capsys.readouterr().err
+    assert "usage: roundgate" in capsys.readouterr().err
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,13 +154,13 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_serve_tells_the_problems_before_anything_is_bound(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_text("backends: []\n")
-    ran = mcp_gateway("serve", directory=tmp_path)
+    ran = roundgate("serve", directory=tmp_path)
     assert ran.status == 1
     assert ran.err.startswith("1 problem(s):\ngateway.yaml:1: backends: List should have at least 1 item")
-    assert mcp_gateway("serve", "other.yaml", directory=tmp_path).err.startswith("1 problem(s):\nother.yaml: (file): ")
+    assert roundgate("serve", "other.yaml", directory=tmp_path).err.startswith("1 problem(s):\nother.yaml: (file): ")
 
 
 def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:
-    ran = mcp_gateway("serve", directory=tmp_path, GATEWAY_LISTEN="maybe", GATEWAY_PUBLIC_URL="x")
+    ran = roundgate("serve", directory=tmp_path, GATEWAY_LISTEN="maybe", GATEWAY_PUBLIC_URL="x")
     assert ran.status == 1
     assert ran.err.startswith("2 problem(s):\nenvironment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off")

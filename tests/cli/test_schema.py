@@ -1,4 +1,4 @@
-"""`mcp-gateway schema`: what editors are told agrees with what the gateway takes."""
+"""`roundgate schema`: what editors are told agrees with what the gateway takes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator, meta
 
-from app import config, yaml_file
-from app.cli import main
-from app.config import GatewayConfig
-from app.errors import ConfigError
-from tests.support.command import mcp_gateway
+from roundgate import config, yaml_file
+from roundgate.cli import main
+from roundgate.config import GatewayConfig
+from roundgate.errors import ConfigError
+from tests.support.command import roundgate
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGURATIONS = [
@@ -40,7 +40,7 @@ def complaints(schema: dict[str, Any]) -> Callable[[Any], list[str]]:
 
 
 def test_the_command_prints_a_valid_schema_and_nothing_else() -> None:
-    ran = mcp_gateway("schema")
+    ran = roundgate("schema")
     assert (ran.status, ran.err) == (0, "")
     schema = json.loads(ran.out)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"

@@ -1,4 +1,4 @@
-"""`mcp-gateway tasks`: what an operator sees of tasks, what they can do, and what they are not shown."""
+"""`roundgate tasks`: what an operator sees of tasks, what they can do, and what they are not shown."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from app.auth.principal import LOCAL
-from app.cli import main
-from app.cli.terminal import say
-from app.tasks.call import owner_of
-from tests.support.command import mcp_gateway
+from roundgate.auth.principal import LOCAL
+from roundgate.cli import main
+from roundgate.cli.terminal import say
+from roundgate.tasks.call import owner_of
+from tests.support.command import roundgate
 from tests.support.jobs import JOBS
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
@@ -128,7 +128,7 @@ def test_wrong_usage_is_exit_status_2(arguments: list[str], capsys: pytest.Captu
     with pytest.raises(SystemExit) as left:
         main(["tasks", *arguments])
     assert left.value.code == 2
-    assert "usage: mcp-gateway tasks" in capsys.readouterr().err
+    assert "usage: roundgate tasks" in capsys.readouterr().err
 
 
 async def test_a_task_can_be_cancelled_and_its_client_is_told_by_whom(tmp_path: Path, operator: Operator) -> None:
@@ -181,7 +181,7 @@ async def test_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> Non
 def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for action in (["list"], ["count"], ["show", "a.b"]):
-        ran = mcp_gateway("tasks", *action, directory=tmp_path, GATEWAY_STORE=f"sqlite:///{tmp_path}/file/x.sqlite3")
+        ran = roundgate("tasks", *action, directory=tmp_path, GATEWAY_STORE=f"sqlite:///{tmp_path}/file/x.sqlite3")
         assert (ran.status, ran.out) == (1, "")
         assert ran.err
         assert "Traceback" not in ran.err
@@ -190,16 +190,16 @@ def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_pat
 @pytest.mark.parametrize("command", ["tasks count", "worker", "serve"])
 def test_a_store_at_aws_without_a_region_is_told_at_start_up(tmp_path: Path, command: str) -> None:
     pytest.importorskip("boto3")
-    (tmp_path / "tools.py").write_text("from app import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
+    (tmp_path / "tools.py").write_text("from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
     (tmp_path / "gateway.yaml").write_text("backends: [{kind: python, name: tools, path: tools.py}]\n")
     nowhere = {"AWS_DEFAULT_REGION": "", "AWS_CONFIG_FILE": "/nowhere", "GATEWAY_STORE": "dynamodb://tasks"}
-    ran = mcp_gateway(*command.split(), directory=tmp_path, **nowhere)
+    ran = roundgate(*command.split(), directory=tmp_path, **nowhere)
     assert ran.status == 1
     assert ran.err.startswith("1 problem(s):\nenvironment: AWS_DEFAULT_REGION: is needed for dynamodb")
 
 
 def test_what_is_wrong_in_the_environment_is_told(tmp_path: Path) -> None:
-    ran = mcp_gateway("tasks", "list", directory=tmp_path, GATEWAY_STORE="postgres://x")
+    ran = roundgate("tasks", "list", directory=tmp_path, GATEWAY_STORE="postgres://x")
     assert ran.status == 1
     assert ran.err.startswith("1 problem(s):\nenvironment: GATEWAY_STORE")
 

@@ -1,4 +1,4 @@
-"""`mcp-gateway worker`: it works on tasks until it is told to stop, and says before it begins what is wrong."""
+"""`roundgate worker`: it works on tasks until it is told to stop, and says before it begins what is wrong."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from app import Context, tool
-from tests.support.command import mcp_gateway
+from roundgate import Context, tool
+from tests.support.command import roundgate
 from tests.support.jobs import dig
 from tests.support.task_client import TaskClient, tasked
 from tests.support.worker import working
 
 TOOLS = '''
 import asyncio, logging, os, time
-from app import Context, tool
+from roundgate import Context, tool
 
 @tool(task="required")
 async def dig(ctx: Context) -> str:
@@ -111,10 +111,10 @@ async def test_it_is_killed_and_another_goes_on_after_its_last_step(tmp_path: Pa
 
 def test_it_tells_what_is_wrong_before_it_takes_any_task(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_text("backends: []\n")
-    ran = mcp_gateway("worker", directory=tmp_path)
+    ran = roundgate("worker", directory=tmp_path)
     assert ran.status == 1
     assert ran.err.startswith("1 problem(s):\ngateway.yaml:1: backends: List should have at least 1 item")
-    assert mcp_gateway("worker", "other.yaml", directory=tmp_path).err.startswith("1 problem(s):\nother.yaml: (file): ")
-    ran = mcp_gateway("worker", directory=tmp_path, GATEWAY_QUEUE="kafka://x", GATEWAY_WORKER="maybe")
+    assert roundgate("worker", "other.yaml", directory=tmp_path).err.startswith("1 problem(s):\nother.yaml: (file): ")
+    ran = roundgate("worker", directory=tmp_path, GATEWAY_QUEUE="kafka://x", GATEWAY_WORKER="maybe")
     assert (ran.status, ran.err.count("GATEWAY_QUEUE"), ran.err.count("GATEWAY_WORKER")) == (1, 1, 1)
-    assert not (tmp_path / ".mcp-gateway").exists()
+    assert not (tmp_path / ".roundgate").exists()

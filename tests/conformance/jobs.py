@@ -4,7 +4,7 @@ import asyncio
 
 from pydantic import BaseModel
 
-from app import Context, Form, InvalidParams, ToolError, tool
+from roundgate import Context, Form, InvalidParams, ToolError, tool
 
 
 class Confirmed(BaseModel):

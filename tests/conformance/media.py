@@ -8,7 +8,7 @@ import struct
 import wave
 import zlib
 
-from app import (
+from roundgate import (
     AudioContent,
     EmbeddedResource,
     ImageContent,

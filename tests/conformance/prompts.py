@@ -1,6 +1,6 @@
 """Prompts that the conformance suite gets: plain, with arguments and their completion, and with a resource inside."""
 
-from app import EmbeddedResource, PromptMessage, TextResourceContents, prompt
+from roundgate import EmbeddedResource, PromptMessage, TextResourceContents, prompt
 
 
 def values_for_arg2(value: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from app import Context, Form, Roots, Sample, prompt, tool
+from roundgate import Context, Form, Roots, Sample, prompt, tool
 
 
 class Name(BaseModel):

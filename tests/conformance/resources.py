@@ -1,6 +1,6 @@
 """Resources that the conformance suite reads: text, bytes and a template."""
 
-from app import resource
+from roundgate import resource
 
 
 @resource("test://static-text", mime_type="text/plain")

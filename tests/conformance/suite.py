@@ -51,7 +51,7 @@ class Profile:
 
 
 CONFIG = str(HERE / "gateway.yaml")
-SERVE = (str(ROOT / ".venv/bin/mcp-gateway"), "serve", CONFIG, "--host", "127.0.0.1")
+SERVE = (str(ROOT / ".venv/bin/roundgate"), "serve", CONFIG, "--host", "127.0.0.1")
 STACK = (str(ROOT / "scripts/stack"), CONFIG, "--directory", str(CACHE / "results/stack/functions"))
 
 PROFILES = (

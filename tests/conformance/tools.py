@@ -3,7 +3,7 @@
 `test_simple_text` stays first: the suite calls the first listed tool with no arguments and expects a quick answer.
 """
 
-from app import Context, ToolError, tool
+from roundgate import Context, ToolError, tool
 
 
 @tool

@@ -16,12 +16,12 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from app import Context, ToolError, tool
-from app.clock import Clock
-from app.core import Stores, make_stores
-from app.errors import Unavailable
-from app.storage.dynamodb_tasks import DynamoDbTasks
-from app.storage.tasks import NewTask
+from roundgate import Context, ToolError, tool
+from roundgate.clock import Clock
+from roundgate.core import Stores, make_stores
+from roundgate.errors import Unavailable
+from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.tasks import NewTask
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client
 from tests.support.dynamodb import Emulator
@@ -29,7 +29,7 @@ from tests.support.rounds import REFUSAL, accept, retry, valid_input_required
 from tests.support.server import Server, running
 from tests.support.task_client import DECLARED, TaskClient, task_settings, tasked, valid_created
 
-KEY = "mcp-gateway/idempotencyKey"
+KEY = "roundgate/idempotencyKey"
 YES = accept(go=True)
 
 
@@ -279,7 +279,7 @@ async def test_other_answers_to_the_same_state_are_another_call(orders: Orders, 
 
 SERVED = """
 import os
-from app import Context, tool
+from roundgate import Context, tool
 
 FORM = {"type": "object", "properties": {"go": {"type": "boolean"}}, "required": ["go"]}
 

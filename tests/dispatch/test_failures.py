@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app import (
+from roundgate import (
     InvalidParams,
     ResourceNotFound,
     TextContent,

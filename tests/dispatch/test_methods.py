@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app import Completion, Context, prompt, resource, tool
-from app.protocol.methods import METHODS
-from app.protocol.tasks import EXTENSION
-from app.settings import Settings
+from roundgate import Completion, Context, prompt, resource, tool
+from roundgate.protocol.methods import METHODS
+from roundgate.protocol.tasks import EXTENSION
+from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway
 from tests.support.functions import EVERYTHING, add, change, echo, note, note_by, review
@@ -48,7 +48,7 @@ def test_there_is_an_example_of_every_method() -> None:
 @pytest.mark.parametrize("method", EXAMPLES)
 async def test_a_method_is_answered_with_a_result_that_the_official_model_takes(mcp: Client, method: str) -> None:
     result = await mcp.result(method, EXAMPLES[method])
-    assert result["_meta"] == {wire.SERVER_INFO: {"name": "mcp-gateway", "version": "0.0.0"}}
+    assert result["_meta"] == {wire.SERVER_INFO: {"name": "roundgate", "version": "0.0.0"}}
 
 
 async def test_the_result_of_a_tool_has_text_and_structure(mcp: Client) -> None:

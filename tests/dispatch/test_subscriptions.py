@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.principal import LOCAL, Principal
-from app.dispatch.subscriptions import Hub, Subscription
-from app.errors import TransportError
-from app.protocol.params import SubscriptionFilter
-from app.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
+from roundgate.auth.principal import LOCAL, Principal
+from roundgate.dispatch.subscriptions import Hub, Subscription
+from roundgate.errors import TransportError
+from roundgate.protocol.params import SubscriptionFilter
+from roundgate.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
 
 EVERYTHING = frozenset({"tools", "prompts", "resources"})
 ALL = SubscriptionFilter(

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from app import Context, tool
-from app.main import build_app
+from roundgate import Context, tool
+from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import client, stoppable
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.services import answer, service
 from tests.support.task_client import DECLARED, TaskClient, task_settings, tasked, valid_created
 
-KEY = "mcp-gateway/idempotencyKey"
+KEY = "roundgate/idempotencyKey"
 ran: list[str] = []
 
 

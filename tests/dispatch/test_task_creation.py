@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app import Context, InvalidParams, SyncContext, ToolError, tool
-from app.clock import Clock
-from app.core import Stores, make_stores
-from app.errors import Unavailable
-from app.storage.queue import Message
-from app.storage.tasks import NewTask, TaskRef
+from roundgate import Context, InvalidParams, SyncContext, ToolError, tool
+from roundgate.clock import Clock
+from roundgate.core import Stores, make_stores
+from roundgate.errors import Unavailable
+from roundgate.storage.queue import Message
+from roundgate.storage.tasks import NewTask, TaskRef
 from tests.support import wire
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app.clock import Clock
-from app.core import Stores, make_stores
-from app.errors import Unavailable
-from app.settings import Settings
+from roundgate.clock import Clock
+from roundgate.core import Stores, make_stores
+from roundgate.errors import Unavailable
+from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.clocks import SkippingClock

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app import Context, tool
-from app.main import build_app
+from roundgate import Context, tool
+from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, stoppable
 from tests.support.clocks import SkippingClock

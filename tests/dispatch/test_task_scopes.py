@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app import Context, tool
-from app.auth.authorizer import AuthorizerVerifier
-from app.config import AuthorizerConfig
-from app.main import build_app
+from roundgate import Context, tool
+from roundgate.auth.authorizer import AuthorizerVerifier
+from roundgate.config import AuthorizerConfig
+from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, stoppable
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app import Context, tool
-from app.protocol.tasks import EXTENSION
+from roundgate import Context, tool
+from roundgate.protocol.tasks import EXTENSION
 from tests.support import wire
 from tests.support.asgi import client, gateway
 from tests.support.clocks import SkippingClock

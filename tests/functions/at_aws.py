@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from app import core, lambda_http, lambda_worker, settings
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.storage.tasks import Claimed, TaskRef
-from app.tasks.call import owner_of
-from app.tokens import keys
+from roundgate import core, lambda_http, lambda_worker, settings
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.storage.tasks import Claimed, TaskRef
+from roundgate.tasks.call import owner_of
+from roundgate.tokens import keys
 from tests.functions.conftest import Functions, LambdaContext, recorded
 from tests.support import moto_server
 from tests.support.dynamodb import Emulator

@@ -4,8 +4,8 @@ import asyncio
 
 from pydantic import BaseModel
 
-from app import Context, tool
 from infra.costs import LONG_STEP_BYTES, LONG_STEPS
+from roundgate import Context, tool
 
 LARGE = "x" * 500_000
 

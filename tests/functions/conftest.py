@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from app import lambda_http, lambda_worker
+from roundgate import lambda_http, lambda_worker
 from tests.support import root_logger, wire
 from tests.support.rounds import KEYS
 

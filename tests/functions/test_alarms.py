@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.lambda_worker import NAMESPACE, embedded
-from app.metrics import Census
 from infra.stack.template import Template
+from roundgate.lambda_worker import NAMESPACE, embedded
+from roundgate.metrics import Census
 from tests.support.cloudwatch import Alarm, Minutes, alarms
 from tests.support.dynamodb import ROOT
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from app import logs
-from app.lambda_worker import embedded
-from app.metrics import Census
 from infra import costs
+from roundgate import logs
+from roundgate.lambda_worker import embedded
+from roundgate.metrics import Census
 from tests.functions.at_aws import REQUEUE_S, Functions, Witness, begin, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import ConfigError
 from infra import deploy
+from roundgate.errors import ConfigError
 
 boto3 = pytest.importorskip("boto3")
 
@@ -42,7 +42,7 @@ def passed(command: list[str]) -> dict[str, str]:
 
 
 def wanted(config: Path, *options: str) -> deploy.Asked:
-    return deploy.asked(["mcp-gateway", str(config), *options])
+    return deploy.asked(["roundgate", str(config), *options])
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ def cloudformation() -> Iterator[Stubber]:
 
 
 def test_a_stack_that_is_not_there_has_no_parameters(cloudformation: Stubber) -> None:
-    cloudformation.add_client_error("describe_stacks", "ValidationError", "Stack with id mcp-gateway does not exist")
-    assert deploy.stored_parameters(cloudformation.client, "mcp-gateway") == {}
+    cloudformation.add_client_error("describe_stacks", "ValidationError", "Stack with id roundgate does not exist")
+    assert deploy.stored_parameters(cloudformation.client, "roundgate") == {}
 
 
 def test_an_error_of_another_kind_is_not_taken_for_a_new_stack(cloudformation: Stubber) -> None:
     cloudformation.add_client_error("describe_stacks", "AccessDenied", "not authorized")
     with pytest.raises(ClientError):
-        deploy.stored_parameters(cloudformation.client, "mcp-gateway")
+        deploy.stored_parameters(cloudformation.client, "roundgate")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_the_parameters_of_a_stack_are_found_unless_it_was_never_made(
     cloudformation: Stubber, status: str, found: dict[str, str]
 ) -> None:
     chosen = [{"ParameterKey": "Architecture", "ParameterValue": "x86_64"}]
-    stack = {"StackName": "mcp-gateway", "StackStatus": status, "CreationTime": "2026-11-22T00:00:00Z"}
+    stack = {"StackName": "roundgate", "StackStatus": status, "CreationTime": "2026-11-22T00:00:00Z"}
     cloudformation.add_response("describe_stacks", {"Stacks": [{**stack, "Parameters": chosen}]})
-    assert deploy.stored_parameters(cloudformation.client, "mcp-gateway") == found
+    assert deploy.stored_parameters(cloudformation.client, "roundgate") == found

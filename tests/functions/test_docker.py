@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.settings import Settings
+from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.dynamodb import ROOT
 
@@ -27,7 +27,7 @@ ADAPTER_TAKES = {"AWS_LWA_PORT", "AWS_LWA_READINESS_CHECK_PATH", "AWS_LWA_INVOKE
 """Of the variables of version 0.9.1 of the web adapter."""
 
 TOOLS = """
-from app import Context, tool
+from roundgate import Context, tool
 
 @tool
 async def count(ctx: Context) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from app import config, lambda_http
-from app.errors import ConfigError
+from roundgate import config, lambda_http
+from roundgate.errors import ConfigError
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.rounds import accept, retry
 
@@ -168,7 +168,7 @@ def test_a_table_needs_a_queue_that_functions_share(environ: dict[str, str]) -> 
 
 
 def test_the_handler_is_made_when_the_runtime_looks_for_it(environ: dict[str, str]) -> None:
-    code = "import app.lambda_http as m; print('handler' in vars(m)); m.handler; print('handler' in vars(m))"
+    code = "import roundgate.lambda_http as m; print('handler' in vars(m)); m.handler; print('handler' in vars(m))"
     ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "True"]
 

@@ -57,7 +57,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration with what lies beside one on a developer's machine."""
     folder = tmp_path_factory.mktemp("served")
     (folder / "gateway.yaml").write_text("backends:\n  - {kind: python, name: tools, path: tools.py}\n")
-    (folder / "tools.py").write_text("from app import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
+    (folder / "tools.py").write_text("from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
     (folder / "__pycache__").mkdir()
     for name in (".env", "gateway.key", "gateway.sqlite3", "gateway.sqlite3-wal", "__pycache__/tools.cpython-311.pyc"):
         (folder / name).write_bytes(b"of this machine")
@@ -88,7 +88,7 @@ def test_nothing_is_in_it_but_the_app_the_locked_packages_and_the_configuration(
 ) -> None:
     made, (function,) = zips[name], [one for one in package.FUNCTIONS if one.name == name]
     assert made.packages == locked() - function.does_without
-    own = {"app", "gateway.json", "tools.py"}
+    own = {"roundgate", "gateway.json", "tools.py"}
     theirs = {entry for entry in made.top - own if not entry.endswith(".dist-info")}
     installed = {top for wheel in wheels(made) for top in wheel_tops(wheel)}
     assert own <= made.top
@@ -130,11 +130,11 @@ def test_the_worker_has_no_web_framework_and_no_cryptography(zips: Mapping[str, 
 
 
 def test_each_has_its_own_part_of_the_app(zips: Mapping[str, Zip]) -> None:
-    app = {str(path.relative_to(ROOT / "app")) for path in (ROOT / "app").rglob("*.py")}
+    app = {str(path.relative_to(ROOT / "app/roundgate")) for path in (ROOT / "app/roundgate").rglob("*.py")}
     command = {one for one in app if one.startswith("cli/")}
     web = {one for one in app if one.startswith("http/")} | {"main.py", "lambda_http.py"}
-    assert zips["gateway"].under("app") == app - command - {"lambda_worker.py"}
-    assert zips["worker"].under("app") == app - command - web
+    assert zips["gateway"].under("roundgate") == app - command - {"lambda_worker.py"}
+    assert zips["worker"].under("roundgate") == app - command - web
 
 
 @NAMES

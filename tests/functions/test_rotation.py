@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from app.auth.principal import LOCAL
-from app.tokens import keys
-from app.tokens.sealed import KeyRing
 from infra.stack.template import Template
+from roundgate.auth.principal import LOCAL
+from roundgate.tokens import keys
+from roundgate.tokens.sealed import KeyRing
 from tests.support import moto_server
 from tests.support.dynamodb import ROOT
 

@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from app import lambda_worker
-from app.settings import Settings, from_environment
-from app.storage.dynamodb import TABLE
 from infra.stack.stack import EXECUTIONS, rate_s
 from infra.stack.template import Template
+from roundgate import lambda_worker
+from roundgate.settings import Settings, from_environment
+from roundgate.storage.dynamodb import TABLE
 from tests.support import permissions
 from tests.support.dynamodb import ROOT
 from tests.support.permissions import KNOWN
@@ -58,7 +58,7 @@ def test_a_public_url_is_passed_on_and_otherwise_that_of_the_api(template: Templ
 @pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction"])
 def test_a_handler_is_where_the_template_says(template: Template, name: str) -> None:
     module, _, attribute = template.function(name).handler.rpartition(".")
-    source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
+    source = (ROOT / "app" / (module.replace(".", "/") + ".py")).read_text()
     assert f'name != "{attribute}"' in source
 
 
@@ -183,7 +183,9 @@ def test_a_call_ends_before_the_api_gives_up(template: Template) -> None:
 
 
 def test_the_gateway_may_do_what_it_does_and_nothing_more(deployed: Template) -> None:
-    needed = permissions.of_stores(permissions.GATEWAY) | permissions.of_module("app/tokens/keys.py", "decrypt")
+    needed = permissions.of_stores(permissions.GATEWAY) | permissions.of_module(
+        "app/roundgate/tokens/keys.py", "decrypt"
+    )
     assert permissions.allowed(deployed, "GatewayFunction") == needed
 
 

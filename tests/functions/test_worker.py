@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from app import config, core, lambda_http, lambda_worker, settings
-from app.auth.principal import LOCAL
-from app.clock import Clock, Deadline
-from app.config import TasksConfig
-from app.lambda_worker import Function
-from app.tasks.call import owner_of
-from app.tasks.sweep import Sweep
+from roundgate import config, core, lambda_http, lambda_worker, settings
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock, Deadline
+from roundgate.config import TasksConfig
+from roundgate.lambda_worker import Function
+from roundgate.tasks.call import owner_of
+from roundgate.tasks.sweep import Sweep
 from tests.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.rounds import accept
 
@@ -134,7 +134,7 @@ def test_an_event_of_another_kind_is_an_error_that_names_what_is_served(function
 
 
 def test_it_imports_no_web_framework(environ: dict[str, str]) -> None:
-    code = "import sys, app.lambda_worker as m; m.handler; print(*sys.modules)"
+    code = "import sys, roundgate.lambda_worker as m; m.handler; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     loaded = set(ran.stdout.split())
     assert not loaded & {"fastapi", "starlette", "mangum", "uvicorn", "yaml", "jwt", "cryptography", "httpx"}

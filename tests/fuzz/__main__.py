@@ -49,7 +49,7 @@ def with_coverage(name: str, seconds: float) -> None:
     """Never returns: libFuzzer ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["app"]):
+    with atheris.instrument_imports(include=["roundgate"]):
         from tests.fuzz.targets import SEEDS, TARGETS
     corpus = CORPUS / name / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)

@@ -19,18 +19,18 @@ from typing import Any, Final
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from app import config as configuration
-from app import lambda_http
-from app.auth.jwks import KeySet
-from app.auth.principal import Principal
-from app.auth.verifier import JwtVerifier
-from app.clock import Clock
-from app.config import HttpConfig, JwtAuthConfig
-from app.errors import AuthError, ConfigError, Problem, StateRefused
-from app.http.server import protocol
-from app.protocol.uri_template import UriTemplate
-from app.tokens.request_state import Binding, StateSealer
-from app.tokens.sealed import KeyRing
+from roundgate import config as configuration
+from roundgate import lambda_http
+from roundgate.auth.jwks import KeySet
+from roundgate.auth.principal import Principal
+from roundgate.auth.verifier import JwtVerifier
+from roundgate.clock import Clock
+from roundgate.config import HttpConfig, JwtAuthConfig
+from roundgate.errors import AuthError, ConfigError, Problem, StateRefused
+from roundgate.http.server import protocol
+from roundgate.protocol.uri_template import UriTemplate
+from roundgate.tokens.request_state import Binding, StateSealer
+from roundgate.tokens.sealed import KeyRing
 from tests.chaos.hostile import request
 from tests.support import wire
 from tests.support.asgi import gateway
@@ -193,7 +193,7 @@ BINDING: Final = Binding("tools/call", "t", "a")
 
 @cache
 def sealer() -> StateSealer:
-    from app.tokens import keys
+    from roundgate.tokens import keys
 
     return StateSealer(KeyRing(keys.parse(KEYS, "fuzz"), "fuzz"), Clock())
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 
-from app import Context, SyncContext, tool
+from roundgate import Context, SyncContext, tool
 
 log = logging.getLogger("served")
 gates: dict[str, asyncio.Event] = {}

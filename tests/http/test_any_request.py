@@ -24,13 +24,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.core import Stores, make_stores
-from app.logs import JsonFormatter
-from app.protocol.jsonrpc import encode
-from app.storage.tasks import NOTHING, Claimed, NewTask, TaskRef
-from app.tasks.call import owner_of
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.core import Stores, make_stores
+from roundgate.logs import JsonFormatter
+from roundgate.protocol.jsonrpc import encode
+from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef
+from roundgate.tasks.call import owner_of
 from tests.support import wire
 from tests.support.functions import EVERYTHING
 from tests.support.jobs import dig
@@ -247,14 +247,16 @@ class Lines(logging.Handler):
         line = self.format(record)
         assert json.loads(line)["msg"]
         assert len(line) < 3000
-        self.count += record.name == "app.request"
-        if record.levelno >= logging.WARNING and record.name != "app.stalls":  # of the generator, which shares the loop
+        self.count += record.name == "roundgate.request"
+        if (
+            record.levelno >= logging.WARNING and record.name != "roundgate.stalls"
+        ):  # of the generator, which shares the loop
             self.failures.append(line)
 
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    logger, handler = logging.getLogger("app"), Lines()
+    logger, handler = logging.getLogger("roundgate"), Lines()
     before = logger.level, logger.propagate
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -195,8 +195,8 @@ def test_as_many_connections_as_there_are_descriptors_for() -> None:
     limited = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from app.config import HttpConfig
-from app.http.server import Bounds
+from roundgate.config import HttpConfig
+from roundgate.http.server import Bounds
 print(Bounds.of(HttpConfig()).connections)
 """
     ran = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from app import Context, SyncContext, tool
-from app.http.disconnect import DisconnectWatch
+from roundgate import Context, SyncContext, tool
+from roundgate.http.disconnect import DisconnectWatch
 from tests.support import wire
 from tests.support.asgi import Exchange, client, gateway
 from tests.support.functions import add
@@ -153,7 +153,7 @@ async def test_a_send_that_fails_because_nobody_is_there_is_not_tried_for_ever()
 
 
 async def test_a_cancellation_from_outside_is_passed_on_and_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "app.request")
+    caplog.set_level("INFO", "roundgate.request")
     waiter = Waiter()
     exchange = Exchange(waiter.app, wire.message("tools/call", {"name": "wait"}))
     async with exchange:
@@ -162,7 +162,7 @@ async def test_a_cancellation_from_outside_is_passed_on_and_logged_as_such(caplo
         with pytest.raises(asyncio.CancelledError):
             await exchange.running
         exchange.running = asyncio.create_task(asyncio.sleep(0))  # for the end of the block
-    (line,) = [record for record in caplog.records if record.name == "app.request"]
+    (line,) = [record for record in caplog.records if record.name == "roundgate.request"]
     assert line.__dict__["fields"]["outcome"] == "cancelled"
 
 
@@ -170,7 +170,7 @@ async def test_a_cancellation_from_outside_is_passed_on_and_logged_as_such(caplo
 async def test_a_client_that_hangs_up_before_its_body_is_whole_is_forgotten(
     after: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "app.request")
+    caplog.set_level("INFO", "roundgate.request")
     body = json.dumps(CALL).encode()
     async with Exchange(gateway(add), body[:40], wire.headers(CALL)) as exchange:
         await asyncio.sleep(after)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app import Context, tool
+from roundgate import Context, tool
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add
@@ -201,7 +201,7 @@ async def test_an_exception_of_our_own_making_is_an_internal_error_that_tells_no
 ) -> None:
     @tool
     async def unwritable() -> Any:
-        from app import ToolResult
+        from roundgate import ToolResult
 
         return ToolResult(content=[object()])  # type: ignore[list-item]
 
@@ -293,7 +293,7 @@ async def test_who_does_not_read_its_events_loses_its_call_under_any_server() ->
 
     app = gateway(talk, http={"send_timeout_s": 0.05})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.main.GRACE_S", 0.05)
+        patch.setattr("roundgate.main.GRACE_S", 0.05)
         app = gateway(talk, http={"send_timeout_s": 0.05})
     asked = wire.message("tools/call", {"name": "talk", "arguments": {}}, logLevel="info")
     async with Exchange(app, asked) as one:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app import Context, tool
+from roundgate import Context, tool
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add
@@ -24,7 +24,7 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """The fields of every line about a request."""
-    return [record.__dict__["fields"] for record in caplog.records if record.name == "app.request"]
+    return [record.__dict__["fields"] for record in caplog.records if record.name == "roundgate.request"]
 
 
 def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -170,7 +170,7 @@ async def test_what_a_client_chose_is_cut_to_size(mcp: Client, caplog: pytest.Lo
 
 
 async def test_below_the_level_nothing_is_written(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("WARNING", "app.request")
+    caplog.set_level("WARNING", "roundgate.request")
     async with client(gateway(add)) as mcp:
         await mcp.post("tools/list")
     assert lines(caplog) == []

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 from pydantic import TypeAdapter
 
-from app import Context, SyncContext, prompt, tool
+from roundgate import Context, SyncContext, prompt, tool
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 

@@ -34,7 +34,9 @@ def troubles(server: Server) -> list[dict[str, Any]]:
     """Warnings and errors that it has logged, but for uvicorn's warnings, and stalls, which a slow machine has too."""
     lines = [line for line in server.lines() if line["level"] in ("warning", "error")]
     return [
-        line for line in lines if line.get("logger") not in ("uvicorn.error", "app.stalls") or line["level"] == "error"
+        line
+        for line in lines
+        if line.get("logger") not in ("uvicorn.error", "roundgate.stalls") or line["level"] == "error"
     ]
 
 

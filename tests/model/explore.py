@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from app.auth.principal import LOCAL
-from app.config import TasksConfig
-from app.errors import Unavailable
-from app.protocol import jsonrpc
-from app.protocol.tasks import OPEN, Status
-from app.replay.journal import Journal
-from app.tasks.call import TaskCall
+from roundgate.auth.principal import LOCAL
+from roundgate.config import TasksConfig
+from roundgate.errors import Unavailable
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.tasks import OPEN, Status
+from roundgate.replay.journal import Journal
+from roundgate.tasks.call import TaskCall
 from tests.model.network import Weather
 from tests.model.processes import Process, Shared
 from tests.model.stories import Plan, right, serving

@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from app.errors import LeaseLost, Unavailable
-from app.storage.queue import Message
-from app.storage.sqlite import MIGRATIONS, Database
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import Lease, TaskRef
+from roundgate.errors import LeaseLost, Unavailable
+from roundgate.storage.queue import Message
+from roundgate.storage.sqlite import MIGRATIONS, Database
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import Lease, TaskRef
 
 if TYPE_CHECKING:
     from tests.model.processes import Process

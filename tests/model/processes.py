@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from typing import Any, Final
 
-from app.backends.catalog import Catalog
-from app.clock import Clock
-from app.config import TasksConfig
-from app.storage.tasks import Lease
-from app.tasks.pool import Pool
-from app.tasks.service import Tasks
-from app.tasks.sweep import Sweep
-from app.tasks.worker import Worker
+from roundgate.backends.catalog import Catalog
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.storage.tasks import Lease
+from roundgate.tasks.pool import Pool
+from roundgate.tasks.service import Tasks
+from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.worker import Worker
 from tests.model.network import Post, Queue, Remote, ToldTasks, Weather, database, request
 from tests.model.witness import Witness
 from tests.model.world import ProcessLoop, World, drain

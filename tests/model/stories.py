@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from app.backends.catalog import Catalog
-from app.errors import OutcomeUnknown
-from app.replay.context import Context
+from roundgate.backends.catalog import Catalog
+from roundgate.errors import OutcomeUnknown
+from roundgate.replay.context import Context
 from tests.model.processes import Shared, WorkerProcess
 from tests.support.replay import Name
 from tests.support.tasks import catalog_of

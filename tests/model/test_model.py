@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from app.protocol.tasks import Event, sources
-from app.storage import sqlite_tasks
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import Claimed
-from app.tasks.checkpointer import Checkpointer
-from app.tasks.lease import Moment
-from app.tasks.sweep import Sweep
-from app.tasks.worker import Worker
+from roundgate.protocol.tasks import Event, sources
+from roundgate.storage import sqlite_tasks
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import Claimed
+from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.lease import Moment
+from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.worker import Worker
 from tests.model.explore import PROFILES, Ran, run
 from tests.model.world import Wrong
 

@@ -7,13 +7,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from app.protocol import jsonrpc
-from app.protocol.tasks import OPEN
-from app.replay.branches import InStep, here
-from app.replay.journal import Began, Finished, Raised, Slept, from_row
-from app.storage.tasks import Lease
-from app.tasks.turn import Running
-from app.watchdog import RUNNING
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.tasks import OPEN
+from roundgate.replay.branches import InStep, here
+from roundgate.replay.journal import Began, Finished, Raised, Slept, from_row
+from roundgate.storage.tasks import Lease
+from roundgate.tasks.turn import Running
+from roundgate.watchdog import RUNNING
 
 if TYPE_CHECKING:
     from tests.model.processes import Process, Shared

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidParams, MissingCapability
-from app.protocol.capabilities import ClientCapabilities
+from roundgate.errors import InvalidParams, MissingCapability
+from roundgate.protocol.capabilities import ClientCapabilities
 
 TASKS = "io.modelcontextprotocol/tasks"
 

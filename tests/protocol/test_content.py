@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mcp_types import _v2026_07_28 as official
 
-from app.protocol.content import (
+from roundgate.protocol.content import (
     ABSENT,
     Annotations,
     AudioContent,
@@ -25,7 +25,7 @@ from app.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from app.protocol.jsonrpc import encode
+from roundgate.protocol.jsonrpc import encode
 
 ANNOTATIONS = Annotations(audience=("user", "assistant"), priority=0.7, last_modified="2025-05-03T14:30:00Z")
 META = MappingProxyType({"com.example/a": [1]})

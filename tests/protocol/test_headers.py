@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
-from app.errors import HeaderMismatch
-from app.protocol.headers import McpHeaders, decode_value, encode_value
+from roundgate.errors import HeaderMismatch
+from roundgate.protocol.headers import McpHeaders, decode_value, encode_value
 from tests.support import json_values
 
 HEADER = "Mcp-Name"

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 
-from app.errors import HeaderMismatch, InvalidParams, MethodNotFound, ProtocolError, UnsupportedVersion
-from app.protocol import inbound, jsonrpc, wire_errors
-from app.protocol.headers import McpHeaders
-from app.protocol.inbound import Inbound
-from app.protocol.jsonrpc import Notification
-from app.protocol.methods import METHODS, SUPPORTED_VERSIONS
+from roundgate.errors import HeaderMismatch, InvalidParams, MethodNotFound, ProtocolError, UnsupportedVersion
+from roundgate.protocol import inbound, jsonrpc, wire_errors
+from roundgate.protocol.headers import McpHeaders
+from roundgate.protocol.inbound import Inbound
+from roundgate.protocol.jsonrpc import Notification
+from roundgate.protocol.methods import METHODS, SUPPORTED_VERSIONS
 from tests.support import json_values, wire
 
 FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions", "tasks"})

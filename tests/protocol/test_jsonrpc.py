@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidRequest, ParseError
-from app.protocol import jsonrpc
-from app.protocol.jsonrpc import Notification, Request
+from roundgate.errors import InvalidRequest, ParseError
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.jsonrpc import Notification, Request
 from tests.support import json_values
 
 REQUEST: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}

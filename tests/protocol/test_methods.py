@@ -6,7 +6,7 @@ import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import CLIENT_REQUESTS
 
-from app.protocol.methods import METHODS, PROTOCOL_VERSION, SUCCESSORS, SUPPORTED_VERSIONS, not_found
+from roundgate.protocol.methods import METHODS, PROTOCOL_VERSION, SUCCESSORS, SUPPORTED_VERSIONS, not_found
 
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}
 TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}

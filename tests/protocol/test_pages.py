@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidParams
-from app.protocol.pages import Page, Pages
+from roundgate.errors import InvalidParams
+from roundgate.protocol.pages import Page, Pages
 from tests.support import json_values
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
-from app.errors import HeaderMismatch
-from app.protocol import headers
-from app.protocol.headers import ParamHeader, encode_value
+from roundgate.errors import HeaderMismatch
+from roundgate.protocol import headers
+from roundgate.protocol.headers import ParamHeader, encode_value
 from tests.support import json_values
 
 REGION = {"type": "string", "x-mcp-header": "Region"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.errors import InvalidParams
-from app.protocol.params import (
+from roundgate.errors import InvalidParams
+from roundgate.protocol.params import (
     CallToolParams,
     CompleteParams,
     GetPromptParams,

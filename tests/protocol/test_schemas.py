@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.protocol.schemas import MAX_DEPTH, MAX_NODES, Schema
+from roundgate.protocol.schemas import MAX_DEPTH, MAX_NODES, Schema
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 

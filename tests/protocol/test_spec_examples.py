@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from app import errors
-from app.protocol import inbound, jsonrpc, params
-from app.protocol.capabilities import ClientCapabilities
-from app.protocol.content import (
+from roundgate import errors
+from roundgate.protocol import inbound, jsonrpc, params
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.content import (
     Annotations,
     AudioContent,
     BlobResourceContents,
@@ -28,9 +28,9 @@ from app.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from app.protocol.headers import McpHeaders
-from app.protocol.jsonrpc import Request
-from app.protocol.wire_errors import TABLE
+from roundgate.protocol.headers import McpHeaders
+from roundgate.protocol.jsonrpc import Request
+from roundgate.protocol.wire_errors import TABLE
 from tests.support import wire
 
 EXAMPLES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("spec_examples.json").read_text("utf-8"))

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocol import jsonrpc, sse
+from roundgate.protocol import jsonrpc, sse
 from tests.support import json_values
 
 

@@ -11,7 +11,7 @@ import uritemplate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.protocol.uri_template import UriTemplate, Values
+from roundgate.protocol.uri_template import UriTemplate, Values
 
 # RFC 6570 section 3.2.
 RFC_VALUES: Values = {

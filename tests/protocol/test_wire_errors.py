@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from mcp_types import _v2026_07_28 as official
 
-import app
-from app.errors import (
+import roundgate
+from roundgate.errors import (
     AuthError,
     BackendError,
     CallTimeout,
@@ -42,7 +42,7 @@ from app.errors import (
     Unavailable,
     UnsupportedVersion,
 )
-from app.protocol.wire_errors import TABLE, look_up, render
+from roundgate.protocol.wire_errors import TABLE, look_up, render
 from tests.support import wire
 
 ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
@@ -91,14 +91,14 @@ INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
 
 def all_errors() -> set[type[GatewayError]]:
     """Every class of the tree, wherever in the code it is defined."""
-    for module in pkgutil.walk_packages(app.__path__, "app."):
+    for module in pkgutil.walk_packages(roundgate.__path__, "roundgate."):
         importlib.import_module(module.name)
     found: set[type[GatewayError]] = set()
     left: list[type[GatewayError]] = [GatewayError]
     while left:
         found.add(cls := left.pop())
         left += cls.__subclasses__()
-    return {cls for cls in found if cls.__module__.startswith("app.")}
+    return {cls for cls in found if cls.__module__.startswith("roundgate.")}
 
 
 def test_every_class_reaches_the_wire_with_a_code_or_is_known_never_to() -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from app.errors import NondeterminismError
-from app.replay.context import Context
-from app.replay.engine import Failed, Suspended
+from roundgate.errors import NondeterminismError
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Failed, Suspended
 from tests.support.task_runs import Home
 
 ITEMS = list(range(6))

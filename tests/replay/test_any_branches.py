@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.replay.engine import Completed, Outcome
+from roundgate.replay.engine import Completed, Outcome
 from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
 from tests.support.programs import Direct, Program, World, answer, perform, perform_blocking, program
 

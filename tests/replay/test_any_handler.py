@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import ToolError
-from app.replay.context import Context
-from app.replay.engine import Suspended
-from app.replay.journal import Answered, Journal, Passed
-from app.replay.questions import Answer, Form, Question, Roots, Sample, Url
-from app.replay.steps import StepFailed
-from app.replay.sync_context import SyncContext
+from roundgate.errors import ToolError
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Suspended
+from roundgate.replay.journal import Answered, Journal, Passed
+from roundgate.replay.questions import Answer, Form, Question, Roots, Sample, Url
+from roundgate.replay.steps import StepFailed
+from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name, play, value_of
 from tests.support.rounds import accept, sampled

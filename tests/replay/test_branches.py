@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from app.errors import NondeterminismError
-from app.replay.branches import Suspend
-from app.replay.context import Context
-from app.replay.engine import Suspended
-from app.replay.journal import Entry, Slept
-from app.replay.sync_context import SyncContext
+from roundgate.errors import NondeterminismError
+from roundgate.replay.branches import Suspend
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Suspended
+from roundgate.replay.journal import Entry, Slept
+from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, error_of, play, play_to_the_end, polite, value_of
 from tests.support.rounds import accept

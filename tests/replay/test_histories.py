@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.replay.journal import Journal
+from roundgate.replay.journal import Journal
 from tests.replay.histories.handlers import STORIES, Story
 from tests.replay.histories.record import HERE, one_round
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.replay.context import MAX_STATUS_CHARS, Context
-from app.replay.engine import Suspended
-from app.replay.journal import Entry
-from app.replay.run import Run, Stop
+from roundgate.replay.context import MAX_STATUS_CHARS, Context
+from roundgate.replay.engine import Suspended
+from roundgate.replay.journal import Entry
+from roundgate.replay.run import Run, Stop
 from tests.support.replay import value_of
 from tests.support.task_runs import Home
 
@@ -75,7 +75,7 @@ async def test_a_log_message_goes_to_the_log_and_to_no_client(caplog: pytest.Log
         await ctx.log("warning", {"left": 3}, "disk")
 
     home = Home()
-    with caplog.at_level(logging.INFO, "app.handler"):
+    with caplog.at_level(logging.INFO, "roundgate.handler"):
         await home.run(handler)
     assert home.notified == []
     (record,) = caplog.records

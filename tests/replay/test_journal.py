@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.protocol import jsonrpc
-from app.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, wire_key
+from roundgate.protocol import jsonrpc
+from roundgate.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, wire_key
 from tests.support import json_values
 from tests.support.replay import elsewhere
 from tests.support.rounds import accept

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from app.protocol import jsonrpc
-from app.replay.journal import Journal
+from roundgate.protocol import jsonrpc
+from roundgate.replay.journal import Journal
 from tests.replay.test_any_branches import doubled, expected_of
 from tests.support.programs import World, program
 

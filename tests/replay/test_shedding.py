@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import CallTimeout
-from app.replay import run
-from app.replay.context import Context
-from app.replay.engine import Suspended
-from app.replay.run import SHED_MARGIN_MS
+from roundgate.errors import CallTimeout
+from roundgate.replay import run
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Suspended
+from roundgate.replay.run import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
 

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from app.errors import ToolError
-from app.replay.context import Context
-from app.replay.journal import MAX_DEPTH, NotJson, plain
-from app.replay.steps import StepFailed
+from roundgate.errors import ToolError
+from roundgate.replay.context import Context
+from roundgate.replay.journal import MAX_DEPTH, NotJson, plain
+from roundgate.replay.steps import StepFailed
 from tests.support import json_values
 from tests.support.replay import Effects, Name, elsewhere, error_of, play, play_to_the_end, polite, value_of
 
@@ -185,7 +185,7 @@ async def test_a_name_used_again_is_the_next_step_of_that_name() -> None:
 async def test_an_error_of_a_step_is_remembered_and_raised_the_same_in_every_run(
     raised: Exception, kind: type[Exception], text: str, in_thread: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "app.replay")  # pytest-xdist cannot carry the text that is no Unicode
+    caplog.set_level(logging.CRITICAL, "roundgate.replay")  # pytest-xdist cannot carry the text that is no Unicode
     effects, seen = Effects(), list[Exception]()
 
     def fails() -> None:

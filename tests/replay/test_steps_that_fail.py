@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from anyio import CapacityLimiter
 
-from app.clock import Clock
-from app.errors import NotJson, OutcomeUnknown, ToolError
-from app.replay import run as run_module
-from app.replay.branches import Suspend
-from app.replay.context import Context
-from app.replay.engine import Failed, Restarted, Suspended
-from app.replay.journal import Began, Cut, Entry, Finished, Journal
-from app.replay.steps import StepTimeout
-from app.replay.sync_context import SyncContext
+from roundgate.clock import Clock
+from roundgate.errors import NotJson, OutcomeUnknown, ToolError
+from roundgate.replay import run as run_module
+from roundgate.replay.branches import Suspend
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Failed, Restarted, Suspended
+from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
+from roundgate.replay.steps import StepTimeout
+from roundgate.replay.sync_context import SyncContext
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import Home

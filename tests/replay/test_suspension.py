@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import CallTimeout, MissingCapability, ToolError
-from app.replay.branches import Suspend
-from app.replay.context import Context
-from app.replay.questions import Form, Refused, Roots, Sample, Url
+from roundgate.errors import CallTimeout, MissingCapability, ToolError
+from roundgate.replay.branches import Suspend
+from roundgate.replay.context import Context
+from roundgate.replay.questions import Form, Refused, Roots, Sample, Url
 from tests.support.replay import (
     Effects,
     Name,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import CallTimeout, MissingCapability, ToolError
-from app.replay.context import Context
-from app.replay.questions import Form, Refused, Roots, Sample
-from app.replay.steps import StepFailed
-from app.replay.sync_context import SyncContext
+from roundgate.errors import CallTimeout, MissingCapability, ToolError
+from roundgate.replay.context import Context
+from roundgate.replay.questions import Form, Refused, Roots, Sample
+from roundgate.replay.steps import StepFailed
+from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import (
     Effects,

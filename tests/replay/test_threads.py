@@ -8,7 +8,7 @@ import threading
 import pytest
 from anyio import CapacityLimiter
 
-from app.replay.threads import in_thread
+from roundgate.replay.threads import in_thread
 
 
 class Busy:

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from app.replay.context import Context
-from app.replay.engine import Outcome, Suspended
-from app.replay.journal import Began, Cut, Entry
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Outcome, Suspended
+from roundgate.replay.journal import Began, Cut, Entry
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Effects, Name, asked_of, error_of, value_of
 from tests.support.rounds import accept
@@ -196,6 +196,23 @@ async def test_wait_for_ends_a_long_sleep_of_a_task() -> None:
             return "timed out"
 
     assert value_of(await Home(clock=SkippingClock()).run(handler)) == "timed out"
+
+
+@pytest.mark.parametrize("beside", [None, 10_000])
+async def test_a_turn_that_is_given_back_is_given_back_whatever_limit_is_around_it(beside: float | None) -> None:
+    async def handler(ctx: Context) -> Any:
+        async with asyncio.timeout(50), asyncio.TaskGroup() as group:
+            group.create_task(ctx.shed("turn"))
+            if beside is not None:
+                group.create_task(ctx.sleep(beside))
+        return "done"
+
+    clock = SkippingClock()
+    home = Home(clock=clock)
+    async with asyncio.timeout(5):
+        outcome = await home.run(handler)
+    assert isinstance(outcome, Suspended)
+    assert outcome.wake_ms is None
 
 
 async def test_a_task_that_outlives_a_limit_goes_on() -> None:

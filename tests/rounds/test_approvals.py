@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from app import Context, tool
-from app.main import build_app
-from app.settings import Settings
+from roundgate import Context, tool
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support import rounds
 from tests.support.asgi import Client, client, config_file
 from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, accept, retry

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app import Context, prompt, resource, tool
-from app.settings import Settings
+from roundgate import Context, prompt, resource, tool
+from roundgate.settings import Settings
 from tests.support import rounds
 from tests.support.asgi import client, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry

@@ -7,7 +7,7 @@ import time
 
 from mcp import Client as OfficialClient
 
-from app import Context, tool
+from roundgate import Context, tool
 from tests.rounds.conftest import Effects, Start
 from tests.rounds.served.tools import crawl
 from tests.support import rounds

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app import config
-from app.main import build_app
-from app.settings import Settings
+from roundgate import config
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support.asgi import Client, client
 from tests.support.rounds import KEYS, Conversation, accept, sampled, tool
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app import Context, prompt, resource, tool
-from app.settings import Settings
+from roundgate import Context, prompt, resource, tool
+from roundgate.settings import Settings
 from tests.support import rounds, wire
 from tests.support.asgi import Client, client, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, Conversation, accept, names_in, retry

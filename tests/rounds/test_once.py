@@ -14,10 +14,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app import Context, ToolError, tool
-from app.clock import Clock
-from app.main import build_app
-from app.settings import Settings
+from roundgate import Context, ToolError, tool
+from roundgate.clock import Clock
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.rounds.conftest import Effects, Start
 from tests.rounds.served.tools import Consent, effect, pay
 from tests.support import rounds, wire
@@ -227,13 +227,13 @@ async def test_an_error_is_an_outcome_too(tmp_path: Path, effects: Effects) -> N
 async def test_the_log_says_how_a_once_round_ended(
     tmp_path: Path, effects: Effects, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "app.request")
+    caplog.set_level("INFO", "roundgate.request")
     async with client(replica(tmp_path / "gateway.sqlite3", fickle)) as mcp:
         for how in ("asks again", "refuses"):
             params = await confirmed(mcp, "fickle", how=how)
             await send(mcp, params)
             await send(mcp, params)
-    outcomes = [record.__dict__["fields"]["outcome"] for record in caplog.records if record.name == "app.request"]
+    outcomes = [record.__dict__["fields"]["outcome"] for record in caplog.records if record.name == "roundgate.request"]
     assert outcomes == ["input_required"] * 3 + ["input_required"] + ["tool_error"] * 2
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from app import tool
-from app.config import ConfigFile, GatewayConfig
-from app.errors import ConfigError
-from app.main import build_app
-from app.settings import Settings
+from roundgate import tool
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.errors import ConfigError
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support import rounds
 from tests.support.asgi import Client, client, config_file
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry

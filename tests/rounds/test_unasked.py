@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app import Context, prompt, resource, tool
-from app.errors import ConfigError
-from app.main import build_app
-from app.settings import Settings
+from roundgate import Context, prompt, resource, tool
+from roundgate.errors import ConfigError
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support import rounds
 from tests.support.asgi import client, config_file, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, accept, retry
@@ -109,7 +109,7 @@ def test_what_must_happen_once_needs_a_question_that_was_asked(tmp_path: Path) -
         tool(once=True, unasked_answers=True)(greet)
     module = tmp_path / "tools.py"
     module.write_text(
-        "from app import tool\n\n@tool(once=True, unasked_answers=True)\ndef f() -> str:\n    return ''\n"
+        "from roundgate import tool\n\n@tool(once=True, unasked_answers=True)\ndef f() -> str:\n    return ''\n"
     )
     file = config_file()
     raw = {"kind": "python", "name": "python", "path": str(module)}

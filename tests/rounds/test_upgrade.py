@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app import Context, Form, tool
-from app.settings import Settings
+from roundgate import Context, Form, tool
+from roundgate.settings import Settings
 from tests.support import rounds
 from tests.support.asgi import Client, client, gateway
 from tests.support.rounds import KEYS, Conversation, accept

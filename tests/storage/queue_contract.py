@@ -1,4 +1,4 @@
-"""What every task queue must do: a suite that the test of each queue inherits. See app/storage/queue.py.
+"""What every task queue must do: a suite that the test of each queue inherits. See app/roundgate/storage/queue.py.
 
 A test of a queue gives the fixtures `reopen`, which makes a queue on the same messages as another process would, and
 `let_pass`, which has so many seconds pass. After `hidden_s` of them a message that was received is visible again.
@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 
-from app.storage.queue import Message, TaskQueue
-from app.storage.tasks import TaskRef
+from roundgate.storage.queue import Message, TaskQueue
+from roundgate.storage.tasks import TaskRef
 
 Reopen = Callable[[], TaskQueue]
 LetPass = Callable[[float], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""What every task store must do: a suite that the test of each store inherits. See app/storage/tasks.py.
+"""What every task store must do: a suite that the test of each store inherits. See app/roundgate/storage/tasks.py.
 
 A test of a store gives the fixture `reopen`: it makes a store on the same data, as another process would.
 """
@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from app.errors import LeaseLost
-from app.protocol.tasks import Status
-from app.storage.tasks import (
+from roundgate.errors import LeaseLost
+from roundgate.protocol.tasks import Status
+from roundgate.storage.tasks import (
     NOTHING,
     Added,
     Answered,

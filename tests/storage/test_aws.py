@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from app.clock import Clock
-from app.core import aws_client
-from app.errors import Unavailable
-from app.storage import aws, sqs
-from app.storage.sqs import SqsQueue
-from app.storage.tasks import TaskRef
+from roundgate.clock import Clock
+from roundgate.core import aws_client
+from roundgate.errors import Unavailable
+from roundgate.storage import aws, sqs
+from roundgate.storage.sqs import SqsQueue
+from roundgate.storage.tasks import TaskRef
 
 pytest.importorskip("boto3")
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from app.storage.base import OnceStore
-from app.storage.sqlite import Database, SqliteOnce
+from roundgate.storage.base import OnceStore
+from roundgate.storage.sqlite import Database, SqliteOnce
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims
 from tests.support.clocks import FixedClock
 
 _CLAIM = """
 import asyncio, sys, time
 from pathlib import Path
-from app.clock import Clock
-from app.storage.sqlite import Database, SqliteOnce
+from roundgate.clock import Clock
+from roundgate.storage.sqlite import Database, SqliteOnce
 
 path, token_id, claims, me = sys.argv[1:]
 

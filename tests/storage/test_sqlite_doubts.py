@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import Unavailable
-from app.storage.sqlite import Database
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import NOTHING, Added, Claimed, NewTask, TaskRef
+from roundgate.errors import Unavailable
+from roundgate.storage.sqlite import Database
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import NOTHING, Added, Claimed, NewTask, TaskRef
 
 REF = TaskRef("owner", "task")
 STEP = Added([b'["step","a",1]'])

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.clock import Clock
-from app.storage.queue import TaskQueue
-from app.storage.sqlite import MIGRATIONS, Database
-from app.storage.sqlite_queue import HIDDEN_MS, SqliteQueue
-from app.storage.sqlite_tasks import FORGET_AFTER_MS, SqliteTasks
-from app.storage.tasks import Added, TaskRef, TaskStore
+from roundgate.clock import Clock
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.sqlite import MIGRATIONS, Database
+from roundgate.storage.sqlite_queue import HIDDEN_MS, SqliteQueue
+from roundgate.storage.sqlite_tasks import FORGET_AFTER_MS, SqliteTasks
+from roundgate.storage.tasks import Added, TaskRef, TaskStore
 from tests.storage import queue_contract, task_contract
 from tests.storage.queue_contract import LetPass
 from tests.storage.task_contract import END, NOW, REF, UNTIL, ids, new, record, take_over

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from app.errors import Unavailable
-from app.storage.queue import TaskQueue
-from app.storage.sqs import CONFIG, SqsQueue
-from app.storage.tasks import TaskRef
+from roundgate.errors import Unavailable
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.sqs import CONFIG, SqsQueue
+from roundgate.storage.tasks import TaskRef
 from tests.storage import queue_contract
 from tests.storage.queue_contract import LetPass
 
@@ -177,7 +177,7 @@ async def test_what_is_no_reference_is_deleted_and_logged_and_the_rest_is_delive
     await queue.send(REF)
     assert [message.ref for message in await queue_contract.drain(queue, 1)] == [REF]
     await queue.receive(10, 0)
-    said = [entry.getMessage() for entry in caplog.records if entry.name == "app.storage.sqs"]
+    said = [entry.getMessage() for entry in caplog.records if entry.name == "roundgate.storage.sqs"]
     assert len(said) == 3
     assert max(map(len, said)) < 300
     attributes = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]

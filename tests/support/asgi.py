@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from app.config import ConfigFile, GatewayConfig, Origin
-from app.main import build_app
-from app.settings import Settings
-from app.tokens.keys import new_key
-from app.yaml_file import Located
+from roundgate.config import ConfigFile, GatewayConfig, Origin
+from roundgate.main import build_app
+from roundgate.settings import Settings
+from roundgate.tokens.keys import new_key
+from roundgate.yaml_file import Located
 from tests.support import wire
 
 _numbers = count()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.clock import Clock
+from roundgate.clock import Clock
 
 
 class SkippingClock(Clock):

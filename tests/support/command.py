@@ -1,4 +1,4 @@
-"""The command `mcp-gateway` as a person runs it."""
+"""The command `roundgate` as a person runs it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Ran:
     err: str
 
 
-def mcp_gateway(*arguments: str | Path, directory: Path | None = None, **environ: str) -> Ran:
+def roundgate(*arguments: str | Path, directory: Path | None = None, **environ: str) -> Ran:
     """Run the installed command to its end."""
-    command = [str(Path(sys.executable).with_name("mcp-gateway")), *map(str, arguments)]
+    command = [str(Path(sys.executable).with_name("roundgate")), *map(str, arguments)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     done = subprocess.run(
         command, cwd=directory, env=kept | environ, capture_output=True, text=True, timeout=30, check=False

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from app.errors import Unavailable
-from app.protocol import jsonrpc
+from roundgate.errors import Unavailable
+from roundgate.protocol import jsonrpc
 
 When: TypeAlias = Literal["before", "after"]
 How: TypeAlias = Literal["before", "after", "times out before", "times out after"]

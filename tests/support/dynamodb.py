@@ -26,8 +26,8 @@ from typing import IO, Any
 
 import pytest
 
-from app.clock import Clock
-from app.storage.dynamodb import CONFIG, Table, create_table
+from roundgate.clock import Clock
+from roundgate.storage.dynamodb import CONFIG, Table, create_table
 
 ROOT = Path(__file__).parents[2]
 START_S = 60

@@ -13,7 +13,7 @@ import random
 import sys
 from typing import Any
 
-from app.replay.engine import Completed, Failed
+from roundgate.replay.engine import Completed, Failed
 from tests.support.lives import AtRandom, Story
 from tests.support.programs import World, answer, perform, program
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from app import Context, PromptMessage, ToolError, prompt, resource, tool
+from roundgate import Context, PromptMessage, ToolError, prompt, resource, tool
 
 SECRET = "correct-horse-battery-staple"
 """What must never be told to a client: it is in the text of every unexpected exception here."""

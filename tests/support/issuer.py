@@ -13,10 +13,10 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from app.clock import Clock
-from app.config import ConfigFile
-from app.main import build_app
-from app.settings import Settings
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support.asgi import STATE_KEY, Client, client, config_file
 from tests.support.services import Service, answer, service
 

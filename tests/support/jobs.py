@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from app import Context, Form, InvalidParams, SyncContext, ToolError, tool
+from roundgate import Context, Form, InvalidParams, SyncContext, ToolError, tool
 from tests.support.functions import SECRET
 
 

@@ -16,18 +16,18 @@ from typing import Any, Protocol, TypeAlias
 
 from anyio import to_thread
 
-from app.auth.principal import LOCAL
-from app.protocol import jsonrpc
-from app.protocol.capabilities import ClientCapabilities
-from app.protocol.inbound import Meta
-from app.replay import engine
-from app.replay.branches import Suspend
-from app.replay.call import Call
-from app.replay.context import Context
-from app.replay.engine import Completed, Failed, Outcome, Suspended
-from app.replay.journal import Entry, Journal, from_row, row
-from app.replay.run import Run, Stop
-from app.replay.sync_context import SyncContext
+from roundgate.auth.principal import LOCAL
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.inbound import Meta
+from roundgate.replay import engine
+from roundgate.replay.branches import Suspend
+from roundgate.replay.call import Call
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Completed, Failed, Outcome, Suspended
+from roundgate.replay.journal import Entry, Journal, from_row, row
+from roundgate.replay.run import Run, Stop
+from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import SkippingClock
 from tests.support.crashes import bury
 from tests.support.rounds import CAPABILITIES

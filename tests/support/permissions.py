@@ -59,9 +59,14 @@ OPERATIONS: Mapping[str, Permission] = {
 OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")}
 """What the event source mapping does in the worker's name."""
 
-GATEWAY = ("app/dispatch/rounds.py", "app/tasks/service.py", "app/tasks/watch.py")
-WORKER = ("app/tasks/checkpointer.py", "app/tasks/ending.py", "app/tasks/sweep.py", "app/tasks/worker.py")
-SERVERS_ALONE = ("app/cli/tasks.py", "app/tasks/isolation.py", "app/tasks/pool.py")
+GATEWAY = ("app/roundgate/dispatch/rounds.py", "app/roundgate/tasks/service.py", "app/roundgate/tasks/watch.py")
+WORKER = (
+    "app/roundgate/tasks/checkpointer.py",
+    "app/roundgate/tasks/ending.py",
+    "app/roundgate/tasks/sweep.py",
+    "app/roundgate/tasks/worker.py",
+)
+SERVERS_ALONE = ("app/roundgate/cli/tasks.py", "app/roundgate/tasks/isolation.py", "app/roundgate/tasks/pool.py")
 """What no function runs: the operator's command, and workers that poll."""
 
 
@@ -106,7 +111,7 @@ def of_module(path: str, *elsewhere: str) -> set[Permission]:
 
 def users_of_stores() -> set[str]:
     """The modules of app/ that call a method of a store."""
-    modules = (str(path.relative_to(ROOT)) for path in (ROOT / "app").rglob("*.py"))
+    modules = (str(path.relative_to(ROOT)) for path in (ROOT / "app/roundgate").rglob("*.py"))
     return {module for module in modules if any(STORES[store].get(method) for store, method in _uses(module))}
 
 
@@ -119,8 +124,8 @@ def named_operations() -> set[str]:
     operations = {xform_name(name) for model in models for name in model.operation_names}
     found: set[str] = set()
     holders = [
-        *(ROOT / "app/storage").glob("*.py"),
-        ROOT / "app/tokens/keys.py",
+        *(ROOT / "app/roundgate/storage").glob("*.py"),
+        ROOT / "app/roundgate/tokens/keys.py",
         *(ROOT / "infra/rotation").glob("*.py"),
     ]
     for path in holders:
@@ -175,11 +180,11 @@ def _parsed(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text("utf-8"))
 
 
-_TABLE = _methods("app/storage/dynamodb.py", "Table", {})
-TASKS = _methods("app/storage/dynamodb_tasks.py", "DynamoDbTasks", _TABLE)
+_TABLE = _methods("app/roundgate/storage/dynamodb.py", "Table", {})
+TASKS = _methods("app/roundgate/storage/dynamodb_tasks.py", "DynamoDbTasks", _TABLE)
 STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
-    "_once": _methods("app/storage/dynamodb.py", "DynamoDbOnce", _TABLE),
-    "_queue": _methods("app/storage/sqs.py", "SqsQueue", {}),
+    "_once": _methods("app/roundgate/storage/dynamodb.py", "DynamoDbOnce", _TABLE),
+    "_queue": _methods("app/roundgate/storage/sqs.py", "SqsQueue", {}),
 }
 """What the methods of the stores do, by the attribute that has the store."""

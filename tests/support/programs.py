@@ -18,11 +18,11 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from app.errors import OutcomeUnknown, ToolError
-from app.replay.context import Context
-from app.replay.questions import Answer, Form, Question
-from app.replay.steps import StepFailed, StepTimeout
-from app.replay.sync_context import SyncContext
+from roundgate.errors import OutcomeUnknown, ToolError
+from roundgate.replay.context import Context
+from roundgate.replay.questions import Answer, Form, Question
+from roundgate.replay.steps import StepFailed, StepTimeout
+from roundgate.replay.sync_context import SyncContext
 from tests.support.replay import Name
 
 Program: TypeAlias = list[Any]

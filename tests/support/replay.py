@@ -10,18 +10,18 @@ from typing import Any, TypeAlias
 from anyio import to_thread
 from pydantic import BaseModel
 
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.protocol import jsonrpc
-from app.protocol.capabilities import ClientCapabilities
-from app.protocol.inbound import Meta
-from app.replay import engine
-from app.replay.call import Call
-from app.replay.context import Context
-from app.replay.engine import Completed, Failed, Outcome, Suspended
-from app.replay.journal import Journal
-from app.replay.run import Run
-from app.replay.sync_context import SyncContext
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.inbound import Meta
+from roundgate.replay import engine
+from roundgate.replay.call import Call
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Completed, Failed, Outcome, Suspended
+from roundgate.replay.journal import Journal
+from roundgate.replay.run import Run
+from roundgate.replay.sync_context import SyncContext
 from tests.support.rounds import CAPABILITIES, accept, sampled
 
 Handler: TypeAlias = Callable[[Any], Any]

@@ -17,12 +17,12 @@ from typing import Any
 
 import httpx
 
-_COMMAND = "import sys; from app.cli import main; sys.exit(main())"
+_COMMAND = "import sys; from roundgate.cli import main; sys.exit(main())"
 
 
 @dataclass
 class Server:
-    """A running `mcp-gateway serve`."""
+    """A running `roundgate serve`."""
 
     process: subprocess.Popen[bytes]
     port: int

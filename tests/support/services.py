@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from app.config import ConfigFile, GatewayConfig, Origin
-from app.main import build_app
-from app.settings import Settings
-from app.yaml_file import Located
+from roundgate.config import ConfigFile, GatewayConfig, Origin
+from roundgate.main import build_app
+from roundgate.settings import Settings
+from roundgate.yaml_file import Located
 from tests.support.asgi import Client, client
 
 

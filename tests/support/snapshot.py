@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from app import lambda_http, lambda_worker
+from roundgate import lambda_http, lambda_worker
 
 CLONES: Final = 2
 

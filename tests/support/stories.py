@@ -15,23 +15,23 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
-from app.auth.principal import Principal
-from app.config import TasksConfig
-from app.errors import ToolError, Unavailable
-from app.protocol.capabilities import ClientCapabilities
-from app.protocol.inbound import Meta
-from app.replay import engine
-from app.replay.call import Call
-from app.replay.context import Context
-from app.replay.engine import Suspended
-from app.replay.journal import Journal
-from app.replay.questions import Form
-from app.replay.run import Run
-from app.replay.steps import StepFailed
-from app.storage.queue import TaskQueue
-from app.storage.tasks import TaskRef, TaskStore
-from app.tasks.call import TaskCall, owner_of
-from app.tasks.ending import Turn
+from roundgate.auth.principal import Principal
+from roundgate.config import TasksConfig
+from roundgate.errors import ToolError, Unavailable
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.inbound import Meta
+from roundgate.replay import engine
+from roundgate.replay.call import Call
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Suspended
+from roundgate.replay.journal import Journal
+from roundgate.replay.questions import Form
+from roundgate.replay.run import Run
+from roundgate.replay.steps import StepFailed
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.tasks import TaskRef, TaskStore
+from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, Life, Plan, When, bury
 from tests.support.replay import Name

@@ -15,10 +15,10 @@ import httpx
 from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 
-from app.clock import Clock
-from app.core import Stores
-from app.main import build_app
-from app.settings import Settings
+from roundgate.clock import Clock
+from roundgate.core import Stores
+from roundgate.main import build_app
+from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
 from tests.support.rounds import CAPABILITIES

@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.protocol.capabilities import ClientCapabilities
-from app.protocol.inbound import Meta
-from app.replay import engine
-from app.replay.call import Call
-from app.replay.context import Context
-from app.replay.engine import Outcome
-from app.replay.journal import Entry, Journal
-from app.replay.run import Run
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.inbound import Meta
+from roundgate.replay import engine
+from roundgate.replay.call import Call
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Outcome
+from roundgate.replay.journal import Entry, Journal
+from roundgate.replay.run import Run
 from tests.support.clocks import FixedClock
 from tests.support.replay import elsewhere
 from tests.support.rounds import CAPABILITIES

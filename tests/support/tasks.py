@@ -12,29 +12,29 @@ from typing import Any, TypeAlias
 
 from anyio import CapacityLimiter
 
-from app.auth.principal import LOCAL, Principal
-from app.backends import catalog
-from app.backends.base import Offering, Tool
-from app.backends.catalog import Catalog
-from app.clock import Clock, Deadline
-from app.config import TasksConfig
-from app.protocol import jsonrpc
-from app.protocol.content import TextContent, ToolResult
-from app.replay.context import Context
-from app.replay.journal import Journal
-from app.replay.sync_context import SyncContext
-from app.replay.threads import in_thread
-from app.storage.queue import Message, TaskQueue
-from app.storage.sqlite import Database
-from app.storage.sqlite_queue import SqliteQueue
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
-from app.tasks.call import TaskCall, owner_of
-from app.tasks.ending import Turn
-from app.tasks.pool import Pool
-from app.tasks.service import Tasks
-from app.tasks.sweep import Sweep
-from app.tasks.worker import Worker
+from roundgate.auth.principal import LOCAL, Principal
+from roundgate.backends import catalog
+from roundgate.backends.base import Offering, Tool
+from roundgate.backends.catalog import Catalog
+from roundgate.clock import Clock, Deadline
+from roundgate.config import TasksConfig
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.content import TextContent, ToolResult
+from roundgate.replay.context import Context
+from roundgate.replay.journal import Journal
+from roundgate.replay.sync_context import SyncContext
+from roundgate.replay.threads import in_thread
+from roundgate.storage.queue import Message, TaskQueue
+from roundgate.storage.sqlite import Database
+from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
+from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.ending import Turn
+from roundgate.tasks.pool import Pool
+from roundgate.tasks.service import Tasks
+from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.worker import Worker
 from tests.support.rounds import CAPABILITIES
 
 Handler: TypeAlias = Callable[..., Any]

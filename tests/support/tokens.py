@@ -6,9 +6,9 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-from app.auth.principal import Principal
-from app.tokens.request_state import Binding, StateSealer
-from app.tokens.sealed import Key, KeyRing
+from roundgate.auth.principal import Principal
+from roundgate.tokens.request_state import Binding, StateSealer
+from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.clocks import FixedClock
 
 ANN = Principal("https://login.example.com/", "ann", "cli", frozenset({"rooms"}))

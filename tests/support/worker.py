@@ -11,12 +11,12 @@ from pathlib import Path
 
 from tests.support.server import Server
 
-_COMMAND = "import sys; from app.cli import main; sys.exit(main())"
+_COMMAND = "import sys; from roundgate.cli import main; sys.exit(main())"
 
 
 @contextmanager
 def working(config: Path, log: Path, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """Run `mcp-gateway worker` until the block ends; it has no port."""
+    """Run `roundgate worker` until the block ends; it has no port."""
     command = [sys.executable, "-c", _COMMAND, "worker", str(config)]
     root = Path(__file__).parents[2]
     with log.open("wb") as out:
@@ -25,7 +25,7 @@ def working(config: Path, log: Path, environment: dict[str, str] | None = None) 
         )
     worker = Server(process, 0, log)
     try:
-        worker.logged(20, logger="app")
+        worker.logged(20, logger="roundgate")
         yield worker
     finally:
         process.kill()

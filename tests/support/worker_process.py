@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from app.clock import Clock
-from app.config import TasksConfig
-from app.replay.context import Context
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.replay.context import Context
 from tests.support.tasks import Shared
 
 CONFIG = TasksConfig(lease_s=2, clock_skew_s=0.5, requeue_after_s=1, sweep_every_s=0.2, concurrency=4)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.clock import Clock
-from app.config import TasksConfig
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import dynamodb as dynamodb
 from tests.support.tasks import Files, Shared

@@ -13,10 +13,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.auth.principal import LOCAL
-from app.config import TasksConfig
-from app.replay.context import Context
-from app.replay.sync_context import SyncContext
+from roundgate.auth.principal import LOCAL
+from roundgate.config import TasksConfig
+from roundgate.replay.context import Context
+from roundgate.replay.sync_context import SyncContext
 from tests.replay.test_any_handler import (
     MANNERS,
     PROGRAMS,

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from app.auth.principal import LOCAL
-from app.config import TasksConfig
-from app.replay.context import Context
-from app.storage.dynamodb_tasks import DynamoDbTasks
-from app.storage.sqlite_queue import SqliteQueue
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import TaskRef, TaskStore
-from app.tasks.ending import Turn
+from roundgate.auth.principal import LOCAL
+from roundgate.config import TasksConfig
+from roundgate.replay.context import Context
+from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import TaskRef, TaskStore
+from roundgate.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Plan
 from tests.support.dynamodb import ROOT, Emulator

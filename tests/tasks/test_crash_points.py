@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.storage.dynamodb_tasks import DynamoDbTasks
-from app.storage.queue import TaskQueue
-from app.storage.sqlite_queue import SqliteQueue
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import TaskStore
-from app.tasks import patience
+from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import TaskStore
+from roundgate.tasks import patience
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
 from tests.support.dynamodb import Emulator

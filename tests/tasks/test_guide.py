@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from app import config
-from app.backends import catalog
-from app.core import make_backends
-from app.main import build_app
-from app.protocol.tasks import EXTENSION
-from app.settings import Settings
+from roundgate import config
+from roundgate.backends import catalog
+from roundgate.core import make_backends
+from roundgate.main import build_app
+from roundgate.protocol.tasks import EXTENSION
+from roundgate.settings import Settings
 from tests.support.asgi import Client, client, stoppable
 from tests.support.rounds import CAPABILITIES, KEYS, accept, retry
 

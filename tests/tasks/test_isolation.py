@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from app.auth.principal import LOCAL, Principal
-from app.clock import Clock
-from app.lambda_worker import Function
-from app.protocol.tasks import Status
-from app.replay.context import Context
-from app.storage.tasks import Claimed, TaskRecord, TaskRef
-from app.tasks.ending import Turn
-from app.tasks.isolation import MAX_WAITING, Children, Quarantine, child_command
-from app.tasks.pool import Pool
+from roundgate.auth.principal import LOCAL, Principal
+from roundgate.clock import Clock
+from roundgate.lambda_worker import Function
+from roundgate.protocol.tasks import Status
+from roundgate.replay.context import Context
+from roundgate.storage.tasks import Claimed, TaskRecord, TaskRef
+from roundgate.tasks.ending import Turn
+from roundgate.tasks.isolation import MAX_WAITING, Children, Quarantine, child_command
+from roundgate.tasks.pool import Pool
 from tests.support.tasks import Shared, Workshop
 from tests.support.worker import working
 
@@ -27,7 +27,7 @@ Share = Callable[..., Shared]
 
 TOOLS = '''
 import asyncio, os, time
-from app import Context, tool
+from roundgate import Context, tool
 
 def tell(line):
     with open(os.environ["EFFECTS"], "a") as file:
@@ -283,7 +283,7 @@ async def test_a_suspect_for_which_there_is_no_time_left_comes_again(share: Shar
 STUBBORN = '''
 import asyncio, time
 from contextlib import suppress
-from app import Context, tool
+from roundgate import Context, tool
 
 @tool(task="required")
 async def stubborn(ctx: Context) -> str:

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from app.protocol.tasks import OPEN, TERMINAL, TRANSITIONS, Event, Status, after, sources, target
+from roundgate.protocol.tasks import OPEN, TERMINAL, TRANSITIONS, Event, Status, after, sources, target
 
 TABLE = """
                  run      ask             answer some     answer all  go_on    complete   fail    cancel     expire

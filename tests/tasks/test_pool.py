@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.clock import Clock
-from app.errors import Unavailable
-from app.protocol.tasks import Status
-from app.replay.context import Context
-from app.storage.tasks import TaskRef
-from app.tasks import pool
-from app.tasks.pool import Pool
+from roundgate.clock import Clock
+from roundgate.errors import Unavailable
+from roundgate.protocol.tasks import Status
+from roundgate.replay.context import Context
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks import pool
+from roundgate.tasks.pool import Pool
 from tests.support.replay import Effects
 from tests.support.tasks import Shared, Workshop
 

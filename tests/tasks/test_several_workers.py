@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from app.clock import Clock
-from app.errors import LeaseLost
-from app.protocol import jsonrpc
-from app.protocol.tasks import Status
-from app.replay.context import Context
-from app.storage.queue import Message
-from app.storage.tasks import Claimed, TaskRef
-from app.tasks.ending import Turn
+from roundgate.clock import Clock
+from roundgate.errors import LeaseLost
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.tasks import Status
+from roundgate.replay.context import Context
+from roundgate.storage.queue import Message
+from roundgate.storage.tasks import Claimed, TaskRef
+from roundgate.tasks.ending import Turn
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
 from tests.support.tasks import Shared, Workshop, catalog_of

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from app.protocol.tasks import Status
-from app.replay.context import Context
-from app.storage.queue import TaskQueue
-from app.storage.sqlite import Database
-from app.storage.sqlite_tasks import SqliteTasks
-from app.storage.tasks import Claimed, Move, TaskRef, TaskStore
-from app.tasks import sweep
-from app.tasks.ending import Turn
-from app.tasks.sweep import Sweep
+from roundgate.protocol.tasks import Status
+from roundgate.replay.context import Context
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.sqlite import Database
+from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.tasks import Claimed, Move, TaskRef, TaskStore
+from roundgate.tasks import sweep
+from roundgate.tasks.ending import Turn
+from roundgate.tasks.sweep import Sweep
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept

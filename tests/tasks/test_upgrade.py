@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.auth.principal import LOCAL
-from app.config import TasksConfig
-from app.replay.context import Context
-from app.replay.journal import Answered, Journal
-from app.replay.questions import Form, digest_of
-from app.tasks.ending import Turn
+from roundgate.auth.principal import LOCAL
+from roundgate.config import TasksConfig
+from roundgate.replay.context import Context
+from roundgate.replay.journal import Answered, Journal
+from roundgate.replay.questions import Form, digest_of
+from roundgate.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.clock import Clock
-from app.errors import Unavailable
-from app.replay.context import Context
-from app.storage.tasks import TaskRecord
-from app.tasks.watch import Watch
+from roundgate.clock import Clock
+from roundgate.errors import Unavailable
+from roundgate.replay.context import Context
+from roundgate.storage.tasks import TaskRecord
+from roundgate.tasks.watch import Watch
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from app.auth.principal import LOCAL
-from app.clock import Clock
-from app.errors import InvalidParams, LeaseLost, MissingCapability, ToolError, Unavailable
-from app.protocol.tasks import Status
-from app.replay.context import Context
-from app.replay.journal import Journal
-from app.replay.sync_context import SyncContext
-from app.storage.tasks import NOTHING, Added, Claimed, NewTask, NotClaimed, TaskRef
-from app.tasks import patience
-from app.tasks import turn as turn_module
-from app.tasks.call import TaskCall, owner_of
-from app.tasks.ending import DECLINED_MS, Turn
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock
+from roundgate.errors import InvalidParams, LeaseLost, MissingCapability, ToolError, Unavailable
+from roundgate.protocol.tasks import Status
+from roundgate.replay.context import Context
+from roundgate.replay.journal import Journal
+from roundgate.replay.sync_context import SyncContext
+from roundgate.storage.tasks import NOTHING, Added, Claimed, NewTask, NotClaimed, TaskRef
+from roundgate.tasks import patience
+from roundgate.tasks import turn as turn_module
+from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.ending import DECLINED_MS, Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.auth.principal import LOCAL
-from app.errors import ConfigError, Unavailable
-from app.main import build_app, make_sealer
-from app.settings import Settings, from_environment
-from app.tokens import keys
-from app.tokens.sealed import Key, KeyRing
+from roundgate.auth.principal import LOCAL
+from roundgate.errors import ConfigError, Unavailable
+from roundgate.main import build_app, make_sealer
+from roundgate.settings import Settings, from_environment
+from roundgate.tokens import keys
+from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.asgi import config_file, gateway
 from tests.support.clocks import FixedClock
 from tests.support.functions import add
@@ -63,7 +63,7 @@ def test_a_wrong_key_is_named_by_its_place_and_never_shown(text: str, complaint:
         gateway(add, using=Settings(state_keys=text))
     (problem,) = caught.value.problems
     assert (problem.path, problem.message[: len(complaint)]) == ("GATEWAY_STATE_KEYS", complaint)
-    assert "mcp-gateway keys new" in str(problem)
+    assert "roundgate keys new" in str(problem)
     assert not [part for part in text.replace(";", ",").split(",") if part and part in str(caught.value)]
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__, "a traceback would show the text that failed"
@@ -102,7 +102,7 @@ def test_a_key_file_that_cannot_be_made_is_a_problem_with_a_remedy(tmp_path: Pat
 _RACE = """
 import sys
 from pathlib import Path
-from app.tokens import keys
+from roundgate.tokens import keys
 print("ready", flush=True)
 sys.stdin.readline()
 for n in range(50):
@@ -134,7 +134,7 @@ def test_a_function_without_shared_keys_does_not_start_and_says_what_to_do(tmp_p
         build_app(config_file(add), using)
     (problem,) = caught.value.problems
     assert problem.path == "GATEWAY_STATE_KEYS"
-    assert "mcp-gateway keys new" in problem.remedy
+    assert "roundgate keys new" in problem.remedy
     assert list(tmp_path.iterdir()) == []
 
 

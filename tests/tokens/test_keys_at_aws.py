@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import ConfigError
-from app.main import create_app, make_sealer
-from app.settings import Settings, from_environment
-from app.tokens import keys
-from app.tokens.sealed import Key
+from roundgate.errors import ConfigError
+from roundgate.main import create_app, make_sealer
+from roundgate.settings import Settings, from_environment
+from roundgate.tokens import keys
+from roundgate.tokens.sealed import Key
 from tests.support import root_logger
 from tests.support.asgi import config_file
 from tests.support.clocks import FixedClock
@@ -134,10 +134,10 @@ def test_the_entry_point_reads_the_ring_from_the_secret(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("served")
-    (folder / "tools.py").write_text("from app import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
+    (folder / "tools.py").write_text("from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
     (folder / "gateway.yaml").write_text("backends:\n  - {kind: python, name: tools, path: tools.py}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(folder / "gateway.yaml"))
     monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "mcp")
     monkeypatch.setenv("GATEWAY_STATE_KEYS_SECRET", secret(SecretString=keys.new_key()))
     with root_logger.lent():
-        assert create_app().title == "mcp-gateway"
+        assert create_app().title == "roundgate"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from app.auth.principal import Principal
-from app.errors import StateRefused
-from app.main import build_app
-from app.settings import Settings
-from app.tokens import keys
-from app.tokens.refusals import MAX_CALLERS
-from app.tokens.request_state import Binding, StateSealer
-from app.tokens.sealed import KeyRing
+from roundgate.auth.principal import Principal
+from roundgate.errors import StateRefused
+from roundgate.main import build_app
+from roundgate.settings import Settings
+from roundgate.tokens import keys
+from roundgate.tokens.refusals import MAX_CALLERS
+from roundgate.tokens.request_state import Binding, StateSealer
+from roundgate.tokens.sealed import KeyRing
 from tests.support import rounds
 from tests.support.asgi import STATE_KEY, client, config_file
 from tests.support.clocks import FixedClock, SkippingClock
@@ -26,7 +26,7 @@ CALL = Binding.of("tools/call", "deploy", {})
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """What the log says of refusals."""
-    found = [vars(record)["fields"] for record in caplog.records if record.name == "app.tokens"]
+    found = [vars(record)["fields"] for record in caplog.records if record.name == "roundgate.tokens"]
     caplog.clear()
     return found
 

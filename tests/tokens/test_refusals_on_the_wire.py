@@ -15,15 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-from app import Context, prompt, resource, tool
-from app.auth.principal import Principal
-from app.errors import REFUSAL
-from app.logs import JsonFormatter
-from app.main import build_app
-from app.settings import Settings
-from app.tokens import keys
-from app.tokens.request_state import Binding, StateSealer
-from app.tokens.sealed import KeyRing
+from roundgate import Context, prompt, resource, tool
+from roundgate.auth.principal import Principal
+from roundgate.errors import REFUSAL
+from roundgate.logs import JsonFormatter
+from roundgate.main import build_app
+from roundgate.settings import Settings
+from roundgate.tokens import keys
+from roundgate.tokens.request_state import Binding, StateSealer
+from roundgate.tokens.sealed import KeyRing
 from tests.support import issuer, wire
 from tests.support.asgi import Client, client
 from tests.support.clocks import SkippingClock
@@ -204,7 +204,7 @@ async def test_a_state_that_is_not_taken_is_refused_in_one_sentence_and_nothing_
     assert next(runs) == before + 1, "the handler has run"
     error = wire.valid_error(response)
     assert (response.status_code, error) == (400, {"code": -32602, "message": REFUSAL})
-    (refusal,) = [vars(record)["fields"] for record in caplog.records if record.name == "app.tokens"]
+    (refusal,) = [vars(record)["fields"] for record in caplog.records if record.name == "roundgate.tokens"]
     assert REASONS[change] in refusal["reason"]
     text = logged(caplog)
     _, _, secret = params["requestState"].rpartition(".")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from app.auth.principal import Principal
-from app.errors import REFUSAL, StateRefused, StateTooLarge
-from app.protocol import jsonrpc
-from app.tokens.request_state import Binding
-from app.tokens.sealed import Key, KeyRing
+from roundgate.auth.principal import Principal
+from roundgate.errors import REFUSAL, StateRefused, StateTooLarge
+from roundgate.protocol import jsonrpc
+from roundgate.tokens.request_state import Binding
+from roundgate.tokens.sealed import Key, KeyRing
 from tests.support import json_values
 from tests.support.clocks import FixedClock
 from tests.support.tokens import ANN, BOOKING, NEW, OLD, sealed, sealer

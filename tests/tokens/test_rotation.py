@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from app import Context, tool
-from app.cli import main
-from app.settings import Settings
-from app.tokens import keys
+from roundgate import Context, tool
+from roundgate.cli import main
+from roundgate.settings import Settings
+from roundgate.tokens import keys
 from tests.support.asgi import Client, client, gateway
 
 FORM = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.auth.principal import Principal
-from app.tokens.sealed import Key, KeyRing, SealBroken
+from roundgate.auth.principal import Principal
+from roundgate.tokens.sealed import Key, KeyRing, SealBroken
 from tests.support import tokens
 from tests.support.tokens import ANN, NEW, OLD, THIRD
 
@@ -132,5 +132,5 @@ def test_a_key_of_another_length_is_none(length: int) -> None:
 
 
 def test_a_ring_needs_a_key() -> None:
-    with pytest.raises(ValueError, match="mcp-gateway keys new"):
+    with pytest.raises(ValueError, match="roundgate keys new"):
         KeyRing(())

@@ -4,7 +4,7 @@ import asyncio
 
 from pydantic import BaseModel
 
-from app import Context, tool
+from roundgate import Context, tool
 
 
 class Where(BaseModel):

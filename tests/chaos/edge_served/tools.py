@@ -1,6 +1,6 @@
 """What the server under attack serves, beside the tools of `tests/http/served.py`."""
 
-from app import resource
+from roundgate import resource
 
 
 @resource("note://by/{author}/{number}")

@@ -6,7 +6,7 @@ import secrets
 
 from pydantic import BaseModel
 
-from app import Context, tool
+from roundgate import Context, tool
 
 
 class Address(BaseModel):

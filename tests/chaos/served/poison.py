@@ -20,8 +20,8 @@ from contextlib import suppress
 
 from pydantic import BaseModel
 
-from app import Context, tool
-from app.clock import Clock
+from roundgate import Context, tool
+from roundgate.clock import Clock
 
 
 class Name(BaseModel):

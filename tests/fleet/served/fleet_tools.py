@@ -5,7 +5,7 @@ import os
 
 from pydantic import BaseModel
 
-from app import Context, Form, tool
+from roundgate import Context, Form, tool
 
 
 class Name(BaseModel):

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.errors import ToolError
-from app.replay.context import Context
-from app.replay.questions import Form, Roots, Sample, Url
-from app.replay.steps import StepFailed, StepTimeout
+from roundgate.errors import ToolError
+from roundgate.replay.context import Context
+from roundgate.replay.questions import Form, Roots, Sample, Url
+from roundgate.replay.steps import StepFailed, StepTimeout
 from tests.support.replay import Effects
 from tests.support.rounds import accept, sampled
 

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.replay.context import Context
-from app.replay.engine import Suspended
-from app.replay.journal import JOURNAL_VERSION, Journal
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Suspended
+from roundgate.replay.journal import JOURNAL_VERSION, Journal
 from tests.replay.histories.handlers import STORIES, Story
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, elsewhere, play, value_of

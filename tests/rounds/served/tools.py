@@ -8,7 +8,7 @@ import uuid
 
 from pydantic import BaseModel
 
-from app import Context, tool
+from roundgate import Context, tool
 
 
 class Traveller(BaseModel):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from app import Context, tool
+from roundgate import Context, tool
 
 
 class Name(BaseModel):

@@ -1,0 +1,117 @@
+"""The public keys of an issuer, cached (RFC 7517).
+
+Stale ones serve while the issuer cannot be reached, and whatever `kid` callers make up, it is asked once an interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from jwt import PyJWK
+
+from roundgate.clock import Clock
+from roundgate.protocol import jsonrpc
+
+if TYPE_CHECKING:
+    import ssl
+
+log = logging.getLogger("roundgate.auth")
+
+Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
+
+FRESH_MS: Final = 3_600_000
+RETRY_MS: Final = 30_000
+MAX_BYTES: Final = 512_000
+TIMEOUT_S: Final = 5
+
+
+class KeysUnavailable(Exception):
+    """The issuer's keys have never been read; nobody can be verified."""
+
+
+@dataclass(slots=True)
+class KeySet:
+    """The keys at one JWKS URL. `fetch` reads a URL; the default does so with httpx."""
+
+    url: str
+    clock: Clock
+    fetch: Fetch = field(default_factory=lambda: fetch)
+    timeout_s: float = TIMEOUT_S
+    _keys: Mapping[str, PyJWK] = field(default_factory=dict)
+    _read_ms: float | None = None
+    _asked_ms: float | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def key(self, kid: str) -> PyJWK | None:
+        """The key with an id; `None` if the issuer has no such key.
+
+        Raises:
+            KeysUnavailable: the keys could not be read so far.
+        """
+        is_known = kid in self._keys
+        # while one caller asks, a stale key serves all others: a slow issuer holds up nobody else
+        if not is_known or (self._age_ms(self._read_ms) > FRESH_MS and not self._lock.locked()):
+            await self._refresh()
+        if self._read_ms is None:
+            raise KeysUnavailable
+        return self._keys.get(kid)
+
+    async def _refresh(self) -> None:
+        async with self._lock:
+            if self._age_ms(self._asked_ms) < RETRY_MS:
+                return  # somebody else has just asked
+            self._asked_ms = self.clock.monotonic_ms()
+            try:
+                async with asyncio.timeout(self.timeout_s):  # httpx's own is for each read, and bytes may drip
+                    self._keys = _parse(await self.fetch(self.url))
+                self._read_ms = self.clock.monotonic_ms()
+            except Exception as error:  # whatever it is, the keys we have go on serving
+                reason = str(error)[:200] or type(error).__name__
+                log.warning("JWKS could not be read", extra={"fields": {"url": self.url, "reason": reason}})
+
+    def _age_ms(self, since_ms: float | None) -> float:
+        return float("inf") if since_ms is None else self.clock.monotonic_ms() - since_ms
+
+
+def _parse(document: bytes) -> dict[str, PyJWK]:
+    keys: dict[str, PyJWK] = {}
+    entries: list[Any] = jsonrpc.decode(document)["keys"]
+    for entry in entries:
+        try:
+            if entry["kty"] != "oct" and entry.get("use", "sig") == "sig":  # never a secret, nor a key to encrypt with
+                keys[entry["kid"]] = PyJWK(entry)
+        except Exception:  # noqa: S112  a key that we cannot use, for whatever reason, is none to lose the others
+            continue
+    if not keys:
+        raise ValueError("no usable key in the document")
+    return keys
+
+
+async def fetch(url: str) -> bytes:
+    """Read a URL, within time and size."""
+    import httpx
+
+    client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=_trusted())
+    async with client, client.stream("GET", url, headers={"accept-encoding": "identity"}) as response:
+        response.raise_for_status()
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError("the document is packed, although that was not asked for")
+        body = b""
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > MAX_BYTES:
+                raise ValueError(f"the document is larger than {MAX_BYTES} bytes")
+        return body
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are believed: read once, because that takes 40 ms in which nobody else is served."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)

@@ -1,0 +1,95 @@
+"""Who sent a request: a bearer token → `Principal`.
+
+JWTs as RFC 9068 has them: signature by a key of the issuer, algorithm pinned by us and not by the token, issuer,
+audience and expiry checked. What is wrong is told in OAuth's words (RFC 6750 section 3.1) and never repeats the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jwt
+from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
+
+from roundgate.auth.jwks import KeySet, KeysUnavailable
+from roundgate.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
+from roundgate.config import JwtAuthConfig
+from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
+
+_TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
+"""RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the same keys: logout
+tokens, DPoP proofs, ID tokens of some; none of them is for us."""
+
+
+@dataclass(frozen=True, slots=True)
+class JwtVerifier:
+    """Bearer JWTs of one issuer."""
+
+    config: JwtAuthConfig
+    audience: str
+    keys: KeySet
+
+    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
+        token = _bearer(authorization)
+        try:
+            header = jwt.get_unverified_header(token)
+            _check_type(header)
+            kid = header.get("kid")
+            key = await self.keys.key(kid) if isinstance(kid, str) else None
+        except (PyJWTError, RecursionError):
+            raise Unauthenticated("invalid_token", "The token is not a JWT") from None
+        except KeysUnavailable:
+            raise Unavailable("The issuer's keys cannot be read; try again soon") from None
+        if key is None:
+            raise Unauthenticated("invalid_token", "The token is signed with a key that its issuer does not have")
+        principal = _principal(self._claims(token, key))
+        if not principal.scopes.issuperset(self.config.scopes):
+            raise InsufficientScope("every call", self.config.scopes)
+        return principal
+
+    def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
+        try:
+            claims: Mapping[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=self.config.algorithms,
+                audience=self.audience,
+                issuer=self.config.issuer,
+                leeway=self.config.leeway_s,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except ExpiredSignatureError:
+            raise Unauthenticated("invalid_token", "The token has expired") from None
+        except InvalidAudienceError:
+            raise Unauthenticated("invalid_token", "The token is for another audience") from None
+        except InvalidIssuerError:
+            raise Unauthenticated("invalid_token", "The token is from another issuer") from None
+        except (PyJWTError, TypeError, ValueError, OverflowError):  # not every version wraps what odd dates raise
+            raise Unauthenticated("invalid_token", "The token is not valid") from None
+        return claims
+
+
+def _check_type(header: Mapping[str, Any]) -> None:
+    """Raises Unauthenticated: not an access token, or one with conditions that we do not know (RFC 7515 4.1.11)."""
+    kind = header.get("typ")
+    if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
+        raise Unauthenticated("invalid_token", "The token is not an access token (typ at+jwt or JWT)")
+
+
+def _bearer(authorization: bytes | None) -> str:
+    scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        # RFC 6750 section 3.1: no error code for who did not know, or tried a scheme that we do not have
+        raise Unauthenticated(None, "A bearer token is needed; the Authorization header must be: Bearer TOKEN")
+    return token.strip()
+
+
+def _principal(claims: Mapping[str, Any]) -> Principal:
+    client_id = claims.get("client_id") or claims.get("azp") or ""
+    scopes = scopes_of(claims.get("scope") or claims.get("scp"))
+    issuer, subject = claims["iss"], claims["sub"]
+    if not subject or not all(isinstance(name, str) and len(name) <= MAX_NAME for name in (issuer, subject, client_id)):
+        raise Unauthenticated("invalid_token", "The token's sub and client_id must be strings, sub not empty")
+    return Principal(issuer, subject, client_id, scopes, moment_of(claims["exp"]))

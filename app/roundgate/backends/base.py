@@ -1,0 +1,91 @@
+"""What every back end offers, whatever is behind it.
+
+A back end is loaded once, offers values (`Offering`), and is closed at shutdown. Each `Tool`, `Prompt` and `Resource`
+carries its wire definition, served verbatim, and the function that serves it; names are still without prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from roundgate.config import TaskMode
+from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
+from roundgate.replay.context import Context
+
+CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[ToolResult]]
+GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
+ReadResource: TypeAlias = Callable[[Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]]
+"""Takes the URI that was asked for and the values of the template's variables."""
+Complete: TypeAlias = Callable[[str], Awaitable[Completion]]
+"""Takes what the user has typed so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`definition` is the schema's `Tool`; its `inputSchema` is what arguments are checked against before `call`."""
+
+    definition: Mapping[str, Any]
+    call: CallTool
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    """Client capabilities without which the tool is not run, shaped as `ClientCapabilities`."""
+    scopes: frozenset[str] = frozenset()
+    """What the caller's token must grant to see and call it."""
+    once: bool = False
+    """Whether a retry with the same `requestState` must not run it again."""
+    task: TaskMode = "forbidden"
+    """Whether a call of it becomes a task."""
+    unasked_answers: bool = False
+    """Whether answers count that a client sends along without a `requestState`, so before it was asked anything."""
+    approval: str | None = None
+    """What its back end adds to the question where the user has to approve a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`definition` is the schema's `Prompt`; `complete` has a function for each argument that can be completed."""
+
+    definition: Mapping[str, Any]
+    get: GetPrompt
+    complete: Mapping[str, Complete] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """`definition` is the schema's `Resource` (with `uri`) or `ResourceTemplate` (with `uriTemplate`)."""
+
+    definition: Mapping[str, Any]
+    read: ReadResource
+    complete: Mapping[str, Complete] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Offering:
+    """Everything one back end has, in the order in which it wants it listed."""
+
+    tools: Sequence[Tool] = ()
+    prompts: Sequence[Prompt] = ()
+    resources: Sequence[Resource] = ()
+
+
+class Backend(Protocol):
+    """One entry of `backends:` in gateway.yaml, ready to serve."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the back ends; the prefix of its tools' and prompts' names unless the config sets another."""
+
+    @property
+    def prefix(self) -> str:
+        """What stands before each name, separator included; empty for none."""
+
+    def load(self) -> Offering:
+        """Everything it offers.
+
+        Raises:
+            ConfigError: it cannot be served as configured.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of connections. Nothing is called afterwards."""

@@ -1,0 +1,218 @@
+"""Everything that is served, merged from all back ends: look-up by name or URI, and lists as bytes.
+
+Built once and immutable. Names get their back end's prefix, order is that of gateway.yaml and of each back end, and a
+collision is a start-up error that names both sides. Each entry of a list is serialised once; a page is a join.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, TypeVar
+
+from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
+from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
+from roundgate.protocol import headers
+from roundgate.protocol.headers import ParamHeader
+from roundgate.protocol.jsonrpc import encode
+from roundgate.protocol.pages import Pages
+from roundgate.protocol.schemas import Schema
+from roundgate.protocol.uri_template import UriTemplate
+
+MAX_NAME: Final = 64
+MAX_VIEWS: Final = 256
+_NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTool:
+    """A tool under its final name, with everything that a call needs made ready."""
+
+    name: str
+    tool: Tool
+    arguments: Schema
+    param_headers: tuple[ParamHeader, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTemplate:
+    """A resource template, parsed."""
+
+    template: UriTemplate
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All that is served."""
+
+    tools: Mapping[str, ServedTool]
+    prompts: Mapping[str, Prompt]
+    resources: Mapping[str, Resource]
+    templates: Sequence[ServedTemplate]
+    tool_pages: Pages
+    prompt_pages: Pages
+    resource_pages: Pages
+    template_pages: Pages
+    _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
+
+    def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
+        """The tools that a caller with these scopes may see; kept for each set of scopes that makes a difference."""
+        granted = scopes & self._all_scopes()
+        if granted in self._visible:
+            return self._visible[granted]
+        chosen = [item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted]
+        pages = Pages(chosen, self.tool_pages.size)
+        if len(self._visible) < MAX_VIEWS:
+            self._visible[granted] = pages
+        return pages
+
+    def _all_scopes(self) -> frozenset[str]:
+        return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
+
+    def tool(self, name: str) -> ServedTool:
+        """Raises InvalidParams: there is no such tool."""
+        found = self.tools.get(name)
+        if found is None:
+            raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}")
+        return found
+
+    def prompt(self, name: str) -> Prompt:
+        """Raises InvalidParams: there is no such prompt."""
+        found = self.prompts.get(name)
+        if found is None:
+            raise InvalidParams(f"Unknown prompt: {name[:MAX_NAME]}")
+        return found
+
+    def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:
+        """The resource with this URI, or the first template that matches it with the values of its variables.
+
+        Raises:
+            ResourceNotFound: neither.
+        """
+        if uri in self.resources:
+            return self.resources[uri], {}
+        for served in self.templates:
+            values = served.template.match(uri)
+            if values is not None:
+                return served.resource, values
+        raise ResourceNotFound(uri)
+
+    def completers(self, kind: str, name: str) -> Mapping[str, Complete]:
+        """The completers of a prompt ("ref/prompt") or of a resource template ("ref/resource").
+
+        Raises:
+            InvalidParams: there is no such prompt or template.
+        """
+        if kind == "ref/prompt":
+            return self.prompt(name).complete
+        for served in self.templates:
+            if name == served.resource.definition["uriTemplate"]:
+                return served.resource.complete
+        if name in self.resources:
+            return {}
+        raise InvalidParams(f"Unknown resource template: {name[:200]}")
+
+    @property
+    def can_complete(self) -> bool:
+        """Whether any argument of anything has completions."""
+        everything: Iterable[Prompt | Resource] = (
+            *self.prompts.values(),
+            *(served.resource for served in self.templates),
+        )
+        return any(item.complete for item in everything)
+
+
+T = TypeVar("T", Tool, Prompt, Resource)
+
+
+@dataclass(slots=True)
+class _Shelf(Generic[T]):
+    """The entries of one kind, in order, each with the back end it came from."""
+
+    kind: str
+    key: Callable[[T], str]
+    entries: dict[str, tuple[T, str]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def put(self, item: T, backend: str) -> None:
+        key = self.key(item)
+        if key in self.entries:
+            message = f"{self.kind} {key!r} is offered by {self.entries[key][1]!r} too"
+            self._complain(backend, message, "rename one, or give one of the back ends another prefix")
+        elif self.kind in ("tool", "prompt") and not _NAME.fullmatch(key):
+            message = (
+                f"{self.kind} name {key!r} must be 1 to {MAX_NAME} of A-Z a-z 0-9 _ . - (it has {len(key)} characters)"
+            )
+            self._complain(backend, message, "rename it, or shorten the back end's prefix")
+        else:
+            self.entries[key] = (item, backend)
+
+    def items(self) -> dict[str, T]:
+        return {key: item for key, (item, _) in self.entries.items()}
+
+    def pages(self, size: int) -> Pages:
+        return Pages([(key, encode(dict(item.definition))) for key, (item, _) in self.entries.items()], size)
+
+    def _complain(self, backend: str, message: str, remedy: str) -> None:
+        self.problems.append(Problem("gateway.yaml", f"back end {backend!r}", message, remedy))
+
+
+def build(backends: Sequence[Backend], page_size: int) -> Catalog:
+    """Load every back end and merge what they offer.
+
+    Raises:
+        ConfigError: all that is wrong in all of them.
+    """
+    tools = _Shelf[Tool]("tool", lambda tool: tool.definition["name"])
+    prompts = _Shelf[Prompt]("prompt", lambda prompt: prompt.definition["name"])
+    resources = _Shelf[Resource]("resource", lambda resource: resource.definition["uri"])
+    templates = _Shelf[Resource]("resource template", lambda resource: resource.definition["uriTemplate"])
+    problems: list[Problem] = []
+    for backend in backends:
+        for tool in (offering := _load(backend, problems)).tools:
+            tools.put(_prefixed(tool, backend.prefix), backend.name)
+        for prompt in offering.prompts:
+            prompts.put(_prefixed(prompt, backend.prefix), backend.name)
+        for resource in offering.resources:
+            (templates if "uriTemplate" in resource.definition else resources).put(resource, backend.name)
+    served = {name: _serve(name, tool, backend, problems) for name, (tool, backend) in tools.entries.items()}
+    problems += tools.problems + prompts.problems + resources.problems + templates.problems
+    if problems:
+        raise ConfigError(problems)
+    return Catalog(
+        tools={name: tool for name, tool in served.items() if tool is not None},
+        prompts=prompts.items(),
+        resources=resources.items(),
+        templates=[ServedTemplate(UriTemplate.parse(text), resource) for text, resource in templates.items().items()],
+        tool_pages=tools.pages(page_size),
+        prompt_pages=prompts.pages(page_size),
+        resource_pages=resources.pages(page_size),
+        template_pages=templates.pages(page_size),
+    )
+
+
+def _load(backend: Backend, problems: list[Problem]) -> Offering:
+    try:
+        return backend.load()
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return Offering()
+
+
+def _prefixed(item: T, prefix: str) -> T:
+    return replace(item, definition={**item.definition, "name": prefix + item.definition["name"]}) if prefix else item
+
+
+def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
+    schema = tool.definition["inputSchema"]
+    try:
+        if schema.get("type") != "object":
+            raise ValueError('the input schema must have "type": "object"')
+        return ServedTool(name, tool, Schema.compile(schema), headers.declared(schema))
+    except ValueError as error:
+        problems.append(
+            Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")
+        )
+        return None

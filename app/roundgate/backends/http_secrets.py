@@ -1,0 +1,76 @@
+"""Secrets of the configuration in what a service says: taken out before anybody else sees it.
+
+A service may echo what it was sent, in an error page or a debugging endpoint; its credential is not for callers, models
+and logs. What counts as one: the credential, and fixed headers whose names say so, of 8 characters or more.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import quote, quote_plus
+
+from pydantic import SecretStr
+
+from roundgate.backends.http_dialogue import Answer
+from roundgate.config import Credential, HttpBackendConfig
+from roundgate.protocol import jsonrpc
+
+PLACEHOLDER: Final = b"[redacted]"
+MIN_CHARS: Final = 8
+_SECRET_NAME: Final = re.compile(r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """Takes the secrets of one back end out of answers."""
+
+    needles: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, config: HttpBackendConfig) -> Redactor:
+        """Of everything secret that requests of a back end may carry."""
+        secrets = _of_credential(config.credential)
+        for headers in (config.headers, *(tool.headers for tool in config.tools)):
+            secrets |= _of_headers(headers)
+        spellings = {spelling for secret in secrets if len(secret) >= MIN_CHARS for spelling in _spellings(secret)}
+        return cls(tuple(sorted(spellings, key=len, reverse=True)))
+
+    def __call__(self, answer: Answer) -> Answer:
+        """An answer without them."""
+        body = self._without(answer.body)
+        content_type = self._without(answer.content_type.encode("utf-8", "replace")).decode()
+        reason = self._without(answer.reason.encode("utf-8", "replace")).decode()
+        return replace(answer, body=body, content_type=content_type, reason=reason)
+
+    def _without(self, data: bytes) -> bytes:
+        for needle in self.needles:
+            if needle in data:
+                data = data.replace(needle, PLACEHOLDER)
+        return data
+
+
+def _of_credential(credential: Credential | None) -> set[str]:
+    if credential is None:
+        return set()
+    secrets = {one.get_secret_value() for one in (credential.bearer, credential.value) if one is not None}
+    if credential.basic is not None:
+        pair = credential.basic.get_secret_value()
+        secrets |= {pair, pair.partition(":")[2]}
+    return secrets
+
+
+def _of_headers(headers: Mapping[str, SecretStr]) -> set[str]:
+    values = [value.get_secret_value() for name, value in headers.items() if _SECRET_NAME.search(name)]
+    # "Bearer …", "Token …": the word before a secret is none
+    return {part for value in values for part in (value, value.partition(" ")[2])}
+
+
+def _spellings(secret: str) -> set[bytes]:
+    """How a secret may come back: as it is, in JSON, in a URL, in base64, alone or in the middle of more."""
+    plain = secret.encode()
+    in_json = jsonrpc.encode(secret)[1:-1]
+    return {plain, in_json, quote(secret, safe="").encode(), quote_plus(secret).encode(), base64.b64encode(plain)}

@@ -1,0 +1,109 @@
+"""Questions for tools that know nothing of MCP: a confirmation before a tool runs, a form for missing arguments.
+
+Both wrap a tool's `call`, whatever back end it belongs to; the questions go through the engine like any handler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from roundgate.backends.base import CallTool, Tool
+from roundgate.backends.shown import shown
+from roundgate.config import BackendConfig
+from roundgate.errors import ToolError
+from roundgate.protocol.content import ToolResult
+from roundgate.protocol.schemas import Schema
+from roundgate.protocol.visible import visible
+from roundgate.replay.context import Context
+from roundgate.replay.questions import Form, form_schema
+
+_APPROVAL: Final = {
+    "type": "object",
+    "properties": {"approve": {"type": "boolean", "title": "Go ahead", "default": False}},
+    "required": ["approve"],
+}
+
+
+def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
+    """The tool, asking the user first if its back end's policy says so. A client that cannot ask gets -32021.
+
+    One approval is one run: the tool is `once`. And nothing counts as an approval but the answer to this question as
+    it was shown, so answers that come unasked are not taken, whatever the tool says.
+    """
+    if backend.approve == "never" or (backend.approve == "destructive" and not is_destructive(tool)):
+        return tool
+    call, name = tool.call, backend.effective_prefix + tool.definition["name"]
+
+    async def approved(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        question = _question(name, tool.approval, arguments)
+        answer = await context.elicit("approve", question, _APPROVAL)
+        if not answer["approve"]:
+            raise ToolError("The user did not approve the call; nothing was done")
+        return await call(context, arguments)
+
+    return replace(tool, call=approved, once=True, unasked_answers=False)
+
+
+def is_destructive(tool: Tool) -> bool:
+    """Whether a tool may destroy something: all may that do not say otherwise (schema: `ToolAnnotations`).
+
+    "If true, the tool may perform destructive updates to its environment. […] Default: true", and meaningful only where
+    `readOnlyHint` is not true.
+    """
+    hints = tool.definition.get("annotations") or {}
+    return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
+
+
+def _question(name: str, text: str | None, arguments: Mapping[str, Any]) -> str:
+    """What the user is asked.
+
+    Raises:
+        ToolError: the arguments are more than can be shown.
+    """
+    own = [] if text is None else [visible(line) for line in text.strip().split("\n")]
+    listed = f"It is called with\n{shown(arguments)}" if arguments else "It is called without arguments."
+    return "\n".join([f"Run {name}?", *own, "", listed])
+
+
+def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
+    """The tool, asking the user with a form for those of these arguments that are missing.
+
+    Raises:
+        ValueError: an argument does not exist, or is of a type that no form has.
+    """
+    if not ask:
+        return tool
+    schema = tool.definition["inputSchema"]
+    properties: Mapping[str, Any] = schema.get("properties", {})
+    if unknown := sorted(set(ask) - set(properties)):
+        raise ValueError(f"ask names {', '.join(unknown)}, but the arguments are {', '.join(properties)}")
+    form_schema(_form(properties, ask))  # a start-up error rather than one in front of a user
+    required = [name for name in schema.get("required", ()) if name not in ask]
+    relaxed = {**schema, "required": required}
+    return replace(
+        tool,
+        definition={**tool.definition, "inputSchema": relaxed},
+        call=_asking(tool.definition["name"], tool.call, properties, ask, Schema.compile(schema)),
+    )
+
+
+def _asking(name: str, call: CallTool, properties: Mapping[str, Any], ask: Sequence[str], complete: Schema) -> CallTool:
+    async def asked(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        if missing := [argument for argument in ask if argument not in arguments]:
+            form = Form(f"{name} needs {', '.join(missing)}", _form(properties, missing))
+            if not context.supports(form):  # the model may know what the user cannot be asked
+                raise ToolError(f"Missing arguments: {', '.join(missing)}")
+            filled = (await context.ask({"arguments": form}))["arguments"].get()
+            # a client may send more than the form has; what the call came with is not the form's to change
+            arguments = {**arguments, **{name: filled[name] for name in missing}}
+        if problems := complete.problems(arguments, "arguments"):
+            raise ToolError("Invalid arguments: " + "; ".join(problems))
+        return await call(context, arguments)
+
+    return asked
+
+
+def _form(properties: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: properties[name] for name in names}, "required": list(names)}

@@ -1,0 +1,264 @@
+"""Python functions as tools, prompts and resources: a module whose functions wear the decorators of `declare`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from anyio import CapacityLimiter
+
+from roundgate.backends import returned
+from roundgate.backends.base import Complete, Offering, Prompt, Resource, Tool
+from roundgate.backends.declare import Completer, Described, Note, PromptNote, ResourceNote, ToolNote, notes_of
+from roundgate.backends.policy import with_approval
+from roundgate.backends.returned import ToolReturn
+from roundgate.backends.signature import Signature, describe
+from roundgate.config import Origin, PythonBackendConfig
+from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
+from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult, without_none
+from roundgate.protocol.uri_template import UriTemplate
+from roundgate.replay.context import Context
+from roundgate.replay.sync_context import SyncContext
+from roundgate.replay.threads import in_thread
+
+
+class PythonBackend:
+    """One module. Plain functions run in threads, at most `limiter` at a time; async ones in the event loop."""
+
+    def __init__(self, config: PythonBackendConfig, origin: Origin, limiter: CapacityLimiter) -> None:
+        self.name = config.name
+        self.prefix = config.effective_prefix
+        self._config = config
+        self._origin = origin
+        self._limiter = limiter
+
+    def load(self) -> Offering:
+        """Import the module and read its declarations, in the order in which the module defines them."""
+        module = self._import()
+        tools: list[Tool] = []
+        prompts: list[Prompt] = []
+        resources: list[Resource] = []
+        problems: list[Problem] = []
+        for function, note in _declarations(module):
+            try:
+                callee = Callee(function, describe(function), self._limiter)
+                match note:
+                    case ToolNote():
+                        tools.append(with_approval(_tool(callee, note), self._config))
+                    case PromptNote():
+                        prompts.append(_prompt(callee, note))
+                    case ResourceNote():
+                        resources.append(_resource(callee, note))
+            except Exception as error:  # pydantic alone raises half a dozen kinds
+                problems.append(self._declaration_problem(function, error))
+        if problems:
+            raise ConfigError(problems)
+        return Offering(tools, prompts, resources)
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    def _import(self) -> ModuleType:
+        base = self._origin.base_dir
+        try:
+            if self._config.path is None:
+                _prepend_path(base)
+                return importlib.import_module(str(self._config.module))
+            return _import_file(base / self._config.path, f"roundgate_backend_{self.name}")
+        except (Exception, SystemExit) as error:  # a script that exits would take the gateway with it
+            problem = self._origin.problem(
+                f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
+                "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another",
+            )
+            raise ConfigError([problem]) from error
+
+    def _declaration_problem(self, function: Callable[..., Any], error: Exception) -> Problem:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        name = getattr(function, "__name__", type(function).__name__)
+        message = str(error).partition("\n")[0]
+        remedy = "change the function's signature or its decorator's arguments"
+        if code is None:  # not a function
+            return self._origin.problem(f"{name}: {message}", remedy)
+        return Problem(code.co_filename, f"{name}()", message, remedy, code.co_firstlineno)
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A function, what is known of it, and how to call it without blocking the event loop."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    limiter: CapacityLimiter
+
+    async def __call__(self, context: Context | None, keywords: dict[str, Any]) -> Any:
+        """Its return value; keywords are bound already."""
+        if self.signature.is_async:
+            if self.signature.takes_context:
+                keywords[self.signature.takes_context] = context
+            return await self.function(**keywords)
+        if self.signature.takes_context and context is not None:
+            keywords[self.signature.takes_context] = SyncContext(context)
+        value = await in_thread(lambda: self.function(**keywords), self.limiter)
+        return await value if inspect.isawaitable(value) else value  # it may only have called an async function
+
+
+def _declarations(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Note]]:
+    seen: set[int] = set()
+    for value in vars(module).values():
+        if id(value) not in seen:
+            seen.add(id(value))
+            for note in notes_of(value):
+                yield value, note
+
+
+def _tool(callee: Callee, note: ToolNote) -> Tool:
+    signature = callee.signature
+    verbatim = None if note.output_schema is None else dict(note.output_schema)
+    returns = ToolReturn.of(signature.returns, verbatim)
+    definition = {
+        **_described(callee, note),
+        "inputSchema": signature.input_schema() if note.input_schema is None else dict(note.input_schema),
+        **without_none(outputSchema=returns.schema, annotations=dict(note.hints) or None, _meta=note.meta),
+    }
+
+    async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        try:
+            keywords = signature.bind(arguments)
+        except ValueError as error:
+            raise ToolError(f"Invalid arguments: {error}") from None
+        if signature.takes_context is None:  # it cannot say when to become a task: at once, if it may
+            await context.continue_as_task()
+        return returns.result(await callee(context, keywords))
+
+    return Tool(
+        definition,
+        call,
+        requires=note.requires,
+        scopes=frozenset(note.scopes),
+        once=note.once,
+        task=note.task,
+        unasked_answers=note.unasked_answers,
+        approval=note.approval,
+    )
+
+
+def _prompt(callee: Callee, note: PromptNote) -> Prompt:
+    signature = callee.signature
+    arguments = [
+        {"name": p.name, **without_none(description=p.description), "required": p.required}
+        for p in signature.parameters
+    ]
+    definition = {
+        **_described(callee, note),
+        **without_none(arguments=arguments or None, _meta=note.meta),
+    }
+
+    async def get(context: Context, arguments: dict[str, str]) -> Sequence[PromptMessage]:
+        try:
+            keywords = signature.bind(arguments)
+        except ValueError as error:
+            raise InvalidParams(f"Invalid params: {error}") from None
+        return returned.prompt_messages(await callee(context, keywords))
+
+    _check_names("complete", note.complete, [p.name for p in signature.parameters])
+    return Prompt(definition, get, _completers(note.complete, callee.limiter))
+
+
+def _resource(callee: Callee, note: ResourceNote) -> Resource:
+    signature, template = callee.signature, UriTemplate.parse(note.uri)
+    names = [p.name for p in signature.parameters]
+    if not signature.takes_any and set(names) != set(template.variables):
+        raise ValueError(f"parameters {names} must be the variables of {note.uri!r}: {list(template.variables)}")
+    _check_names("complete", note.complete, template.variables)
+    definition = {
+        "uriTemplate" if template.variables else "uri": note.uri,
+        **_described(callee, note),
+        **without_none(
+            mimeType=note.mime_type,
+            size=note.size,
+            annotations=note.annotations and note.annotations.to_wire(),
+            _meta=note.meta,
+        ),
+    }
+
+    async def read(context: Context, uri: str, values: Mapping[str, Any]) -> Sequence[ResourceContents]:
+        try:
+            keywords = signature.bind(values)
+        except ValueError:
+            raise ResourceNotFound(uri) from None
+        return returned.resource_contents(await callee(context, keywords), uri, note.mime_type)
+
+    return Resource(definition, read, _completers(note.complete, callee.limiter))
+
+
+def _described(callee: Callee, note: Described) -> dict[str, Any]:
+    return {
+        "name": note.name or callee.function.__name__,
+        **without_none(
+            title=note.title,
+            description=note.description or callee.signature.summary,
+            icons=[icon.to_wire() for icon in note.icons] or None,
+        ),
+    }
+
+
+def _completers(declared: Mapping[str, Completer], limiter: CapacityLimiter) -> dict[str, Complete]:
+    return {name: _completer(completer, limiter) for name, completer in declared.items()}
+
+
+def _completer(completer: Completer, limiter: CapacityLimiter) -> Complete:
+    if not callable(completer):
+        values = list(completer)
+
+        async def choose(typed: str) -> Completion:
+            return Completion([value for value in values if value.startswith(typed)])
+
+        return choose
+    function = completer
+
+    async def ask(typed: str) -> Completion:
+        if inspect.iscoroutinefunction(function):
+            return returned.completion(await function(typed))
+        return returned.completion(await in_thread(lambda: function(typed), limiter))
+
+    return ask
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(f"{what} names {unknown}, but there are only {list(known)}")
+
+
+def _import_file(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no Python file {path.name} in {path.parent}")
+    _prepend_path(path.parent)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickling look a module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _place(error: BaseException) -> str:
+    """Where a module that is being imported went wrong: ` (tools.py:12)`; nothing if it was not even found."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text has the place already
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = max(index for index, frame in enumerate(frames) if frame.filename == __file__)
+    theirs = [frame for frame in frames[ours + 1 :] if "importlib" not in frame.filename]
+    return f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+
+
+def _prepend_path(directory: Path) -> None:
+    """Let a tool module import its neighbours, as a script could."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))

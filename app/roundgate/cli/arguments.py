@@ -1,0 +1,35 @@
+"""Arguments that are more than text: `argparse` types."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Final
+
+from roundgate.storage.tasks import TaskRef
+
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def task_ref(text: str) -> TaskRef:
+    """A task, as `roundgate tasks list` prints it.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        return TaskRef.parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("give owner.id, as `roundgate tasks list` prints it") from None
+
+
+def age_ms(text: str) -> int:
+    """`90s`, `15m`, `2h` or `1d` in milliseconds.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of these.
+    """
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError("give an age such as 90s, 15m, 2h or 1d")
+    return int(found[1]) * UNITS_S[found[2]] * 1000

@@ -1,0 +1,35 @@
+"""`roundgate check`: everything that is wrong with a configuration, or everything that it serves."""
+
+from __future__ import annotations
+
+import argparse
+
+from roundgate import config
+from roundgate.backends import catalog
+from roundgate.core import make_backends
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what is served.
+
+    Raises:
+        ConfigError: every problem, in the file and in what it refers to.
+    """
+    file = config.load(arguments.config)
+    served = catalog.build(make_backends(file), file.config.limits.page_size)
+    _print("tools", [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()])
+    _print("prompts", [(name, prompt.definition.get("description")) for name, prompt in served.prompts.items()])
+    _print("resources", [(uri, resource.definition.get("name")) for uri, resource in served.resources.items()])
+    templates = [one.resource.definition for one in served.templates]
+    _print("resource templates", [(definition["uriTemplate"], definition.get("name")) for definition in templates])
+    print(f"{arguments.config}: no problems")
+    return 0
+
+
+def _print(kind: str, entries: list[tuple[str, str | None]]) -> None:
+    if not entries:
+        return
+    print(f"{kind} ({len(entries)})")
+    width = max(len(name) for name, _ in entries)
+    for name, description in entries:
+        print(f"  {name:<{width}}  {(description or '').splitlines()[0][:100] if description else ''}".rstrip())

@@ -1,0 +1,101 @@
+"""`roundgate serve`: uvicorn around `roundgate.main:create_app`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+import uvicorn
+
+from roundgate import config, logs, main, settings
+from roundgate.config import ConfigFile, HttpConfig
+from roundgate.errors import ConfigError
+from roundgate.http import server
+from roundgate.settings import Settings
+
+STARTUP_FAILURE: Final = 3
+"""The exit status of uvicorn for an app that does not start."""
+
+GRACEFUL_SHUTDOWN_S = 10
+ACCEPTS_AT_ONCE = 16
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until told to stop.
+
+    Raises:
+        ConfigError: before anything is bound.
+    """
+    _put_into_environment(arguments)
+    using = settings.from_environment(os.environ)
+    logs.configure(using.log_level)
+    file = config.load(using.config)
+    _check_exposure(file, using, arguments.host)
+    app = main.build_app(file, using)  # with several workers each makes its own; this one finds the problems, once
+    logging.getLogger("roundgate").info("serving http://%s:%d", arguments.host, arguments.port)
+    # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    options = _options(file.config.http, arguments)
+    if arguments.workers > 1:
+        uvicorn.run("roundgate.main:create_app", factory=True, workers=arguments.workers, **options)
+    else:
+        _serve(uvicorn.Config(app, **options))
+    return 0
+
+
+def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+    """How uvicorn is run."""
+    return {
+        "host": arguments.host,
+        "port": arguments.port,
+        "http": server.protocol(http),
+        "ws": "none",
+        "log_config": None,  # ours is configured
+        "log_level": "warning",
+        "access_log": False,  # one structured line a request instead
+        "server_header": False,
+        "timeout_graceful_shutdown": GRACEFUL_SHUTDOWN_S,
+    }
+
+
+def _serve(configured: uvicorn.Config) -> None:
+    """Bind, and serve until told to stop; exits with uvicorn's status where that fails.
+
+    uvloop accepts one connection of a socket each time round the loop, so who opens more a second than the loop goes
+    round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
+    """
+    bound = configured.bind_socket()
+    running = uvicorn.Server(configured)
+    with suppress(KeyboardInterrupt):
+        running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])
+    if not running.started:
+        sys.exit(STARTUP_FAILURE)
+
+
+def _put_into_environment(arguments: argparse.Namespace) -> None:
+    """What was said on the command line, for this process and the workers that it starts."""
+    if arguments.config is not None:
+        os.environ["GATEWAY_CONFIG"] = str(arguments.config)
+    if arguments.log_level is not None:
+        os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
+    if arguments.allow_anonymous:
+        os.environ["GATEWAY_ALLOW_ANONYMOUS"] = "true"
+
+
+def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
+    """Without authentication everybody who reaches the gateway is its one local subject: not on a public address.
+
+    Raises:
+        ConfigError: nobody said that this is meant.
+    """
+    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
+        return
+    remedy = "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front authenticates"
+    message = f"there is no authentication, but --host {host} can be reached from outside"
+    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

@@ -1,0 +1,80 @@
+"""`roundgate worker`: a process that works on tasks and serves nothing.
+
+With `--parent` it takes turns only at suspects that another process sends it, one at a time, over a socket they share
+(`app/roundgate/tasks/isolation.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from roundgate import config, core, logs, settings
+from roundgate.clock import Clock
+from roundgate.tasks.isolation import Lone
+from roundgate.tasks.pool import end_soon
+
+STOP_GRACE_S: Final = 25.0
+"""What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s), less some time to end."""
+
+log = logging.getLogger("roundgate")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Work until told to stop.
+
+    Raises:
+        ConfigError: before any task is taken.
+    """
+    if arguments.config is not None:
+        os.environ["GATEWAY_CONFIG"] = str(arguments.config)
+    if arguments.log_level is not None:
+        os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
+    using = settings.from_environment(os.environ)
+    logs.configure(using.log_level)
+    file = config.load(using.config)
+    parts = core.build_core(file, using, Clock())
+    if arguments.parent is None:
+        asyncio.run(_work(parts, file.config))
+    else:
+        asyncio.run(_work_alone(parts, file.config, socket.socket(fileno=arguments.parent)))
+    return 0
+
+
+async def _work(parts: core.Core, using: config.GatewayConfig) -> None:
+    stop = asyncio.Event()
+    _on_signals(stop.set)
+    pool = parts.pool(using, Clock(), stop_grace_s=STOP_GRACE_S, owns_process=True)
+    pool.start()
+    log.info("working on tasks, %d at once", using.tasks.concurrency)
+    try:
+        await stop.wait()
+    finally:
+        await pool.stop()
+        await parts.aclose()
+
+
+async def _work_alone(parts: core.Core, using: config.GatewayConfig, parent: socket.socket) -> None:
+    clock, stop = Clock(), asyncio.Event()
+    _on_signals(stop.set)
+    worker = parts.worker(using, clock)
+    watchdog = parts.watchdog(worker, using, clock)
+    if watchdog is not None:
+        watchdog.start()
+    grace_s = STOP_GRACE_S if using.tasks.stop_grace_s is None else using.tasks.stop_grace_s
+    try:
+        await Lone(worker, stop, grace_s).work(*await asyncio.open_unix_connection(sock=parent))
+    finally:
+        await parts.aclose()
+    end_soon()
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)

@@ -1,0 +1,348 @@
+"""One round of a call: open the state that came back, run the handler on it, seal what it leaves (SEP-2322).
+
+    round 1   tools/call {arguments}                                →  input_required {inputRequests, requestState}
+    round 2   tools/call {arguments, inputResponses, requestState}  →  … another round, or the result
+
+Nothing is kept here in between; round 2 may reach any process that has the keys.
+
+**Which task a call becomes** is decided before there is one, so that whoever sends a request again, because its answer
+was lost, is told of the same task:
+
+    a key of the client's (`_meta`)   its owner, the key, the tool and the arguments; the same in every later round
+    a state                           the state's id and the answers that came with it
+    neither                           a new id; should its write be in doubt, a state goes back that has it inside
+
+It is never the JSON-RPC id: clients count from 1 in every process, so two of one user's would meet in one task, and a
+client that repeats a call has to take another id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.errors import (
+    GatewayError,
+    InternalError,
+    InvalidParams,
+    MissingCapability,
+    ResourceNotFound,
+    StateTooLarge,
+    ToolError,
+    Unavailable,
+)
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.digest import digest
+from roundgate.protocol.params import InputParams
+from roundgate.replay import engine
+from roundgate.replay.call import Call
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Completed, Failed, Restarted, Suspended
+from roundgate.replay.journal import Journal
+from roundgate.replay.run import Run
+from roundgate.storage.base import OnceRecord, OnceStore
+from roundgate.tokens.request_state import Binding, Destiny, Opened, StateSealer
+
+T = TypeVar("T")
+
+IDEMPOTENCY_KEY: Final = "roundgate/idempotencyKey"
+"""The member of a request's `_meta` with a client's key for a call: 1 to 256 visible ASCII characters.
+
+The prefix is ours and of one label: no name that the protocol keeps for itself has only one (basic/index, "_meta").
+"""
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,256}")
+_DOUBT_PAUSE_S: Final = 0.5
+"""A client sends a round without questions again at once; a store that is away for a moment is given that moment."""
+_POLL_S: Final = 0.05
+_LATE_MS: Final = 5_000
+_UNKNOWN_OUTCOME: Final = (
+    "An earlier attempt at this step ended without a known outcome; "
+    "find out whether it took effect before calling again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is called: bound into the token, so that it opens for the same call alone."""
+
+    method: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def binding(self) -> Binding:
+        """What ties a token to this call; made when there is a token, because digests cost."""
+        return Binding.of(self.method, self.name, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A call on its way: which round this is, and what is known from the ones before."""
+
+    number: int
+    journal: Journal
+    target: Target
+    opened: Opened | None
+    origin: Mapping[str, str]
+    task_id: str
+    """The id of the task that the call becomes in this round, if it does: the same however often the round is sent."""
+    is_keyed: bool = False
+    """Whether the client gave the call a key."""
+
+    @property
+    def destiny(self) -> Destiny | None:
+        """What later rounds have to keep of which task this is."""
+        if self.opened is not None and self.opened.destiny is not None:
+            return self.opened.destiny
+        return Destiny(self.task_id) if self.is_keyed else None
+
+    @property
+    def once_id(self) -> str | None:
+        """What a round that must happen once is known by; a call without state and key is a new one each time."""
+        if self.opened is not None:
+            return self.opened.id
+        return self.task_id if self.is_keyed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A result, serialised, and what the log says of it: ok, tool_error, input_required or task."""
+
+    result: bytes
+    outcome: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class InputRequired:
+    """The round ended with questions, or only with state; `wire` is the `InputRequiredResult`."""
+
+    wire: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BecomesTask:
+    """The call goes on as a task, with what is known of it; `message` is what its handler last said."""
+
+    journal: Journal
+    message: str | None
+
+
+class Rounds:
+    """Opens, runs and seals."""
+
+    def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int, once: OnceStore) -> None:
+        self._sealer = sealer
+        self._clock = clock
+        self._max_rounds = max_rounds
+        self._once = once
+        self._working: set[asyncio.Future[bytes]] = set()
+
+    async def aclose(self) -> None:
+        """Let rounds whose clients have hung up come to their end, so that the retries find their outcomes."""
+        await asyncio.gather(*self._working, return_exceptions=True)
+
+    def begin(
+        self,
+        target: Target,
+        asked: InputParams,
+        principal: Principal,
+        origin: Mapping[str, str],
+        key: Any = None,
+    ) -> Round:
+        """The round that a request is, with its answers taken into the journal.
+
+        An answer counts for a question that the state says was asked, and for no other. Those of a request without
+        state are only looked at where the handler takes them unasked (`Call.takes_unasked`).
+
+        Raises:
+            StateRefused: its state is not one that we sealed for this caller and this call.
+            InvalidParams: the client's key is none.
+        """
+        responses = asked.input_responses or {}
+        keyed_id = None if key is None else _id_for_key(key, target, principal)
+        if asked.request_state is None:
+            journal = Journal()
+            journal.receive_unasked(responses)
+            return Round(1, journal, target, None, origin, keyed_id or self._clock.new_id(), keyed_id is not None)
+        return self._later(target, asked.request_state, responses, principal, keyed_id)
+
+    def _later(
+        self, target: Target, state: Any, responses: Mapping[str, Any], principal: Principal, keyed_id: str | None
+    ) -> Round:
+        opened = self._sealer.open(state, principal, target.binding())
+        try:
+            journal = Journal.from_json(opened.payload)
+        except (ValueError, TypeError, KeyError):
+            raise self._sealer.refused("sealed by an incompatible version", principal) from None
+        journal.receive(responses)
+        if opened.destiny is not None:
+            task_id = opened.destiny.task_id
+        else:
+            task_id = keyed_id or digest(["state", opened.id, responses])
+        return Round(opened.round + 1, journal, target, opened, opened.origin, task_id, keyed_id is not None)
+
+    async def run(
+        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
+    ) -> Completed[T] | InputRequired | Failed:
+        """Run a handler for one round."""
+        outcome = await self.run_or_defer(round_, call, handler)
+        assert not isinstance(outcome, BecomesTask), "it may not"
+        return outcome
+
+    async def run_or_defer(
+        self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
+    ) -> Completed[T] | InputRequired | BecomesTask | Failed:
+        """Run a handler for one round, after which the call may have to go on as a task."""
+        journal = round_.journal
+        while True:
+            run = Run(call, journal)
+            outcome = await engine.run(partial(handler, Context(run)), run)
+            if not isinstance(outcome, Restarted):
+                break
+            journal = journal.restarted(outcome.arguments)
+        if not isinstance(outcome, Suspended):
+            return outcome
+        # what the client can be asked at once is asked before there is a task (SEP-2663, "Task Creation")
+        if call.may_become_task and outcome.wants_task and not outcome.requests:
+            return BecomesTask(outcome.journal, run.message)
+        if round_.number >= self._max_rounds:
+            return Failed(ToolError(f"The call needed more than {self._max_rounds} rounds; ask for less at once"))
+        try:
+            return self._input_required(outcome, round_, call.principal)
+        except StateTooLarge as error:
+            largest = outcome.journal.largest()
+            return Failed(RuntimeError(f"what the handler remembered is too large: {error}; the largest is {largest}"))
+        except TypeError as error:  # ctx.state holds what JSON cannot
+            return Failed(error)
+
+    def _input_required(self, outcome: Suspended, round_: Round, principal: Principal) -> InputRequired:
+        state = self._seal(outcome.journal, round_, principal, round_.destiny)
+        questions = {"inputRequests": dict(outcome.requests)} if outcome.requests else {}
+        return InputRequired({"resultType": "input_required", **questions, "requestState": state})
+
+    async def in_doubt(self, round_: Round, call: Call, journal: Journal, ended: Any = None) -> InputRequired:
+        """The end of a round whose task may have been written or not: state alone, with the task's id inside.
+
+        The retry comes back with it, finds the row or writes it, and answers with the one task. `ended` is how the call
+        had ended, in JSON, if it had.
+
+        Raises:
+            Unavailable: there have been too many such rounds, or what is known of the call is too large to travel.
+        """
+        if round_.number >= self._max_rounds:
+            raise Unavailable("The task of this call could not be written; send the same request again")
+        await asyncio.sleep(min(_DOUBT_PAUSE_S, (call.deadline.remaining_ms() or 0) / 2000))
+        try:
+            state = self._seal(journal, round_, call.principal, Destiny(round_.task_id, ended))
+        except (StateTooLarge, TypeError):
+            raise Unavailable("The task of this call could not be written; send the same request again") from None
+        return InputRequired({"resultType": "input_required", "requestState": state})
+
+    def _seal(self, journal: Journal, round_: Round, principal: Principal, destiny: Destiny | None) -> str:
+        return self._sealer.seal(
+            journal.to_json(),
+            principal,
+            round_.target.binding(),
+            round_=round_.number,
+            origin=round_.origin,
+            destiny=destiny,
+        )
+
+    async def once(self, round_: Round, asked: InputParams, call: Call, serve: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Serve a round of a `once` tool: the same retry gets the same outcome, and it is served once.
+
+        The first round has no token, so, unless the client gave the call a key, nothing to be once about: a new call is
+        a new call.
+
+        Raises:
+            StateRefused: the token was used with other answers.
+            Unavailable: the same retry is being served elsewhere and takes longer than this one can wait; or a store
+                cannot be reached.
+            ToolError: it was being served where it will never be finished.
+        """
+        once_id = round_.once_id
+        if once_id is None:
+            return await serve()
+        answers = digest(asked.input_responses or {})
+        now_ms = self._clock.now_ms()
+        give_up_ms = now_ms + int(call.deadline.remaining_ms() or 0) + _LATE_MS
+        forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
+        record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
+        if record is not None:
+            return _unpacked(await self._outcome_of_twin(once_id, record, answers, call))
+        # the client may hang up now: the round is served to its end all the same, so that its retry finds an outcome
+        work = asyncio.ensure_future(self._serve_and_record(once_id, serve))
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
+        return _unpacked(await asyncio.shield(work))
+
+    async def _serve_and_record(self, token_id: str, serve: Callable[[], Awaitable[Reply]]) -> bytes:
+        try:
+            reply = await serve()
+            outcome = b"%b %b" % (reply.outcome.encode(), reply.result)
+        except Unavailable:  # what the handler did until then it may have done; its journal is gone
+            with suppress(Unavailable):
+                await self._once.finish(token_id, _packed(ToolError(_UNKNOWN_OUTCOME)))
+            raise
+        except GatewayError as error:
+            outcome = _packed(error)
+        await self._once.finish(token_id, outcome)
+        return outcome
+
+    async def _outcome_of_twin(self, token_id: str, record: OnceRecord, answers: str, call: Call) -> bytes:
+        if record.answers != answers:
+            raise self._sealer.refused("used before with other answers", call.principal)
+        while record.outcome is None:
+            if self._clock.now_ms() > record.give_up_ms:
+                raise ToolError(_UNKNOWN_OUTCOME)
+            if call.deadline.is_past:
+                raise Unavailable("The same request is still being served; send it again")
+            await asyncio.sleep(_POLL_S)
+            record = await self._once.read(token_id) or record
+        return record.outcome
+
+
+def _id_for_key(key: Any, target: Target, principal: Principal) -> str:
+    """The id that follows from a client's key; it is one for this tool and these arguments alone."""
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise InvalidParams(f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters')
+    owner = [principal.issuer, principal.subject, principal.client_id]
+    return digest(["key", owner, key, target.method, target.name, digest(target.arguments)])
+
+
+def _packed(error: GatewayError) -> bytes:
+    """An error as an outcome: what it takes to raise it again for a twin."""
+    match error:
+        case MissingCapability():
+            facts: list[Any] = ["MissingCapability", str(error), dict(error.missing)]
+        case ResourceNotFound():
+            facts = ["ResourceNotFound", error.uri]
+        case InternalError():
+            facts = ["InternalError", error.reference]
+        case ToolError():
+            facts = ["ToolError", str(error)]
+        case _:
+            facts = ["InvalidParams", str(error)]
+    return b"error " + jsonrpc.encode(facts)
+
+
+def _unpacked(outcome: bytes) -> Reply:
+    """The reply that an outcome is.
+
+    Raises:
+        GatewayError: it is an error.
+    """
+    word, _, body = outcome.partition(b" ")
+    if word != b"error":
+        return Reply(body, word.decode())
+    name, *facts = jsonrpc.decode(body)
+    kinds = {
+        kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
+    }
+    raise kinds[name](*facts)

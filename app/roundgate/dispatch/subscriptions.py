@@ -1,0 +1,176 @@
+"""subscriptions/listen: who wants to hear of which changes, and the messages each gets (basic/patterns/subscriptions).
+
+The hub reaches the streams of this process. A stream holds at most one pending message per (method, uri or task), so a
+slow reader costs no more than what it subscribed to, and nothing that it must know is dropped: "the list changed" said
+twice means what it means said once, and the later state of a task replaces the earlier one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from roundgate.auth.principal import Principal
+from roundgate.errors import Unavailable
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.jsonrpc import RequestId
+from roundgate.protocol.params import SubscriptionFilter
+from roundgate.protocol.tasks import NOTIFICATION
+from roundgate.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
+
+SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+
+Topic: TypeAlias = tuple[str, str | None]
+"""A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""
+
+_Caller: TypeAlias = tuple[str, str, str]
+"""Issuer, subject, client."""
+
+
+def _caller(principal: Principal) -> _Caller:
+    return (principal.issuer, principal.subject, principal.client_id)
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One open stream: what it wants, what it has not been told yet."""
+
+    id: RequestId
+    topics: frozenset[Topic]
+    acknowledged: dict[str, Any]
+    caller: Principal
+    ends: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done when it has ended."""
+    _pending: dict[Topic, bytes | None] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _closing: bool = False
+
+    def offer(self, topic: Topic, params: bytes | None = None) -> None:
+        """Note a change, if it is wanted; `params` is a JSON object with what there is to say of it."""
+        if topic in self.topics:
+            self._pending[topic] = params
+            self._wake.set()
+
+    def close(self) -> None:
+        """End the stream gracefully once what is pending is told."""
+        self._closing = True
+        self._wake.set()
+
+    async def messages(self, keep_alive_s: float) -> AsyncIterator[bytes | None]:
+        """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
+        yield self._tell("notifications/subscriptions/acknowledged", notifications=self.acknowledged)
+        while True:
+            while self._pending:
+                topic = next(iter(self._pending))
+                yield self._message(topic, self._pending.pop(topic))
+            if self._closing:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(keep_alive_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                yield None
+
+    def _message(self, topic: Topic, params: bytes | None) -> bytes:
+        method, uri = topic
+        if params is not None:
+            return jsonrpc.notification_of(method, {"_meta": {SUBSCRIPTION_ID: self.id}}, params)
+        return self._tell(method) if uri is None else self._tell(method, uri=uri)
+
+    def _tell(self, method: str, **params: Any) -> bytes:
+        return jsonrpc.notification(method, {"_meta": {SUBSCRIPTION_ID: self.id}, **params})
+
+
+class Hub:
+    """The open streams of this process."""
+
+    def __init__(self, max_streams: int, max_per_caller: int) -> None:
+        self._open: set[Subscription] = set()
+        self._of_caller: Counter[_Caller] = Counter()
+        self._max_streams = max_streams
+        self._max_per_caller = max_per_caller
+        self._closing = False
+
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def subscribe(
+        self,
+        request_id: RequestId,
+        principal: Principal,
+        wanted: SubscriptionFilter,
+        features: frozenset[str],
+        task_ids: Sequence[str] = (),
+    ) -> Subscription:
+        """Open a stream for what is both wanted and served; `task_ids` are those of the caller's own tasks.
+
+        Raises:
+            Unavailable: there are too many, or the server is shutting down.
+        """
+        if reason := self._why_not(_caller(principal)):
+            raise Unavailable(f"subscriptions/listen is not possible now: {reason}")
+        topics, acknowledged = _topics(wanted, features)
+        if task_ids:
+            topics |= {(NOTIFICATION, task_id) for task_id in task_ids}
+            acknowledged["taskIds"] = list(task_ids)
+        subscription = Subscription(request_id, topics, acknowledged, principal)
+        self._open.add(subscription)
+        self._of_caller[_caller(principal)] += 1
+        return subscription
+
+    def _why_not(self, caller: _Caller) -> str | None:
+        if self._closing:
+            return "the server is shutting down"
+        if len(self._open) >= self._max_streams:
+            return "too many open streams (http.max_streams)"
+        if self._of_caller[caller] >= self._max_per_caller:
+            return "you have too many open streams (http.max_streams_per_caller)"
+        return None
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Forget a stream that has ended."""
+        if subscription in self._open:
+            self._open.discard(subscription)
+            self._forget(_caller(subscription.caller))
+        while subscription.ends:
+            subscription.ends.pop()()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._of_caller[caller] -= 1
+        if self._of_caller[caller] <= 0:
+            del self._of_caller[caller]
+
+    def publish(self, method: str, uri: str | None = None) -> None:
+        """Tell every stream that wants to know."""
+        for subscription in self._open:
+            subscription.offer((method, uri))
+
+    def close(self) -> None:
+        """End every stream with its closing result, and open no more."""
+        self._closing = True
+        for subscription in self._open:
+            subscription.close()
+
+
+def _topics(wanted: SubscriptionFilter, features: frozenset[str]) -> tuple[frozenset[Topic], dict[str, Any]]:
+    """What is watched, and the filter as it is acknowledged: only what is served, only what was asked for."""
+    topics: set[Topic] = set()
+    acknowledged: dict[str, Any] = {}
+    for feature, asked, name, method in (
+        ("tools", wanted.tools_list_changed, "toolsListChanged", TOOLS_CHANGED),
+        ("prompts", wanted.prompts_list_changed, "promptsListChanged", PROMPTS_CHANGED),
+        ("resources", wanted.resources_list_changed, "resourcesListChanged", RESOURCES_CHANGED),
+    ):
+        if asked and feature in features:
+            topics.add((method, None))
+            acknowledged[name] = True
+    if wanted.resource_subscriptions and "resources" in features:
+        topics.update((RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions)
+        acknowledged["resourceSubscriptions"] = wanted.resource_subscriptions
+    return frozenset(topics), acknowledged

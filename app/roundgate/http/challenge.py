@@ -1,0 +1,64 @@
+"""What an unknown or unauthorised caller is told: RFC 6750 challenges, and the metadata of RFC 9728.
+
+WWW-Authenticate: Bearer error="invalid_token", error_description="…", scope="…",
+    resource_metadata="https://mcp.example.com/.well-known/oauth-protected-resource/mcp"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.config import AuthorizerConfig, JwtAuthConfig
+from roundgate.errors import AuthError
+
+WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectedResource:
+    """This gateway as OAuth sees it: a resource at an explicit public URL, never one guessed from a request."""
+
+    origin: str
+    path: str
+    config: JwtAuthConfig | AuthorizerConfig
+    tool_scopes: Iterable[str] = ()
+
+    @property
+    def resource(self) -> str:
+        """The resource identifier: the URL of the MCP endpoint."""
+        return self.origin + self.path
+
+    @property
+    def metadata_paths(self) -> tuple[str, str]:
+        """Where the document is: path-inserted, and at the root (RFC 9728 section 3.1)."""
+        return WELL_KNOWN + self.path, WELL_KNOWN
+
+    def metadata(self) -> dict[str, Any]:
+        """The document (RFC 9728 section 2)."""
+        offered = self.config.scopes_supported
+        scopes = sorted({*self.config.scopes, *self.tool_scopes}) if offered is None else offered
+        return {
+            "resource": self.resource,
+            "authorization_servers": [self.config.issuer],
+            "bearer_methods_supported": ["header"],
+            **({"scopes_supported": scopes} if scopes else {}),
+        }
+
+    def challenge(self, error: AuthError) -> bytes:
+        """The value of WWW-Authenticate for an error."""
+        scopes = dict.fromkeys((*self.config.scopes, *error.scopes))  # all at once: a token with these will do
+        members = {
+            "error": error.error,
+            "error_description": str(error) if error.error else None,
+            "scope": " ".join(scopes) or None,
+            "resource_metadata": self.origin + self.metadata_paths[0],
+        }
+        pairs = ", ".join(f'{name}="{_quotable(value)}"' for name, value in members.items() if value is not None)
+        return f"Bearer {pairs}".encode()
+
+
+def _quotable(value: str) -> str:
+    """RFC 6750 allows neither quotes nor backslashes nor anything but visible ASCII in these values."""
+    return "".join(char for char in value if " " <= char <= "~" and char not in '"\\')

@@ -1,0 +1,61 @@
+"""A client that hangs up cancels its call (streamable-http, "Cancellation").
+
+Most calls are over before anyone could hang up, so nothing is watched for the first moments: an alarm that never rings
+costs a microsecond, a task that reads `receive` costs thirty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final
+
+from starlette.types import Receive
+
+from roundgate.replay import alarms
+
+GRACE_S: Final = 0.02
+
+
+class DisconnectWatch:
+    """`with DisconnectWatch(receive) as watch:` cancels the current task when the client hangs up.
+
+    The cancellation ends the block as if the work were done; `watch.disconnected` tells.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._watched = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._alarms = alarms.of_this_loop()
+        self.disconnected = False
+
+    def __enter__(self) -> DisconnectWatch:
+        self._alarms.set(self, GRACE_S, self._start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._alarms.drop(self)
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if not self.disconnected or self._watched is None:
+            return False
+        # take back our own cancellation only: one that came from elsewhere as well still counts
+        return self._watched.uncancel() == 0 and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+    def hang_up(self) -> None:
+        """End the block as if the client had hung up: it does not read what it is sent."""
+        self.disconnected = True
+        if self._watched is not None:
+            self._watched.cancel()
+
+    def _start(self) -> None:
+        self._watcher = self._loop.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.hang_up()

@@ -1,0 +1,126 @@
+"""The answer to one POST on its way out: nothing sent yet → streaming events → done, or straight from nothing to done.
+
+A call that tells its client nothing is answered with one JSON object. The first notification turns the answer into an
+SSE stream, on which the response follows as the last event (streamable-http, "Receiving Messages").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Send
+
+from roundgate.errors import AuthError, GatewayError, TransportError
+from roundgate.protocol import jsonrpc, sse, wire_errors
+from roundgate.protocol.jsonrpc import RequestId
+from roundgate.replay.alarms import Limit
+
+JSON: Final = b"application/json"
+GRACE_S: Final = 5.0
+"""What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
+_STREAM_HEADERS: Final = ((b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no"))
+
+
+class State(StrEnum):
+    """How far the answer is."""
+
+    NOTHING_SENT = "nothing sent"
+    STREAMING = "streaming"
+    DONE = "done"
+
+
+class Responder:
+    """Writes one answer to ASGI's `send`. An event that a client does not take within `send_s` seconds ends its call.
+
+    Our own server cuts such a connection off by itself (`roundgate.http.server`); under any other, the call ends here.
+    """
+
+    def __init__(self, send: Send, send_s: float | None = None) -> None:
+        self._send = send
+        self._send_s = send_s
+        self.give_up: Callable[[], None] | None = None
+        """Ends the call of a client that does not read."""
+        self._lock: asyncio.Lock | None = None
+        self.state = State.NOTHING_SENT
+        self.status = 0
+        self.bytes_sent = 0
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification, opening the stream with the first. Too late a one is dropped."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            if self.state is State.DONE:
+                return
+            try:
+                await self.event(jsonrpc.notification(method, params))
+            except ClientDisconnect:
+                if self.give_up is not None:
+                    self.give_up()
+
+    async def event(self, message: bytes | None) -> None:
+        """Send one message as an event; `None` is a keep-alive comment.
+
+        Raises:
+            ClientDisconnect: the client does not read, which is as if it were gone.
+        """
+        try:
+            with Limit(self._send_s):
+                if self.state is State.NOTHING_SENT:
+                    await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
+                    self.state = State.STREAMING  # only now: a call can be ended while it waits for a slow client
+                await self._body(sse.KEEP_ALIVE if message is None else sse.event(message), more=True)
+        except TimeoutError:
+            self.state = State.DONE
+            raise ClientDisconnect from None
+
+    async def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> None:
+        """Send the response and finish; `as_event` for a client that takes nothing but streams."""
+        await self._finish(200, jsonrpc.result_response(request_id, result), as_event=as_event)
+
+    async def error(self, error: GatewayError, request_id: RequestId | None) -> None:
+        """Send a JSON-RPC error and finish. Once a stream is open its HTTP status is settled."""
+        status, body = wire_errors.render(error, request_id)
+        await self._finish(status, body, error.headers if isinstance(error, TransportError) else ())
+
+    async def refused(self, error: AuthError, challenge: bytes) -> None:
+        """Send 401 or 403 in OAuth's words (RFC 6750 section 3) and finish."""
+        body = jsonrpc.encode({"error": error.error or "unauthorized", "error_description": str(error)})
+        await self._finish(error.status, body, [(b"www-authenticate", challenge)])
+
+    async def accepted(self) -> None:
+        """202 without a body: a notification was taken."""
+        await self._finish(202, b"")
+
+    async def _finish(
+        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), as_event: bool = False
+    ) -> None:
+        if self._lock is None:
+            await self._end(status, body, headers, as_event)
+        else:
+            async with self._lock:  # a notification that is on its way goes first
+                await self._end(status, body, headers, as_event)
+
+    async def _end(self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool) -> None:
+        streaming, self.state = self.state is State.STREAMING, State.DONE
+        if as_event and not streaming:
+            streaming = True
+            await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
+        if streaming:
+            await self._body(sse.event(body), more=False)
+        else:
+            await self._start(status, JSON if body else b"", (*headers, (b"content-length", b"%d" % len(body))))
+            await self._body(body, more=False)
+
+    async def _start(self, status: int, content_type: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        typed = ((b"content-type", content_type), *headers) if content_type else headers
+        await self._send({"type": "http.response.start", "status": status, "headers": list(typed)})
+
+    async def _body(self, body: bytes, more: bool) -> None:
+        self.bytes_sent += len(body)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})

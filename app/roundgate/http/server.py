@@ -1,0 +1,315 @@
+"""The HTTP server's side of a connection: uvicorn's protocol with bounds that uvicorn does not have.
+
+    accepted ──▶ head ──▶ body ──▶ answer ──▶ idle ──▶ head …
+       │          │         │        │         └ keep-alive (uvicorn)
+       │          │         │        └ a reader that takes too little: the connection is cut
+       │          │         └ http.body_timeout_s, 408
+       │          └ http.head_timeout_s, 408; http.max_header_bytes and http.max_headers, 431
+       └ http.max_connections: whoever has sent no request for the longest makes room, or 503
+
+Nothing here is looked at by the clock for each connection alone: one timer a second goes through all of them. Knows
+nothing of MCP but how an error is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import AbstractEventLoop, BaseTransport, Transport
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from math import inf
+from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
+
+from httptools import HttpParserError, HttpParserUpgrade
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from roundgate.config import HttpConfig
+from roundgate.errors import TransportError, Unavailable
+from roundgate.protocol import wire_errors
+
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
+
+log = logging.getLogger("roundgate.request")
+
+LOOK_EVERY_S: Final = 1.0
+LINGER_S: Final = 2.0
+"""For how long what a refused client goes on sending is thrown away: to close at once would reset the connection, and
+the client would not see why (RFC 9112 section 9.6)."""
+MAX_PIPELINED: Final = 16
+"""Requests on one connection that wait for the answer to an earlier one."""
+LEAST_READ: Final = 65_536
+"""Bytes that a client has to take within `http.send_timeout_s` while more wait for it."""
+_SPARE_DESCRIPTORS: Final = 64
+"""Left for stores, back ends, logs and what Python opens by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one process lets its connections have."""
+
+    header_bytes: int
+    headers: int
+    head_s: float
+    body_s: float
+    send_s: float
+    connections: int
+
+    @classmethod
+    def of(cls, http: HttpConfig) -> Bounds:
+        """As configured; connections as many as there can be descriptors for."""
+        return cls(
+            header_bytes=http.max_header_bytes,
+            headers=http.max_headers,
+            head_s=http.head_timeout_s,
+            body_s=http.body_timeout_s,
+            send_s=http.send_timeout_s,
+            connections=min(http.max_connections, descriptors_for_connections()),
+        )
+
+
+def descriptors_for_connections() -> int:
+    """How many descriptors of this process connections may take: three in four of what is left beside the spare."""
+    soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1_000_000 if soft < 0 else max(8, (soft - _SPARE_DESCRIPTORS) * 3 // 4)
+
+
+class _Part(Enum):
+    """What of a request is being received."""
+
+    NONE = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(
+        self,
+        config: Any,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: AbstractEventLoop | None = None,
+        *,
+        bounds: Bounds,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._bounds = bounds
+        self._part = _Part.NONE
+        self._has_begun = False
+        """Whether a request began in the bytes that are being read: how many of them belong to it, nobody knows."""
+        self._has_body = False
+        """Whether there is a piece of a body in these bytes."""
+        self._loose_bytes = 0
+        """Received for a head that is not complete, or behind a body for trailers and the like."""
+        self._due = inf
+        self._has_asked = False
+        self._refusal: TransportError | None = None
+        self._is_over = False
+        """Whether it has been refused, and is only read for the client to come to its end."""
+        self._unread: tuple[int, float] | None = None
+        self._running: RequestResponseCycle | None = None
+
+    # the transport calls these
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(cast("Transport", transport))
+        self._due = self.loop.time() + self._bounds.head_s
+        _watch_of(self.server_state, self.loop).start()
+        if len(self.connections) > self._bounds.connections and not self._make_room():
+            self._refuse(Unavailable("There are too many connections; try again soon"))
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        self._has_begun = self._has_body = False
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserError:
+            self._refuse(self._refusal or TransportError(400, "The request is not HTTP/1.1"))
+            return
+        except HttpParserUpgrade:  # to what we do not speak; the request is answered as any other
+            pass
+        if self._part is _Part.NONE:
+            if self._due == inf:  # a line end between two requests stops uvicorn's timer, but is no request
+                self._due = self.loop.time() + self._bounds.head_s
+        elif self._has_begun or self._has_body:
+            self._loose_bytes = 0
+        else:
+            self._loose_bytes += len(data)
+            if self._loose_bytes > self._bounds.header_bytes:
+                self._refuse(self._too_much())
+
+    # the parser calls these
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._part, self._has_begun = _Part.HEAD, True
+        self._due = self.loop.time() + self._bounds.head_s
+
+    def on_headers_complete(self) -> None:
+        bounds, headers = self._bounds, self.headers
+        size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
+        if size > bounds.header_bytes or len(headers) > bounds.headers:
+            self._refusal = self._too_much()
+            raise HttpParserError
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = TransportError(503, "Too many requests were sent without waiting for an answer")
+            raise HttpParserError
+        self._part, self._has_asked = _Part.BODY, True
+        self._due = self.loop.time() + bounds.body_s
+        super().on_headers_complete()
+        if not self.pipeline:  # else `cycle` waits for the answer to an earlier request
+            self._running = self.cycle
+        self.headers = []  # what follows a chunked body is not part of the head, whatever it is called
+
+    def on_body(self, body: bytes) -> None:
+        self._has_body = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._part, self._due = _Part.NONE, inf
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
+
+    # once a second
+
+    def look(self, now: float) -> None:
+        """End what has taken too long."""
+        if self.transport.is_closing() or self.flow.write_paused:
+            self._cut_off_if_unread(now)
+            return
+        self._unread = None
+        if now < self._due:
+            return
+        if self._is_over:
+            self.transport.abort()
+        elif self._part is _Part.NONE and self._is_answering():
+            self._due = now + self._bounds.head_s
+        elif self._part is _Part.NONE and self._has_asked:
+            self.transport.close()
+        else:
+            what = "body" if self._part is _Part.BODY else "head"
+            self._refuse(TransportError(408, f"The request's {what} took too long to arrive"))
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether a whole head has ever come on it, and it has not been refused since."""
+        return self._has_asked and not self._is_over
+
+    @property
+    def due(self) -> float:
+        """When what is being received has to be complete, on the loop's clock."""
+        return self._due
+
+    def _cut_off_if_unread(self, now: float) -> None:
+        """A client that takes less than it must while bytes wait for it would hold them, and its call, for ever."""
+        waiting = self.transport.get_write_buffer_size()
+        before, since = self._unread or (waiting + LEAST_READ, now)
+        if waiting <= before - LEAST_READ:
+            self._unread = (waiting, now)
+        elif now - since >= self._bounds.send_s:
+            self.transport.abort()
+
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest, of those that have been refused or have sent no request."""
+        waiting = [
+            one
+            for one in cast("set[BoundedProtocol]", self.connections)
+            if one is not self and not one.is_of_use and not one.transport.is_closing()
+        ]
+        if not waiting:
+            return False
+        min(waiting, key=lambda one: one.due).transport.abort()
+        return True
+
+    def _too_much(self) -> TransportError:
+        bounds = self._bounds
+        return TransportError(
+            431,
+            f"The request's head is larger than {bounds.header_bytes} bytes or {bounds.headers} fields"
+            " (http.max_header_bytes, http.max_headers)",
+        )
+
+    def _refuse(self, error: TransportError) -> None:
+        """Answer in place of the app, and read no more requests."""
+        if self._is_over or self.transport.is_closing():
+            return
+        self._is_over, self._due = True, self.loop.time() + LINGER_S
+        status, body = wire_errors.render(error, None)
+        log.info("request", extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}})
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()  # the app hears of it, and sends nothing more
+            if running.response_started:
+                self.transport.abort()
+                return
+        if running is None or self._part is not _Part.BODY or not running.response_complete:
+            self.transport.write(_head(status, body, [*self.server_state.default_headers, *error.headers]) + body)
+        self.flow.resume_reading()
+        self.transport.write_eof()
+
+
+class _Watch:
+    """The timer that looks at all connections of one server, while there are any."""
+
+    def __init__(self, state: ServerState, loop: AbstractEventLoop) -> None:
+        self._state = state
+        self._loop = loop
+        self._is_on = False
+
+    def start(self) -> None:
+        """From now on, unless it runs already."""
+        if not self._is_on:
+            self._is_on = True
+            self._loop.call_later(LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        for connection in list(cast("set[BoundedProtocol]", self._state.connections)):
+            connection.look(now)
+        self._is_on = False
+        if self._state.connections:
+            self.start()
+
+
+_watches: Final[WeakKeyDictionary[ServerState, _Watch]] = WeakKeyDictionary()
+
+
+def _watch_of(state: ServerState, loop: AbstractEventLoop) -> _Watch:
+    found = _watches.get(state)
+    if found is None:
+        found = _watches[state] = _Watch(state, loop)
+    return found
+
+
+def protocol(http: HttpConfig) -> partial[BoundedProtocol]:
+    """What uvicorn makes a connection's protocol with (`uvicorn.Config(http=…)`)."""
+    return partial(BoundedProtocol, bounds=Bounds.of(http))
+
+
+def _head(status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    fields = [
+        *headers,
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    return b"".join([STATUS_LINE[status], *(b"%b: %b\r\n" % field for field in fields), b"\r\n"])

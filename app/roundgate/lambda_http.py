@@ -1,0 +1,205 @@
+"""The gateway as an AWS Lambda function: events of API Gateway and of Function URLs → the ASGI app.
+
+    HTTP API (payload 2.0), REST API (1.0), Function URL (2.0)  ──▶  Mangum  ──▶  the app of `roundgate.main`
+
+The app is built when the module is imported, in the init phase. Lifespan is off: Mangum would start and stop the app
+with every event. Nothing streams here: a body that is an event stream is sent when it is complete, and work that goes
+on after the answer would be frozen with the process, so tasks belong to the worker function
+(`roundgate.lambda_worker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from mangum import Mangum
+from mangum.types import LambdaContext
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from roundgate import config, logs, main, settings
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile
+from roundgate.errors import ConfigError
+from roundgate.http.guard import HEALTH
+from roundgate.http.hosting import Hosting
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.jsonrpc import Request
+from roundgate.settings import Settings
+from roundgate.storage import aws
+
+Event: TypeAlias = dict[str, Any]
+Response: TypeAlias = dict[str, Any]
+
+MARGIN_MS: Final = 1_000
+"""What is left of the function's time when a call has to end: to seal, to answer, to write the log."""
+AWS_MARGIN_MS: Final = 400
+"""What is left of it when calls of AWS are given up: what a call has to write at its end it has to
+write by then."""
+MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024
+"""What AWS Lambda returns: the whole response as JSON, in which each quotation mark of the body
+counts twice."""
+FETCHABLE_BYTES: Final = 4_600_000
+"""A result of so many bytes can always be returned: base64 makes four of three."""
+ENVELOPE_BYTES: Final = 20_000
+"""More than the rest of a response: headers, of which API Gateway takes 10,240 bytes, and what is
+around them."""
+
+
+def make_handler(environ: Mapping[str, str]) -> Function:
+    """The handler that an environment describes.
+
+    Raises:
+        ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
+    """
+    using = settings.from_environment(environ)
+    logs.configure(using.log_level, alone=using.on_lambda)
+    file = config.load(using.config)
+    _check_exposure(file, using)
+    _check_results(file)
+    return Function(_Hosted(main.build_app(file, using), file.config.http.path, Clock()))
+
+
+def _check_exposure(file: ConfigFile, using: Settings) -> None:
+    """Raises ConfigError: everybody could call, and nobody said that this is meant."""
+    if file.config.auth == "none" and not using.allow_anonymous:
+        message = "there is no authentication, so everybody who knows the URL could call"
+        remedy = "configure auth, or deploy with AllowAnonymous=true (GATEWAY_ALLOW_ANONYMOUS=true) if that is meant"
+        raise ConfigError([file.origin.at("auth").problem(message, remedy)])
+
+
+def _check_results(file: ConfigFile) -> None:
+    """Raises ConfigError: a task could end with a result that nobody can fetch from a function."""
+    limit = file.config.tasks.max_result_bytes
+    if limit > FETCHABLE_BYTES:
+        message = f"is {limit}, and AWS Lambda returns 6 MB of JSON or base64"
+        remedy = f"set it to {FETCHABLE_BYTES} at most"
+        raise ConfigError([file.origin.at("tasks", "max_result_bytes").problem(message, remedy)])
+
+
+class Function:
+    """What the runtime calls with each event. The event loop is made with the first: it is nothing for a snapshot."""
+
+    def __init__(self, app: _Hosted) -> None:
+        self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._adapter: Mangum | None = None
+
+    def __call__(self, event: Event, context: LambdaContext) -> Response:
+        """The response to an event of API Gateway or of a Function URL.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        _check(event)
+        if self._loop is None or self._adapter is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)  # before Mangum looks for one
+            self._adapter = Mangum(self._app, lifespan="off")
+        asyncio.set_event_loop(self._loop)
+        response: Response = self._adapter(event, context)
+        return _fitting(event, response)
+
+    def close(self) -> None:
+        """Let go of the loop; a function on AWS Lambda is never told that it ends."""
+        if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+            asyncio.set_event_loop(None)
+
+
+class _Hosted:
+    """Puts what the event knows into the scope, and takes stage and base path off the request's path."""
+
+    def __init__(self, app: ASGIApp, endpoint: str, clock: Clock) -> None:
+        self._app = app
+        self._endpoint = endpoint
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        event, context = scope["aws.event"], scope["aws.context"]
+        remaining_ms = context.get_remaining_time_in_millis()
+        Hosting(max(1.0, remaining_ms - MARGIN_MS), _claims(event)).put(scope)
+        scope["path"] = _own_path(scope["path"], self._endpoint)
+        with aws.bounded(self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))):
+            await self._app(scope, receive, send)
+
+
+def _own_path(path: str, endpoint: str) -> str:
+    """The path as the app knows it: API Gateway puts a stage or a base path mapping in front."""
+    at = path.find("/.well-known/")
+    if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
+        return path[at:]
+    for own in (endpoint, endpoint + "/", HEALTH):
+        if path.endswith(own):
+            return own
+    return path
+
+
+def _claims(event: Event) -> Mapping[str, Any] | None:
+    """What the API's authorizer says of the caller, in each of the forms that it has."""
+    authorizer = event.get("requestContext", {}).get("authorizer")
+    if not isinstance(authorizer, dict):
+        return None
+    jwt = authorizer.get("jwt")
+    in_jwt = jwt.get("claims") if isinstance(jwt, dict) else None
+    for claims in (in_jwt, authorizer.get("claims"), authorizer.get("lambda")):
+        if isinstance(claims, dict):
+            return claims
+    return authorizer
+
+
+def _check(event: Any) -> None:
+    """Raises ValueError: not an event that this function serves."""
+    if not isinstance(event, dict) or not isinstance(event.get("requestContext"), dict):
+        kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
+        raise ValueError(
+            f"This function serves events of API Gateway and of Function URLs, not {kind};"
+            " queues and schedules belong to the worker function"
+        )
+
+
+def _fitting(event: Event, response: Response) -> Response:
+    """The response as AWS Lambda can return it: as it is, in base64, or an error in its place."""
+    body = response.get("body") or ""
+    if len(body) * 2 + ENVELOPE_BYTES <= MAX_ANSWER_BYTES // 6:  # whatever is in it
+        return response
+    if (size := _size(response)) <= MAX_ANSWER_BYTES:
+        return response
+    if event.get("version") == "2.0" and not response.get("isBase64Encoded"):  # a REST API would have to be told
+        encoded = {**response, "body": base64.b64encode(body.encode()).decode(), "isBase64Encoded": True}
+        if _size(encoded) <= MAX_ANSWER_BYTES:
+            return encoded
+    return _too_large(event, size)
+
+
+def _size(response: Response) -> int:
+    """Bytes of a response as the runtime writes it: JSON, in which two line separators are escaped
+    as well."""
+    body = response.get("body") or ""
+    return len(jsonrpc.encode(response)) + 3 * (body.count("\u2028") + body.count("\u2029"))
+
+
+def _too_large(event: Event, size: int) -> Response:
+    """The answer in place of one that AWS would not return: it would say 502 and nothing else."""
+    body = event.get("body") or ""
+    asked = jsonrpc.parse(base64.b64decode(body) if event.get("isBase64Encoded") else body.encode())
+    request_id = asked.id if isinstance(asked, Request) else None
+    message = (
+        f"The response has {size} bytes as JSON in JSON; AWS Lambda returns {MAX_ANSWER_BYTES} at most,"
+        " so ask for less at once"
+    )
+    answer = jsonrpc.error_response(request_id, -32603, message)
+    headers = {"content-type": "application/json"}
+    return {"statusCode": 200, "headers": headers, "body": answer.decode(), "isBase64Encoded": False}
+
+
+def __getattr__(name: str) -> Function:
+    """`handler` is made when the runtime looks for it, in the init phase: importing the module makes nothing."""
+    if name != "handler":
+        raise AttributeError(name)
+    made = globals()["handler"] = make_handler(os.environ)
+    return made

@@ -1,0 +1,169 @@
+"""The worker as an AWS Lambda function: batches of the task queue, and the schedule of the sweep.
+
+    SQS event source mapping   {"Records": [{"messageId": …, "body": "owner.id", "eventSource": "aws:sqs"}, …]}
+    EventBridge                {"source": "aws.events", …}, or {"task": "sweep"} from a schedule's input
+
+A message that cannot be worked on is reported by its id and comes again, or ends in the dead-letter queue; the others
+of its batch are done. Never imports FastAPI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+from roundgate import config, core, logs, metrics, settings
+from roundgate.clock import Clock, Deadline
+from roundgate.storage import aws
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.ending import Turn
+from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.worker import Worker
+
+Event: TypeAlias = dict[str, Any]
+
+MARGIN_MS: Final = 3_000
+"""What is left of the function's time when a turn has to be over: to write what it leaves, and the log."""
+AWS_MARGIN_MS: Final = 500
+"""What is left of it when calls of AWS are given up."""
+SWEEP_MS: Final = 50_000
+"""For how long a sweep goes on at most: the next one begins a minute after it did, and goes on
+where it was."""
+
+ALONE_MS: Final = 10_000
+"""What has to be left when a suspect is begun after the others of its batch; else its message comes again."""
+
+LAST_MS: Final = 1_000
+"""What is left of a sweep's time when it begins no further part: it ends by itself then."""
+
+NAMESPACE: Final = "roundgate"
+
+log = logging.getLogger("roundgate.tasks")
+measured = logging.getLogger("roundgate.metrics")
+measured.setLevel("INFO")  # whatever is logged otherwise: CloudWatch makes its metrics of these lines
+
+
+class LambdaContext(Protocol):
+    """What we use of the context object of AWS Lambda."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        """Milliseconds until the function is stopped."""
+
+
+def make_handler(environ: Mapping[str, str]) -> Function:
+    """The handler that an environment describes.
+
+    Raises:
+        ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
+    """
+    using = settings.from_environment(environ)
+    logs.configure(using.log_level, alone=using.on_lambda)
+    file, clock = config.load(using.config), Clock()
+    parts = core.build_core(file, using, clock)
+    parts.stores.prepare()  # every event needs them
+    sweep = Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
+    return Function(parts.worker(file.config, clock), sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))
+
+
+class Function:
+    """What the runtime calls with each event. The event loop is made with the first: it is nothing for a snapshot."""
+
+    def __init__(self, worker: Worker, sweep: Sweep, clock: Clock, name: str) -> None:
+        self._worker = worker
+        self._sweep = sweep
+        self._clock = clock
+        self._name = name
+        self._metrics = metrics.set_up()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self, event: Event, context: LambdaContext) -> Any:
+        """See `handle`."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(self.handle(event, context.get_remaining_time_in_millis()))
+
+    def close(self) -> None:
+        """Let go of the loop; a function on AWS Lambda is never told that it ends."""
+        if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    async def handle(self, event: Any, remaining_ms: int) -> Any:
+        """What AWS is told.
+
+        Raises:
+            ValueError: not an event that this function serves.
+        """
+        match event:
+            case {"Records": [{"eventSource": "aws:sqs"}, *_] as records}:
+                with aws.bounded(self._clock.deadline(max(1, remaining_ms - AWS_MARGIN_MS))):
+                    return {"batchItemFailures": await self._batch(records, remaining_ms)}
+            case {"source": "aws.events" | "aws.scheduler"} | {"task": "sweep"}:
+                within_ms = max(1, min(SWEEP_MS, remaining_ms - MARGIN_MS))
+                with aws.bounded(self._clock.deadline(within_ms)):
+                    return await self._swept(within_ms)
+        kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
+        raise ValueError(f"This function serves the task queue and the schedule of the sweep, not {kind}")
+
+    async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
+        """The messages that have to come again. Suspects are run when all others are done with, one after another."""
+        deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
+        turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
+        for place, record in enumerate(records):
+            if turns[place] is Turn.SUSPECT:
+                turns[place] = await self._alone(record, deadline)
+        return [
+            {"itemIdentifier": record["messageId"]} for record, turn in zip(records, turns, strict=True) if turn is None
+        ]
+
+    async def _alone(self, record: Event, deadline: Deadline) -> Turn | None:
+        if (deadline.remaining_ms() or 0) < ALONE_MS:
+            return None
+        return await self._message(record, deadline, alone=True)
+
+    async def _message(self, record: Event, deadline: Deadline, *, alone: bool = False) -> Turn | None:
+        """How the turn ended; `None` if there was none, or it failed."""
+        try:
+            return await self._worker.work(TaskRef.parse(record.get("body", "")), deadline, alone=alone)
+        except Exception as error:
+            log.error("a message failed", exc_info=error, extra={"fields": {"message": record.get("messageId")}})
+            return None
+
+    async def _swept(self, within_ms: int) -> dict[str, float]:
+        """The census and the number of late tasks, which is left out if there was no time to come
+        to its end."""
+        fields = await self._counted()
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                fields["late"] = await self._sweep.sweep(self._clock.deadline(within_ms - LAST_MS))
+        except TimeoutError:
+            log.warning("the sweep did not come to its end; the next one goes on")
+        finally:
+            told = embedded(fields, self._name, self._clock.now_ms())
+            measured.info("tasks", extra={"fields": {**fields, **told}})
+        return fields
+
+    async def _counted(self) -> dict[str, float]:
+        """The census before the sweep: what it has queued again counts as late no more, though
+        nobody has taken it."""
+        census = await self._sweep.census()
+        self._metrics.census(census)
+        return census.fields()
+
+
+def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:
+    """What makes CloudWatch take members of a log line for metrics (embedded metric format), by function."""
+    metrics = [{"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields]
+    directive = {"Namespace": NAMESPACE, "Dimensions": [["function"]], "Metrics": metrics}
+    return {"function": function, "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}}
+
+
+def __getattr__(name: str) -> Function:
+    """`handler` is made when the runtime looks for it, in the init phase: importing the module makes nothing."""
+    if name != "handler":
+        raise AttributeError(name)
+    made = globals()["handler"] = make_handler(os.environ)
+    return made

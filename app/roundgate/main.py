@@ -1,0 +1,226 @@
+"""The composition root: settings and configuration in, a FastAPI app out.
+
+    uvicorn --factory roundgate.main:create_app
+
+`create_app` reads the environment; `build_app` takes everything as arguments, for tests and other entry points.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
+from starlette.middleware import Middleware
+
+from roundgate import config, logs, settings, tracing
+from roundgate.auth.principal import LocalVerifier, Verifier
+from roundgate.backends.catalog import Catalog
+from roundgate.clock import Clock
+from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig
+from roundgate.core import Stores, aws_client, build_core
+from roundgate.dispatch.dispatcher import Dispatcher
+from roundgate.dispatch.rounds import Rounds
+from roundgate.errors import ConfigError, Problem
+from roundgate.http.challenge import ProtectedResource
+from roundgate.http.endpoint import McpEndpoint
+from roundgate.http.guard import HEALTH, Guard, default_hosts, public_origins
+from roundgate.http.limits import BodyBudget
+from roundgate.http.responder import GRACE_S
+from roundgate.http.shutdown import on_stop_signal
+from roundgate.http.stalls import telling_of_stalls
+from roundgate.settings import Settings
+from roundgate.tasks.service import Tasks
+from roundgate.tasks.watch import Watch
+from roundgate.tokens import keys
+from roundgate.tokens.request_state import StateSealer
+from roundgate.tokens.sealed import Key, KeyRing
+
+STOP_GRACE_S: Final = 10.0
+"""For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""`roundgate.tracing` makes the spans, because it knows methods and tools; FastAPI's own cost 10 µs a request."""
+
+
+def create_app() -> FastAPI:
+    """The app that the environment describes.
+
+    Raises:
+        ConfigError: every problem in the environment or in gateway.yaml.
+    """
+    from_env = settings.from_environment(os.environ)
+    logs.configure(from_env.log_level)
+    return build_app(config.load(from_env.config), from_env, owns_process=True)
+
+
+def build_app(
+    file: ConfigFile,
+    using: Settings,
+    *,
+    clock: Clock | None = None,
+    stores: Stores | None = None,
+    owns_process: bool = False,
+) -> FastAPI:
+    """The app for a configuration. With `owns_process` it may begin processes of the same environment, and end its own.
+
+    Raises:
+        ConfigError: a back end cannot be served as configured, or names collide.
+    """
+    clock = clock or Clock()
+    core = build_core(file, using, clock, stores)
+    rounds = Rounds(make_sealer(file.config, using, clock), clock, file.config.state.max_rounds, core.stores.once)
+    watch = Watch(core.stores.tasks, clock, file.config.tasks.poll_interval_ms / 1000)
+    tasks = Tasks(core.stores.tasks, core.stores.queue, clock, file.config.tasks)
+    dispatcher = Dispatcher(file.config, core.catalog, core.hub, rounds, tasks, watch, clock, streams=using.streams)
+    resource = make_resource(file, using, core.catalog)
+    works = using.works and "tasks" in dispatcher.features
+    pool = core.pool(file.config, clock, stop_grace_s=STOP_GRACE_S, owns_process=owns_process) if works else None
+
+    def stop_soon() -> None:
+        core.hub.close()
+        if pool is not None:
+            pool.stop_soon()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for aclose in (core.aclose, watch.aclose, rounds.aclose):  # last to first
+                stack.push_async_callback(aclose)
+            if pool is not None:
+                pool.start()
+                stack.push_async_callback(pool.stop)
+            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), stop_soon))
+            stack.enter_context(telling_of_stalls(asyncio.get_running_loop()))
+            yield
+
+    app = FastAPI(
+        title=file.config.server.name,
+        version=file.config.server.version,
+        lifespan=lifespan,
+        middleware=_onion(file.config, using, dispatcher, resource, clock),
+        telemetry=_NO_TELEMETRY,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    _add_routes(app, file.config, resource)
+    return app
+
+
+def make_sealer(config: GatewayConfig, using: Settings, clock: Clock) -> StateSealer:
+    """What seals `requestState`, with the keys from wherever the settings say.
+
+    Raises:
+        ConfigError: there are no keys, or unusable ones.
+    """
+    ring = KeyRing(_state_keys(using, clock), config.state.audience)
+    return StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
+
+
+def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
+    if using.state_keys is not None:
+        return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
+    secret, encrypted = using.state_keys_secret, using.state_keys_kms
+    if secret is not None:
+        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws_client), using, clock)
+    if encrypted is not None:
+        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws_client), using, clock)
+    if using.on_lambda:
+        remedy = "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or …_KMS for every replica"
+        message = "replicas need a shared key: a round that one has sealed must open in any other"
+        raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
+    return keys.from_file(using.sqlite_path.with_suffix(".key"))
+
+
+def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
+    """A function is made long before it is asked, and may be frozen into a snapshot: it reads keys when it needs them,
+    and again now and then, so that a rotation reaches it. A server reads them when it starts."""
+    return keys.Refreshed(load, clock) if using.on_lambda else load()
+
+
+def make_resource(file: ConfigFile, using: Settings, served: Catalog) -> ProtectedResource | None:
+    """The gateway as a protected resource; `None` without authentication.
+
+    Raises:
+        ConfigError: nobody said at what URL clients reach it.
+    """
+    auth = file.config.auth
+    if auth == "none":
+        return None
+    if isinstance(auth, AuthorizerConfig) and not using.on_lambda:
+        message = "there is no authorizer in front of this process"
+        raise ConfigError(
+            [file.origin.at("auth").problem(message, "use bearer JWTs here: auth: {issuer: …, jwks_url: …}")]
+        )
+    if using.public_url is None:
+        remedy = "set it to the URL that clients use, such as https://mcp.example.com"
+        message = "is needed with auth: tokens and metadata are about a URL, and a request can only claim one"
+        raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])
+    scopes = frozenset[str]().union(*(tool.tool.scopes for tool in served.tools.values()))
+    return ProtectedResource(using.public_url.rstrip("/"), file.config.http.path, auth, scopes)
+
+
+def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
+    """What finds out who is calling."""
+    if resource is None:
+        return LocalVerifier()
+    if isinstance(resource.config, AuthorizerConfig):
+        from roundgate.auth.authorizer import AuthorizerVerifier
+
+        return AuthorizerVerifier(resource.config)
+    from roundgate.auth.jwks import KeySet
+    from roundgate.auth.verifier import JwtVerifier
+
+    audience = resource.config.audience or resource.resource
+    return JwtVerifier(resource.config, audience, KeySet(resource.config.jwks_url, clock))
+
+
+def _onion(
+    config: GatewayConfig, using: Settings, dispatcher: Dispatcher, resource: ProtectedResource | None, clock: Clock
+) -> Sequence[Middleware]:
+    """The layers around FastAPI's router, outermost first."""
+    http = config.http
+    hosts = default_hosts(using.public_url, using.on_lambda) if http.allowed_hosts is None else http.allowed_hosts
+    own = http.allowed_origins is None
+    origins = public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
+    loopback_only = resource is None and not using.allow_anonymous
+    return [
+        Middleware(Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only),
+        Middleware(
+            McpEndpoint,
+            path=http.path,
+            dispatcher=dispatcher,
+            verifier=make_verifier(resource, clock),
+            resource=resource,
+            tracing=tracing.set_up(),
+            clock=clock,
+            max_body_bytes=http.max_body_bytes,
+            budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
+            keep_alive_s=http.keep_alive_s,
+            send_s=http.send_timeout_s + GRACE_S,
+        ),
+    ]
+
+
+def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource | None) -> None:
+    """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
+
+    async def healthz(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok", "name": config.server.name, "version": config.server.version})
+
+    async def not_found(request: Request, error: Exception) -> JSONResponse:
+        hint = f"There is nothing here; the MCP endpoint is POST {config.http.path}"
+        return JSONResponse({"error": hint}, status_code=404)
+
+    async def metadata(request: Request) -> JSONResponse:
+        return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})
+
+    app.add_route(HEALTH, healthz)
+    for path in resource.metadata_paths if resource else ():
+        app.add_route(path, metadata)
+    app.add_exception_handler(404, not_found)

@@ -1,0 +1,87 @@
+"""What is counted and measured of tasks, where an OpenTelemetry SDK with a meter is set up in the process.
+
+    roundgate.tasks.turns        counter, by tool and outcome      turns of workers
+    roundgate.tasks.turn_time    histogram in ms, likewise         how long they took
+    roundgate.tasks.open         gauge, by status                  open tasks
+    roundgate.tasks.oldest       gauge in s, by status             the age of the oldest of them
+    roundgate.tasks.overdue      gauge in s                        how late the latest working one is
+
+Elsewhere nothing is imported; the same facts are in the log lines "task" and "tasks".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The open tasks at one moment."""
+
+    open: Mapping[str, int]
+    """How many, by status."""
+    oldest_s: Mapping[str, float]
+    """The age of the oldest, by status."""
+    overdue_s: float
+    """By how much the latest working one is late."""
+
+    def fields(self) -> dict[str, float]:
+        """As members of a log line."""
+        ages = {f"oldest_{status}_s": age for status, age in self.oldest_s.items()}
+        return {**self.open, **ages, "overdue_s": self.overdue_s}
+
+
+class Metrics(Protocol):
+    """Takes note."""
+
+    def turn(self, tool: str, outcome: str, took_ms: float) -> None:
+        """A worker's turn at a task is over."""
+
+    def census(self, census: Census) -> None:
+        """The open tasks have been counted."""
+
+
+class NoMetrics:
+    """Where no SDK is set up."""
+
+    def turn(self, tool: str, outcome: str, took_ms: float) -> None:
+        """Nobody measures."""
+
+    def census(self, census: Census) -> None:
+        """Nobody measures."""
+
+
+class OpenTelemetryMetrics:
+    """Instruments of the process's meter provider."""
+
+    def __init__(self) -> None:
+        from opentelemetry import metrics
+
+        meter = metrics.get_meter("roundgate")
+        self._turns = meter.create_counter("roundgate.tasks.turns", description="Turns of workers at tasks")
+        self._time = meter.create_histogram("roundgate.tasks.turn_time", "ms", "How long a worker's turn took")
+        self._open = meter.create_gauge("roundgate.tasks.open", description="Open tasks")
+        self._oldest = meter.create_gauge("roundgate.tasks.oldest", "s", "Age of the oldest open task")
+        self._overdue = meter.create_gauge("roundgate.tasks.overdue", "s", "How late the latest working task is")
+
+    def turn(self, tool: str, outcome: str, took_ms: float) -> None:
+        """See `Metrics`."""
+        facts = {"gen_ai.tool.name": tool, "outcome": outcome}
+        self._turns.add(1, facts)
+        self._time.record(took_ms, facts)
+
+    def census(self, census: Census) -> None:
+        """See `Metrics`."""
+        for status, count in census.open.items():
+            self._open.set(count, {"status": status})
+        for status, age in census.oldest_s.items():
+            self._oldest.set(age, {"status": status})
+        self._overdue.set(census.overdue_s)
+
+
+def set_up() -> Metrics:
+    """Instruments if an SDK's metrics are set up in this process by now; no import otherwise."""
+    return OpenTelemetryMetrics() if "opentelemetry.sdk.metrics" in sys.modules else NoMetrics()

@@ -1,0 +1,75 @@
+"""What a client says it can do, request by request (basic/index, "Per-request protocol fields").
+
+A requirement has the shape of the schema's `ClientCapabilities`: `{"sampling": {"tools": {}}}`,
+`{"elicitation": {"url": {}}}`, `{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. What is missing is told in the
+same shape, as -32021 demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roundgate.errors import InvalidParams, MissingCapability
+
+META_KEY = "io.modelcontextprotocol/clientCapabilities"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCapabilities:
+    """The declared capabilities of this one request; nothing is remembered from any other."""
+
+    declared: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:
+        """`_meta[".../clientCapabilities"]` as it arrived.
+
+        Raises:
+            InvalidParams: a capability in it is not an object.
+        """
+        for name, capability in value.items():
+            if not isinstance(capability, dict):
+                raise InvalidParams(f'_meta["{META_KEY}"].{name[:100]} must be an object')
+        return cls(value)
+
+    def require(self, required: Mapping[str, Any], what_for: str) -> None:
+        """Do nothing if all of `required` is declared.
+
+        Raises:
+            MissingCapability: names exactly what is not.
+        """
+        if missing := _missing(required, self._explicit()):
+            raise MissingCapability(f"{what_for} needs client capabilities that this request does not declare", missing)
+
+    def has(self, required: Mapping[str, Any]) -> bool:
+        """Whether all of `required` is declared."""
+        return not _missing(required, self._explicit())
+
+    def _explicit(self) -> Mapping[str, Any]:
+        # client/elicitation: "an empty object is equivalent to declaring support for form mode only"
+        if self.declared.get("elicitation") == {}:
+            return {**self.declared, "elicitation": {"form": {}}}
+        return self.declared
+
+
+def merged(requirements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One requirement that is all of several."""
+    whole: dict[str, Any] = {}
+    for required in requirements:
+        for name, inner in required.items():
+            whole[name] = merged([whole.get(name, {}), inner])
+    return whole
+
+
+def _missing(required: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    missing: dict[str, Any] = {}
+    for name, inner in required.items():
+        there = declared.get(name)
+        if not isinstance(inner, Mapping) or not isinstance(there, Mapping):
+            if there != inner:  # an extension's settings may hold any JSON
+                missing[name] = inner
+        elif deeper := _missing(inner, there):
+            missing[name] = deeper
+    return missing

@@ -1,0 +1,173 @@
+"""Bytes ↔ one JSON-RPC 2.0 message (basic/index, "Messages"; streamable-http, "Sending Messages").
+
+Strict on the way in: one object per body, no duplicate keys, no NaN or Infinity, no number that overflows to infinity,
+at most 200 levels deep (the parser's own bound), ids that are 64-bit integers or strings of up to 256 characters. On
+the way out: one line, because an SSE reader splits on line ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import jiter
+import orjson
+
+from roundgate.errors import InvalidRequest, ParseError
+
+RequestId: TypeAlias = str | int
+
+JSONRPC_VERSION: Final = "2.0"
+INT64: Final = range(-(2**63), 2**63)
+MAX_ID: Final = 256
+"""Characters of an id: it is kept and repeated for as long as a stream is open."""
+
+# A double overflows at 1.8e308: only a three-digit exponent can do it, or a run of 210 digits with e99 behind it, or a
+# longer run. Looking for the shape of one after every digit has become 0 is 50 times faster than a regular expression.
+_SHAPE: Final = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG_EXPONENT: Final = b"0e000"
+_LONG_NUMBER: Final = b"0" * 210
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A message that wants an answer."""
+
+    id: RequestId
+    method: str
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A message that wants none."""
+
+    method: str
+    params: dict[str, Any]
+
+
+def parse(body: bytes) -> Request | Notification:
+    """One POST body as a message.
+
+    Raises:
+        ParseError: the body is not the JSON we accept.
+        InvalidRequest: it is JSON, but not one request or notification; carries the id where it could be read.
+    """
+    message = decode(body)
+    if not isinstance(message, dict):
+        raise InvalidRequest(_not_an_object(message))
+    request_id = _readable_id(message)
+    if message.get("jsonrpc") != JSONRPC_VERSION:
+        raise InvalidRequest('"jsonrpc" must be the string "2.0"', request_id)
+    method = message.get("method")
+    if not isinstance(method, str):
+        raise InvalidRequest(_no_method(message), request_id)
+    params = message.get("params", _NO_PARAMS)
+    if not isinstance(params, dict):
+        raise InvalidRequest('"params" must be an object', request_id)
+    if "id" not in message:
+        return _notification(method, params)
+    if request_id is None:
+        raise InvalidRequest(f'"id" must be a string of up to {MAX_ID} characters or a 64-bit integer, and never null')
+    return Request(request_id, method, params)
+
+
+_NO_PARAMS: Final[dict[str, Any]] = {}
+
+
+def decode(body: bytes) -> Any:
+    """Strict JSON to Python values.
+
+    Raises:
+        ParseError: what is wrong, with line and column where the parser knows them.
+    """
+    try:
+        value = jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
+    except ValueError as error:
+        raise ParseError(f"Parse error: {str(error)[:200]}") from None
+    shape = body.translate(_SHAPE, b"+")
+    if (_LONG_EXPONENT in shape or _LONG_NUMBER in shape) and _has_infinity(value):
+        raise ParseError("Parse error: a number is too large for a double")
+    return value
+
+
+def encode(value: Any) -> bytes:
+    """Python values to one line of JSON. Integers beyond 64 bits are written in full; lone surrogates become `?`.
+
+    Raises:
+        TypeError, ValueError: the value is not JSON.
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def result_response(request_id: RequestId, result: bytes) -> bytes:
+    """`{"jsonrpc": "2.0", "id": …, "result": …}` around a result that is already serialised."""
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request_id), result)
+
+
+def error_response(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
+    """`{"jsonrpc": "2.0", "id": …, "error": …}`; an unknown id is left out, never null (`JSONRPCErrorResponse`)."""
+    error: dict[str, Any] = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    response: dict[str, Any] = {"jsonrpc": JSONRPC_VERSION}
+    if request_id is not None:
+        response["id"] = request_id
+    return encode(response | {"error": error})
+
+
+def notification(method: str, params: dict[str, Any]) -> bytes:
+    """A server-sent notification."""
+    return encode({"jsonrpc": JSONRPC_VERSION, "method": method, "params": params})
+
+
+def notification_of(method: str, params: dict[str, Any], more: bytes) -> bytes:
+    """A server-sent notification with further params that are serialised already: a JSON object, not empty."""
+    head = b'{"jsonrpc":"2.0","method":%b,"params":%b' % (encode(method), encode(params)[:-1])
+    return b"%b,%b}" % (head, more[1:])
+
+
+def _readable_id(message: dict[str, Any]) -> RequestId | None:
+    request_id = message.get("id")
+    if isinstance(request_id, str):
+        return request_id if len(request_id) <= MAX_ID else None
+    # bool is an int to Python and not one to JSON
+    if isinstance(request_id, int) and not isinstance(request_id, bool) and request_id in INT64:
+        return request_id
+    return None
+
+
+def _notification(method: str, params: dict[str, Any]) -> Notification:
+    if not method.startswith("notifications/"):
+        raise InvalidRequest(f'"id" is missing: {method[:100]} is a request and needs a string or integer id')
+    return Notification(method, params)
+
+
+def _not_an_object(message: Any) -> str:
+    if isinstance(message, list):
+        return "Batches are not part of this revision: send each message as a POST of its own"
+    return "The body must be one JSON-RPC object"
+
+
+def _no_method(message: dict[str, Any]) -> str:
+    if "result" in message or "error" in message:
+        return "Clients do not send responses: answers to input requests go into params.inputResponses of a retry"
+    return '"method" must be a string'
+
+
+def _has_infinity(value: Any) -> bool:
+    stack = [value]
+    while stack:
+        match stack.pop():
+            case float() as number if math.isinf(number):
+                return True
+            case dict() as members:
+                stack.extend(members.values())
+            case list() as items:
+                stack.extend(items)
+    return False

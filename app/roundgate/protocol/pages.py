@@ -1,0 +1,67 @@
+"""Pages of a list with opaque cursors (server/utilities/pagination).
+
+A cursor names the entry after which the next page starts, so any replica can serve any page, also one that was
+restarted with another page size or with entries added elsewhere in the list.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from roundgate.errors import InvalidParams
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The entries as the inside of a JSON array, and the cursor of the next page unless this is the last."""
+
+    entries: bytes
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """A whole list: (key, serialised entry) in order. The pages that cursors lead to from the first are kept joined;
+    one that starts elsewhere is joined when it is asked for, so strange cursors cost no memory."""
+
+    items: Sequence[tuple[str, bytes]]
+    size: int
+    _starts: dict[str, int] = field(init=False)
+    _made: dict[int, Page] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_starts", {key: index + 1 for index, (key, _) in enumerate(self.items)})
+
+    def page(self, cursor: str | None) -> Page:
+        """The page a cursor stands for; the first without one.
+
+        Raises:
+            InvalidParams: the cursor was not made by `page`, or its entry is no longer in the list.
+        """
+        start = 0 if cursor is None else self._starts.get(_decode(cursor))
+        if start is None:
+            raise InvalidParams("Invalid cursor: start again without one; the list may have changed")
+        if start % self.size:
+            return self._make(start)
+        if start not in self._made:
+            self._made[start] = self._make(start)
+        return self._made[start]
+
+    def _make(self, start: int) -> Page:
+        chosen = self.items[start : start + self.size]
+        more = start + self.size < len(self.items)
+        return Page(b",".join(entry for _, entry in chosen), _encode(chosen[-1][0]) if more else None)
+
+
+def _encode(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+
+
+def _decode(cursor: str) -> str:
+    try:
+        return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        return "\0"  # no key: names and URIs have no NUL

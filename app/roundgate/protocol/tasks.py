@@ -1,0 +1,137 @@
+"""The life of a task: its states, what may happen in each, and how it looks on the wire (tasks extension, SEP-2663).
+
+    (created) ──▶ working ◀──answered── input_required
+                    │  └───────ask────────▶  │
+                    │ complete, fail         │ cancel
+                    ▼ cancel                 ▼ expire
+                  completed · failed · cancelled          nothing happens to a terminal task any more
+
+A tool's own failure is a *completed* task whose result has `isError`; *failed* is for JSON-RPC errors alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from roundgate.clock import iso
+from roundgate.protocol.jsonrpc import encode
+
+EXTENSION: Final = "io.modelcontextprotocol/tasks"
+REQUIRED: Final[Mapping[str, Any]] = MappingProxyType({"extensions": {EXTENSION: {}}})
+"""What a client has to declare, shaped as `ClientCapabilities`."""
+
+NOTIFICATION: Final = "notifications/tasks"
+
+
+class Status(StrEnum):
+    """The schema's `TaskStatus`."""
+
+    WORKING = "working"
+    INPUT_REQUIRED = "input_required"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in TERMINAL
+
+
+TERMINAL: Final = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+OPEN: Final = frozenset(Status) - TERMINAL
+
+
+class Event(StrEnum):
+    """What can happen to a task."""
+
+    RUN = "run"
+    """A worker takes it, saves what it has done, or lets go of it."""
+    ASK = "ask"
+    ANSWER_SOME = "answer some"
+    ANSWER_ALL = "answer all"
+    GO_ON = "go on"
+    """It goes on without answers, because their time is over."""
+    COMPLETE = "complete"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+
+
+_W, _I = Status.WORKING, Status.INPUT_REQUIRED
+
+TRANSITIONS: Final[Mapping[tuple[Status, Event], Status]] = MappingProxyType(
+    {
+        (_W, Event.RUN): _W,
+        (_W, Event.ASK): _I,
+        (_I, Event.ANSWER_SOME): _I,
+        (_I, Event.ANSWER_ALL): _W,
+        (_I, Event.GO_ON): _W,
+        (_W, Event.COMPLETE): Status.COMPLETED,
+        (_W, Event.FAIL): Status.FAILED,
+        (_W, Event.CANCEL): Status.CANCELLED,
+        (_I, Event.CANCEL): Status.CANCELLED,
+        (_W, Event.EXPIRE): Status.FAILED,
+        (_I, Event.EXPIRE): Status.FAILED,
+    }
+)
+"""All that may happen; what is not here does not happen. Stores take the conditions of their writes from it."""
+
+
+def after(status: Status, event: Event) -> Status | None:
+    """The state that follows, or `None` if the event does not happen in this one."""
+    return TRANSITIONS.get((status, event))
+
+
+def sources(event: Event) -> frozenset[Status]:
+    """The states in which an event happens."""
+    return frozenset(status for status, at in TRANSITIONS if at is event)
+
+
+def target(event: Event) -> Status:
+    """The state that an event leads to, wherever it happens."""
+    (status,) = {after for (_, at), after in TRANSITIONS.items() if at is event}
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a client is shown of a task; times in milliseconds since the epoch, payloads as serialised JSON."""
+
+    task_id: str
+    status: Status
+    status_message: str | None
+    created_ms: int
+    updated_ms: int
+    expires_ms: int
+    requests: Mapping[str, bytes]
+    """The outstanding questions by wire key."""
+    outcome: bytes | None
+    """The result of a completed task, the error of a failed one."""
+
+
+def to_wire(shown: Shown, poll_interval_ms: int) -> dict[str, Any]:
+    """The schema's `Task`: what creation answers, and the beginning of everything else."""
+    message = {} if shown.status_message is None else {"statusMessage": shown.status_message}
+    return {
+        "taskId": shown.task_id,
+        "status": shown.status.value,
+        **message,
+        "createdAt": iso(shown.created_ms),
+        "lastUpdatedAt": iso(shown.updated_ms),
+        "ttlMs": shown.expires_ms - shown.created_ms,
+        "pollIntervalMs": poll_interval_ms,
+    }
+
+
+def detailed(shown: Shown, poll_interval_ms: int) -> bytes:
+    """The schema's `DetailedTask`, serialised: with `inputRequests`, `result` or `error`, as the status has it."""
+    task = encode(to_wire(shown, poll_interval_ms))
+    if shown.status is Status.INPUT_REQUIRED:
+        pairs = (b"%b:%b" % (encode(key), request) for key, request in shown.requests.items())
+        return b'%b,"inputRequests":{%b}}' % (task[:-1], b",".join(pairs))
+    member = {Status.COMPLETED: b"result", Status.FAILED: b"error"}.get(shown.status)
+    return task if member is None or shown.outcome is None else b'%b,"%b":%b}' % (task[:-1], member, shown.outcome)

@@ -1,0 +1,75 @@
+"""The one table: exception class → JSON-RPC code and HTTP status.
+
+Codes are those of basic/index, "Error Codes": JSON-RPC's own (-32700, -32600 to -32603) and the three that this
+revision defines (-32020 to -32022). None other leaves the house. Statuses are those of streamable-http: 404 for an
+unknown method, 400 for every other error in the request. -32603 travels with 200: no revision gives it a status, the
+official client reads the error from its body, and a 5xx would invite proxies to retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from roundgate.errors import (
+    GatewayError,
+    HeaderMismatch,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotFound,
+    MissingCapability,
+    ParseError,
+    ProtocolError,
+    TransportError,
+    UnsupportedVersion,
+)
+from roundgate.protocol.jsonrpc import RequestId, error_response
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """How one class of error looks from outside."""
+
+    code: int
+    status: int
+
+
+TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
+    {
+        ParseError: WireError(-32700, 400),
+        InvalidRequest: WireError(-32600, 400),
+        MethodNotFound: WireError(-32601, 404),
+        InvalidParams: WireError(-32602, 400),
+        HeaderMismatch: WireError(-32020, 400),
+        MissingCapability: WireError(-32021, 400),
+        UnsupportedVersion: WireError(-32022, 400),
+        TransportError: WireError(-32600, 400),
+        InternalError: WireError(-32603, 200),
+        ProtocolError: WireError(-32600, 400),  # of ours each has its row above; a handler may raise one of its own
+    }
+)
+
+
+def look_up(error: GatewayError) -> WireError:
+    """The row for an error, found along its class's MRO.
+
+    Raises:
+        KeyError: the class never leaves the house as a JSON-RPC error (`ToolError`, `ConfigError`).
+    """
+    for cls in type(error).__mro__:
+        if cls in TABLE:
+            row = TABLE[cls]
+            return WireError(row.code, error.status) if isinstance(error, TransportError) else row
+    raise KeyError(type(error).__name__)
+
+
+def render(error: GatewayError, request_id: RequestId | None) -> tuple[int, bytes]:
+    """`(HTTP status, JSON-RPC error response)` for an error."""
+    row = look_up(error)
+    if request_id is None and isinstance(error, InvalidRequest):
+        request_id = error.request_id
+    data: Any = error.data
+    return row.status, error_response(request_id, row.code, str(error), data)

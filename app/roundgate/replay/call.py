@@ -1,0 +1,61 @@
+"""One carrier for a call, from the edge to the handler: who calls, what the client can do, until when.
+
+It does not change while the call runs. What a run finds out is in `run.Run`, what is remembered in `journal.Journal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from anyio import CapacityLimiter
+
+from roundgate.auth.principal import Principal
+from roundgate.clock import Deadline
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.inbound import Meta
+
+Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
+"""Sends one notification (method, params) on the stream of this request."""
+
+Publish: TypeAlias = Callable[[str, str | None], None]
+"""Tells every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
+
+
+def publish_nowhere(method: str, uri: str | None) -> None:
+    """Where nobody can listen."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """The facts of one call, gathered by the dispatcher or by a task's worker.
+
+    Nobody changes one. That is not enforced: a frozen one takes five times as long to make, a tenth of a whole call.
+    """
+
+    principal: Principal
+    meta: Meta
+    """The request's `_meta`; in a task, that of the request which became the task."""
+    deadline: Deadline
+    """When this round, or this turn of a worker, has to be over."""
+    notify: Notify | None = None
+    """`None` where the client cannot be told things."""
+    publish: Publish = publish_nowhere
+    task_id: str | None = None
+    """The task that this call has become, if it has."""
+    may_become_task: bool = False
+    """Whether what is still an ordinary call may go on as a task: its tool and its client both want that."""
+    needs_row: bool = False
+    """Whether it has to be a task before its first step: the tool says `task="required"`."""
+    takes_unasked: bool = False
+    """Whether its handler takes answers that come without a question having been asked."""
+    idempotency: str | None = None
+    """What stays the same however often this round is sent, if there is such a thing: for `Context.idempotency_key`."""
+    step_threads: CapacityLimiter | None = field(default=None, compare=False)
+    """Bounds the threads of steps that are plain functions; `None`: the event loop's own bound of 40."""
+
+    @property
+    def capabilities(self) -> ClientCapabilities:
+        """What the client declared on this request: what may be asked of it."""
+        return self.meta.capabilities

@@ -1,0 +1,413 @@
+"""What a handler sees of the call it serves: what it can ask, what it can have remembered, what it can tell.
+
+    async def deploy(ctx: Context, env: str) -> str:
+        plan = await ctx.step("plan", make_plan, env)                  # runs once, whatever happens afterwards
+        ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)    # ends this round; the next one comes back here
+        return await ctx.step("apply", apply, plan) if ok.go else "nothing done"
+
+The handler is run from the top in every round, so what it does between these calls must depend on its arguments, on
+answers and on steps alone. An async handler awaits them; one that is a plain function runs in a thread and gets a
+`SyncContext`, whose methods of the same names block.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Final, NoReturn, TypeVar, overload
+
+from pydantic import BaseModel
+
+from roundgate.auth.principal import Principal
+from roundgate.clock import Deadline
+from roundgate.errors import MissingCapability
+from roundgate.protocol.content import PromptMessage, without_none
+from roundgate.protocol.inbound import LOG_LEVELS
+from roundgate.replay.branches import inside
+from roundgate.replay.call import Call
+from roundgate.replay.fan_out import branches, side_by_side
+from roundgate.replay.limits import TimeLimit
+from roundgate.replay.questions import Answer, Form, Question, Raw, Root, Roots, Sample, Sampled, Url
+from roundgate.replay.run import Run
+from roundgate.replay.steps import Options
+
+I = TypeVar("I")  # noqa: E741  # an item
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+MAX_STATUS_CHARS: Final = 1_000
+
+log = logging.getLogger("roundgate.handler")
+
+TOOLS_CHANGED: Final = "notifications/tools/list_changed"
+PROMPTS_CHANGED: Final = "notifications/prompts/list_changed"
+RESOURCES_CHANGED: Final = "notifications/resources/list_changed"
+RESOURCE_UPDATED: Final = "notifications/resources/updated"
+
+
+class Context:
+    """One call, as its handler sees it."""
+
+    __slots__ = ("_call", "_last_progress", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._call: Call = run.call
+        self._run = run
+        self._last_progress: float | None = None
+
+    # who and what
+
+    @property
+    def principal(self) -> Principal:
+        """Who is calling."""
+        return self._call.principal
+
+    @property
+    def deadline(self) -> Deadline:
+        """When this round has to be over."""
+        return self._call.deadline
+
+    @property
+    def task_id(self) -> str | None:
+        """The id of the task that this call has become, if it has: part of a good key for idempotent requests."""
+        return self._call.task_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the task was cancelled, so that nobody wants the outcome; for a long step to look at."""
+        return self._run.is_cancelled
+
+    @property
+    def client_capabilities(self) -> Mapping[str, Any]:
+        """The capabilities this request declares, shaped as the schema's `ClientCapabilities`."""
+        return self._call.meta.capabilities.declared
+
+    @property
+    def client_info(self) -> Mapping[str, Any] | None:
+        """The client's name and version as it gives them: for display and logs, never for decisions."""
+        return self._call.meta.client_info
+
+    def supports(self, *required: Question | Mapping[str, Any]) -> bool:
+        """Whether the client can be asked these questions, or has these capabilities (`{"sampling": {}}`)."""
+        try:
+            for one in required:
+                self._call.meta.capabilities.require(one if isinstance(one, Mapping) else one.requires, "this")
+        except MissingCapability:
+            return False
+        return True
+
+    # asking
+
+    @overload
+    async def elicit(
+        self, name: str, message: str, fields: type[M], *, timeout_s: float | None = None, default: M | None = None
+    ) -> M: ...
+    @overload
+    async def elicit(
+        self,
+        name: str,
+        message: str,
+        fields: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        default: dict[str, Any] | None = None,
+    ) -> dict[str, Any]: ...
+    async def elicit(
+        self,
+        name: str,
+        message: str,
+        fields: type[BaseModel] | Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+        default: Any = None,
+    ) -> Any:
+        """Ask the user to fill in a form; returns the model, or a dict for a JSON Schema.
+
+        `timeout_s` seconds after it was first asked, `default` stands for an answer that has not come.
+
+        Raises:
+            Refused: the user declined or dismissed it. Not catching it ends the call politely.
+            TimeoutError: there was no answer in time, and there is no default.
+            MissingCapability: the client cannot show forms; not catching it tells it so (-32021).
+        """
+        answers = await self.ask({name: Form(message, fields)}, timeout_s=timeout_s, default=default)
+        return answers[name].get()
+
+    async def elicit_url(self, name: str, message: str, url: str) -> None:
+        """Send the user to a page, for anything the client must not see; returns when they have agreed to go there.
+
+        Raises:
+            Refused, MissingCapability: as `elicit`.
+        """
+        (await self.ask({name: Url(message, url)}))[name].get()
+
+    async def sample(
+        self,
+        name: str,
+        messages: str | Sequence[PromptMessage | Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        system_prompt: str | None = None,
+        temperature: float | None = None,
+        stop_sequences: Sequence[str] | None = None,
+        model_preferences: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Mapping[str, Any] | None = None,
+    ) -> Sampled:
+        """Ask the client's model; with `tools`, it may answer with tool_use blocks.
+
+        Raises:
+            MissingCapability: the client offers no sampling, or none with tools.
+        """
+        question = Sample(
+            messages, max_tokens, system_prompt, temperature, stop_sequences, model_preferences, tools, tool_choice
+        )
+        sampled: Sampled = (await self.ask({name: question}))[name].get()
+        return sampled
+
+    async def roots(self, name: str = "roots") -> list[Root]:
+        """Ask which roots the client has.
+
+        Raises:
+            MissingCapability: it offers none.
+        """
+        roots: list[Root] = (await self.ask({name: Roots()}))[name].get()
+        return roots
+
+    async def ask(
+        self, questions: Mapping[str, Question], *, timeout_s: float | None = None, default: Any = None
+    ) -> dict[str, Answer]:
+        """Ask several things at once; each `Answer` says whether it was accepted, declined or cancelled.
+
+        `timeout_s` seconds after they were first asked, those without an answer have the action "timeout" and the
+        value `default`.
+
+        Raises:
+            MissingCapability: names all that the client would have to declare in addition.
+        """
+        return await self._run.ask(questions, timeout_s, default)
+
+    def input_response(self, key: str) -> Any:
+        """The low-level form: the client's last response under a key as it came, or `None`.
+
+        One that came without having been asked for is there only if the tool takes such (`unasked_answers`).
+        """
+        response = self._run.journal.response(key)
+        if response is None and self._call.takes_unasked:
+            response = self._run.journal.unasked.get(key)
+        return response if isinstance(response, dict) else None
+
+    async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
+        """The low-level form: end this round with these `InputRequest` objects; `state` is there in the next."""
+        await self._run.ask_anew({key: Raw(request) for key, request in requests.items()})
+
+    # remembering
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float | None = None,
+        retries: int = 0,
+        backoff: float = 1.0,
+        at_most_once: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a function once and remember what it returned, for the rest of this call, in whatever process it goes on.
+
+        The value is what JSON makes of it. A plain function runs in a thread. What it raised is remembered, too.
+
+        It is run at least once: again if a process dies between its effect and the note of it. With `at_most_once` its
+        beginning is noted before, and a death in between ends in `OutcomeUnknown`. An ordinary call that may become a
+        task does so first; one that may not keeps no notes of its own, so there a client that repeats a lost request
+        repeats the step, unless the tool is `once`.
+
+        Args:
+            name: its place in the handler; the second use in one branch is another step.
+            function: called with `args` and `kwargs`, which must be the same in every run.
+            timeout_s: seconds after which it is given up; a thread goes on unheard.
+            retries: how often it is tried again after it raised, or was not over in time.
+            backoff: seconds before the first of them; twice as many before each further one, 300 at most. A task holds
+                no worker meanwhile.
+            at_most_once: see above; not together with `retries`.
+
+        Raises:
+            StepFailed: it raised; so it does, remembered, in every later round. A `ToolError` stays one.
+            StepTimeout: it was not over within `timeout_s`.
+            NotJson: what it returned cannot be remembered; before it is called where its annotation says so.
+            OutcomeUnknown: see above.
+        """
+        options = Options(timeout_s, retries, backoff, at_most_once)
+        return await self._run.step(name, function, args, kwargs, options)
+
+    async def idempotency_key(self, name: str) -> str:
+        """A key for a service that does a thing once however often it is asked: the same in every run of this call.
+
+        Pass it to a step. It differs for another call, another name, and another branch.
+        """
+        return await self._run.key_for(name)
+
+    # side by side
+
+    async def map(
+        self,
+        function: Callable[[I], Awaitable[T]],
+        items: Iterable[I],
+        *,
+        at_most: int | None = None,
+        name: str = "map",
+        key: Callable[[I], Any] | None = None,
+    ) -> list[T]:
+        """What the function returns for each item, run side by side, in the order of the items.
+
+        Each item is a branch named after it, so what is remembered of one stays with it when others come or go.
+
+        Args:
+            function: an async function of one item; it uses this context for what it asks and remembers.
+            items: what it is called with.
+            at_most: how many run at once; all, if it is not given.
+            name: tells two maps of one handler apart.
+            key: what names an item, if that is not the item itself: `key=lambda order: order.id`.
+
+        Raises:
+            Exception: what the function raised for an item; the others are cancelled.
+        """
+        if at_most is not None and at_most < 1:
+            raise ValueError(f"at_most is {at_most}; at least one item has to run")
+        parent = await self._run.branch("map", name)
+        return await side_by_side(function, branches(parent, name, items, key), at_most)
+
+    @asynccontextmanager
+    async def branch(self, name: str) -> AsyncIterator[None]:
+        """A part of the handler with a name: what is remembered inside keeps its place whatever else there is beside
+        it. `async with ctx.branch("refund"): …`"""
+        parent = await self._run.branch("branch", name)
+        with inside(parent.named(name)):
+            yield
+
+    def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:
+        """A time limit that outlives its process: `async with ctx.timeout(3600): …` raises `TimeoutError` when it is
+        over, also if that is during a question or a sleep, and no worker is held until then."""
+        return TimeLimit(self._run, name, seconds)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Continuation data of the handler's own: JSON that is there again in the next round."""
+        return self._run.journal.state
+
+    async def shed(self, name: str = "shed") -> None:
+        """End this round once without asking anything; the client's retry goes on from here."""
+        await self._run.shed(name)
+
+    # going on later
+
+    async def continue_as_task(self) -> None:
+        """From here on a worker carries the call, and the client has a task; nothing happens if that cannot be.
+
+        It can be if the tool says `task="optional"` or `"required"` and the client declares the tasks extension.
+        """
+        await self._run.continue_as_task()
+
+    async def restart(self, **arguments: Any) -> NoReturn:
+        """Begin the handler anew, with these arguments and nothing remembered: for a task that would go on for ever.
+
+        Steps that are being run come to their end first. Clients know its questions by other keys than before.
+        """
+        await self._run.restart(arguments)
+
+    async def sleep(self, seconds: float, name: str = "sleep") -> None:
+        """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between.
+
+        The seconds must be the same in every run: to wait for a moment, use `sleep_until`.
+        """
+        await self._run.sleep(name, seconds)
+
+    async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
+        """Wait for a moment, which has a time zone; nothing happens if it has passed.
+
+        Raises:
+            ValueError: it has no time zone, so nobody knows when that is.
+        """
+        if moment.tzinfo is None:
+            raise ValueError("the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()")
+        await self._run.sleep_until(name, round(moment.timestamp() * 1000))
+
+    async def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
+        """Call a function again and again until it returns something but `None`; that is remembered, as a step is.
+
+        A task holds no worker between two times. The function must be safe to call again.
+
+        Raises:
+            StepFailed, NotJson: as `step`.
+        """
+        return await self._run.poll(name, function, args, every_s)
+
+    # telling
+
+    async def status(self, message: str) -> None:
+        """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one."""
+        self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
+
+        The value must increase with each notification (basic/patterns/progress); one that does not is not sent.
+        Inside a task there are no notifications: it becomes the task's `statusMessage`.
+        """
+        if self._call.task_id is not None:
+            done = f"{progress:.12g}" if total is None else f"{progress:.12g} of {total:.12g}"
+            await self.status(done if message is None else f"{done}: {message}")
+            return
+        token = self._call.meta.progress_token
+        if token is None or self._call.notify is None:
+            return
+        if self._last_progress is not None and progress <= self._last_progress:
+            return
+        self._last_progress = progress
+        params = without_none(progressToken=token, progress=progress, total=total, message=message)
+        await self._call.notify("notifications/progress", params)
+
+    async def log(self, level: str, data: Any, logger: str | None = None) -> None:
+        """Send a log message to the client, if it asked for messages of this level or below with `logLevel`.
+
+        `level` is one of RFC 5424's names, "debug" to "emergency"; `data` is any JSON value. Inside a task it goes to
+        the server's log.
+
+        Raises:
+            ValueError: there is no such level.
+        """
+        if level not in LOG_LEVELS:
+            raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
+        if self._call.task_id is not None:
+            fields = {"task": self._call.task_id, "level": level, "logger": logger, "data": data}
+            log.info("a task says", extra={"fields": fields})
+            return
+        wanted = self._call.meta.log_level
+        if wanted is None or self._call.notify is None or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted):
+            return
+        params = {"level": level, "data": data} | without_none(logger=logger)
+        await self._call.notify("notifications/message", params)
+
+    async def tools_changed(self) -> None:
+        """Tell listening clients that the list of tools has changed."""
+        self._call.publish(TOOLS_CHANGED, None)
+
+    async def prompts_changed(self) -> None:
+        """Tell listening clients that the list of prompts has changed."""
+        self._call.publish(PROMPTS_CHANGED, None)
+
+    async def resources_changed(self) -> None:
+        """Tell listening clients that the list of resources has changed."""
+        self._call.publish(RESOURCES_CHANGED, None)
+
+    async def resource_updated(self, uri: str) -> None:
+        """Tell clients that subscribed to this URI that what it holds has changed."""
+        self._call.publish(RESOURCE_UPDATED, uri)
+
+
+def run_of(context: Context) -> Run:
+    """The run that a context belongs to: for the gateway, not for handlers."""
+    return context._run

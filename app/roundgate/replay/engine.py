@@ -1,0 +1,200 @@
+"""The engine: one function through which every handler runs, whatever back end, wherever its journal is kept.
+
+A handler is run from the top each time, against a journal of what is already known. A question without an answer
+*suspends* the run: its outcome is the open questions and the journal, which is all that any process needs to go on.
+
+    run(handler, run) → Completed(value)               it returned
+                      | Suspended(requests, journal)   it waits: for answers, for a time, or only for its next turn
+                      | Restarted(arguments)           it begins anew, with nothing remembered and other arguments
+                      | Failed(error)                  it raised
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import CoroutineType
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+from roundgate.errors import CallTimeout, GatewayError, MissingCapability
+from roundgate.protocol.capabilities import merged
+from roundgate.replay.alarms import Limit
+from roundgate.replay.branches import Driven, HandlerExited, Suspend, inside, number_tasks, spawn
+from roundgate.replay.journal import Journal
+from roundgate.replay.run import Run, Stop
+
+T = TypeVar("T")
+
+ABANDON_S: Final = 2.0
+"""For how long the end of a handler is waited for that was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(Generic[T]):
+    """The handler returned."""
+
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The handler waits: for answers to `requests` (by wire key), or, if there are none, for its next turn."""
+
+    requests: Mapping[str, Any]
+    journal: Journal
+    wants_task: bool = False
+    """It is to go on as a task: it said so, time is nearly up, or it has to wait longer than a request may."""
+    wake_ms: int | None = None
+    """Its next turn is not to come before this, in milliseconds since the epoch; with questions, unless answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The handler wants to begin anew with these arguments."""
+
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised; a deadline that passed is a `CallTimeout`."""
+
+    error: Exception
+
+
+Outcome: TypeAlias = Completed[T] | Suspended | Restarted | Failed
+
+
+async def run(handler: Callable[[], Awaitable[T]], state: Run) -> Outcome[T]:
+    """Run a handler to its end, to its next question, or to its deadline.
+
+    Cancellation of the call is no outcome: it passes through, because nobody is waiting any more.
+    """
+    number_tasks(asyncio.get_running_loop())
+    try:
+        return await _outcome(handler, state)
+    finally:
+        state.close()
+
+
+async def _outcome(handler: Callable[[], Awaitable[T]], state: Run) -> Outcome[T]:
+    remaining_ms = state.call.deadline.remaining_ms()
+    limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
+    try:
+        with limit:
+            value = await _driven(handler, state)
+    except Suspend:
+        return _suspended(state)
+    except asyncio.CancelledError as error:
+        if _was_enforced(state):
+            return _suspended(state)
+        if _is_being_cancelled():
+            raise
+        return _failed(_caused_by(error, "what the handler waited for was cancelled, the call itself was not"), state)
+    except HandlerExited as error:
+        return _failed(error, state)
+    except BaseExceptionGroup as group:
+        return _failed(_cause_in(group), state)
+    except TimeoutError as error:
+        if limit.expired:
+            return Failed(CallTimeout(f"The call did not finish within {round((remaining_ms or 0) / 1000, 2):g} s"))
+        return _failed(error, state)
+    except Exception as error:
+        return _failed(error, state)
+    # a handler that swallowed the suspension does not get away with a result that skipped a question
+    return Completed(value) if state.stopped is None else _suspended(state)
+
+
+async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
+    return await handler()
+
+
+async def _awaiting(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+async def _driven(handler: Callable[[], Awaitable[T]], state: Run) -> T:
+    """Run the handler: in a task of its own where it is a task's, so that who cancels it is known."""
+    if state.call.task_id is not None:
+        return await _in_its_own_task(_coroutine(handler), state)
+    state.root_task = asyncio.current_task()
+    with inside(state.root):
+        coroutine = handler()
+        driven: Driven[T] = Driven(coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine))
+        return await driven
+
+
+async def _in_its_own_task(coroutine: Coroutine[Any, Any, T], state: Run) -> T:
+    state.driver = asyncio.current_task()
+    state.driver_cancelling = 0 if state.driver is None else state.driver.cancelling()
+    root = state.root_task = spawn(state.root, coroutine)
+    try:
+        await asyncio.wait([root])
+    except asyncio.CancelledError:
+        state.stop(Stop.OVER)
+        root.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([root], timeout=ABANDON_S)
+        root.add_done_callback(_look_at)
+        raise
+    value: T = root.result()
+    return value
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Have no loop complain that nobody looked at the error of a task that was given up."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _failed(error: Exception, state: Run) -> Suspended | Restarted | Failed:
+    """What a handler raises after it was told to suspend is what came of not being told what it asked."""
+    return Failed(error) if state.stopped is None else _suspended(state)
+
+
+def _suspended(state: Run) -> Suspended | Restarted | Failed:
+    if state.error is not None:
+        return Failed(state.error)
+    if state.restart_with is not None and state.stopped is Stop.SUSPENDED:
+        return Restarted(state.restart_with)
+    return Suspended(state.requests, state.journal, state.wants_task, state.wake_ms)
+
+
+def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
+    """What branches of a TaskGroup raised: the first error where all are meant for the caller, else the group."""
+    leaves = list(_leaves(group))
+    missing = [leaf.missing for leaf in leaves if isinstance(leaf, MissingCapability)]
+    if len(missing) == len(leaves):
+        return MissingCapability(str(leaves[0]), merged(missing))
+    if isinstance(leaves[0], GatewayError) and all(isinstance(leaf, GatewayError) for leaf in leaves):
+        return leaves[0]
+    return group if isinstance(group, Exception) else _caused_by(group, "branches of the handler failed")
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _was_enforced(state: Run) -> bool:
+    """Whether it was the engine that cancelled a handler which went on; takes that back."""
+    task = asyncio.current_task()
+    if not state.is_enforced or task is None:
+        return False
+    return task is not state.root_task or task.uncancel() == 0
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _caused_by(error: BaseException, message: str) -> RuntimeError:
+    failure = RuntimeError(message)
+    failure.__cause__ = error
+    return failure

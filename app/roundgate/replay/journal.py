@@ -1,0 +1,342 @@
+"""The journal: all that is known of one call, so that its handler can be run again from the top.
+
+Two kinds of things are remembered, each under its place in the handler (`branches.Branch.key`): what was done (steps,
+sleeps, time limits), and what was asked, with the answers. Between the rounds of a request the journal travels to the
+client and back, sealed; nothing in it depends on the process that wrote it.
+
+Version 1 knew no branches: a place was a name, and which use of it in the run. What began under it goes on under it.
+
+    question:  (nothing) ──asked──▶ Asked ──answer arrives──▶ Answered
+                                      ▲                           │ unusable, or the question reads differently now
+                                      └── next attempt ◀──────────┘
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Final, TypeAlias
+
+from roundgate.errors import NotJson
+from roundgate.protocol.jsonrpc import encode
+
+JOURNAL_VERSION: Final = 2
+"""What new journals are written in; every version up to it is read."""
+
+
+class UnknownEntry(ValueError):
+    """An entry of a kind that this version does not know: a later one wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that returned. `what` is its `identity`; none was kept by version 1."""
+
+    key: str
+    value: Any
+    what: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A step that raised. `told` is whether its text was meant for the caller (`ToolError`)."""
+
+    key: str
+    message: str
+    told: bool
+    what: str | None = None
+    how: str | None = None
+    """`TIMED_OUT`, `NOT_JSON`, or `None` for whatever else."""
+
+
+TIMED_OUT: Final = "timeout"
+NOT_JSON: Final = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A step of which some attempts have failed, and when the next one is due, in milliseconds since the epoch."""
+
+    key: str
+    attempts: int
+    again_ms: int
+    what: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling) after so many milliseconds."""
+
+    key: str
+    after_ms: int
+    what: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """An `at_most_once` step whose function was about to be called. If nothing follows, nobody knows what happened."""
+
+    key: str
+    what: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question that waits for its answer. `problem` is what was wrong with the last one."""
+
+    key: str
+    digest: str
+    attempt: int = 1
+    changed: int = 0
+    """How many rounds in a row it read differently: once is a new version of the handler, often is a clock in it."""
+    problem: str | None = None
+    wire: str | None = None
+    """What clients know it by, where that is not the key."""
+    until_ms: int | None = None
+    """When its default stands in for an answer, in milliseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, and the digest of the question as it was shown; `None` if it came unasked (version 1)."""
+
+    key: str
+    digest: str | None
+    attempt: int
+    changed: int
+    response: Any
+    wire: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A question whose time was over before there was an answer: its default stands."""
+
+    key: str
+    digest: str
+    attempt: int
+    wire: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A place that the handler has passed and will not stop at again: where it shed its load."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """A sleep or a time limit that began, and when it is over, in milliseconds since the epoch."""
+
+    key: str
+    until_ms: int
+    what: str | None = None
+
+
+QuestionEntry: TypeAlias = Asked | Answered | Unanswered
+Step: TypeAlias = Finished | Raised | Tried | Cut | Began | Passed | Slept
+Entry: TypeAlias = Step | QuestionEntry
+
+_TAGS: Final[Mapping[str, type[Entry]]] = {
+    "s": Finished,
+    "e": Raised,
+    "t": Tried,
+    "c": Cut,
+    "b": Began,
+    "q": Asked,
+    "a": Answered,
+    "u": Unanswered,
+    "p": Passed,
+    "w": Slept,
+}
+_TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
+_REQUIRED: Final = {
+    kind: sum(f.default is MISSING for f in fields(kind)) + (3 if kind is Asked else 0) for kind in _TAG_OF
+}
+"""How many members every entry of a kind is written with: those behind are left out where they say nothing."""
+
+
+MAX_DEPTH: Final = 100
+"""Levels of a value that can be remembered; what the journal travels in adds a few, and JSON readers stop at 200."""
+
+
+def wire_key(key: str, attempt: int) -> str:
+    """What a question is called on the wire: its key, and which attempt it is if not the first. Never used twice."""
+    return key if attempt == 1 else f"{key}~{attempt}"
+
+
+@dataclass(slots=True)
+class Journal:
+    """What is known of one call: steps, questions, and the handler's own `state`, all JSON."""
+
+    steps: dict[str, Step] = field(default_factory=dict)
+    questions: dict[str, QuestionEntry] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    version: int = JOURNAL_VERSION
+    arguments: dict[str, Any] | None = None
+    """What the handler was restarted with, in place of what it was called with."""
+    generation: int = 1
+    """How often the handler has begun anew, and once: clients know the questions of each by other keys."""
+    unasked: Mapping[str, Any] = field(default_factory=dict)
+    """Responses that came with a request that had no state: nobody had asked. Not kept."""
+
+    def add(self, entry: Entry) -> None:
+        """Remember something, in place of what was known under its key. Steps stand in the order of their outcomes."""
+        if isinstance(entry, (Asked, Answered, Unanswered)):
+            self.questions[entry.key] = entry
+        else:
+            self.steps.pop(entry.key, None)
+            self.steps[entry.key] = entry
+
+    def receive(self, responses: Mapping[str, Any]) -> None:
+        """Take answers to outstanding questions by their wire keys; others are not needed and are dropped."""
+        for entry in self.outstanding():
+            key = wire_key(entry.wire or entry.key, entry.attempt)
+            if key in responses:
+                answer = Answered(entry.key, entry.digest, entry.attempt, entry.changed, responses[key], entry.wire)
+                self.add(answer)
+
+    def receive_unasked(self, responses: Mapping[str, Any]) -> None:
+        """Take responses that a client sends along without any state; only who asks for such looks at them."""
+        self.unasked = dict(responses)
+
+    def withdraw_unanswered(self) -> None:
+        """Have what still waits be asked under another key: a task went on without the answers, and took the questions
+        back. Who answers the old one now would not be heard, and is not to believe that the new one is answered."""
+        for entry in self.outstanding():
+            self.add(replace(entry, attempt=entry.attempt + 1))
+
+    def response(self, wire: str) -> Any:
+        """The last response under a wire key as it came, or `None`."""
+        for entry in self.questions.values():
+            if isinstance(entry, Answered) and (entry.wire or entry.key) == wire:
+                return entry.response
+        return None
+
+    def outstanding(self) -> list[Asked]:
+        """The questions that wait, in the order in which they were asked."""
+        return [entry for entry in self.questions.values() if isinstance(entry, Asked)]
+
+    def entries(self) -> Iterator[Entry]:
+        """Everything remembered but `state`."""
+        yield from self.steps.values()
+        yield from self.questions.values()
+
+    def to_json(self) -> Any:
+        """As JSON: `[[[tag, key, …], …], state, version, generation, arguments]`; version 1 had the first two."""
+        head = [[row(entry) for entry in self.entries()], plain(self.state, "ctx.state")]
+        if self.version == 1:
+            return head
+        restarted = [] if self.generation == 1 else [self.generation, self.arguments]
+        return [*head, self.version, *restarted]
+
+    def restarted(self, arguments: dict[str, Any]) -> Journal:
+        """The journal of a handler that begins anew with these arguments."""
+        return Journal(generation=self.generation + 1, arguments=arguments)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Journal:
+        """The inverse of `to_json`, for values that we wrote ourselves.
+
+        Raises:
+            ValueError, TypeError, KeyError: we did not, or a later version did.
+        """
+        members: list[Any] = [*value, *[None] * (5 - len(value))]
+        rows, state, version, generation, arguments = members
+        version = _version(version, has_entries=bool(rows))
+        journal = cls(state=dict(state), version=version, arguments=arguments, generation=generation or 1)
+        for one in rows:
+            journal.add(from_row(one))
+        return journal
+
+    def largest(self) -> str:
+        """The entry that takes the most room, for an error message: "step 'plan' (12000 bytes)"."""
+        sizes = [(len(encode(row(entry)[1:])), _describe(entry)) for entry in self.entries()]
+        size, what = max([*sizes, (len(encode(self.state)), "ctx.state")])
+        return f"{what} ({size} bytes)"
+
+
+def _version(written: int | None, *, has_entries: bool) -> int:
+    """Which rules a journal goes on under: those of version 1 only where something was remembered under them.
+
+    Raises:
+        UnknownEntry: a later version wrote it.
+    """
+    if written is not None and type(written) is not int:
+        raise ValueError("a journal's version is a number")
+    version = written or 1
+    if version > JOURNAL_VERSION:
+        raise UnknownEntry(f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}")
+    return version if has_entries or written else JOURNAL_VERSION
+
+
+def row(entry: Entry) -> list[Any]:
+    """An entry as JSON: `[tag, key, …]`, without what says nothing at its end."""
+    kind = type(entry)
+    members = [getattr(entry, name) for name in kind.__slots__]
+    while len(members) > _REQUIRED[kind] and members[-1] is None:
+        members.pop()
+    return [_TAG_OF[kind], *members]
+
+
+def from_row(value: Any) -> Entry:
+    """The inverse of `row`, for what we wrote ourselves.
+
+    Raises:
+        UnknownEntry: a later version wrote it.
+        ValueError, TypeError: nobody did.
+    """
+    tag, *members = value
+    kind = _TAGS.get(tag)
+    if kind is None or len(members) > len(kind.__slots__):
+        raise UnknownEntry(f"an entry {tag!r} with {len(members)} members")
+    return kind(*members)
+
+
+def _describe(entry: Entry) -> str:
+    return f"{'the answer to' if isinstance(entry, (Asked, Answered)) else 'step'} {entry.key!r}"
+
+
+def plain(value: Any, where: str, room: int = MAX_DEPTH) -> Any:
+    """A copy of a JSON value as it will read when it comes back; tuples become lists.
+
+    Raises:
+        NotJson: names the place and the type of what JSON cannot hold.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return _plain_text(value, where)
+        case int() | float() if type(value) in (int, float):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise NotJson(f"{where} is {value}, which JSON cannot hold")
+            return value
+        case dict() | list() | tuple() if room == 0:
+            raise NotJson(f"{where[:200]}… is nested more than {MAX_DEPTH} levels deep, or contains itself")
+        case dict():
+            items = value.items()
+            return {_plain_key(key, where): plain(item, f"{where}.{key}", room - 1) for key, item in items}
+        case list() | tuple():
+            return [plain(item, f"{where}[{index}]", room - 1) for index, item in enumerate(value)]
+    raise NotJson(
+        f"{where} is {type(value).__name__}, which JSON cannot hold: "
+        "only dict, list, str, int, float, bool and None can (a pydantic model has model_dump(mode='json'))"
+    )
+
+
+def _plain_key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise NotJson(f"{where} has the key {key!r}; JSON objects have strings as keys")
+    return _plain_text(key, f"a key of {where}")
+
+
+def _plain_text(value: str, where: str) -> str:
+    """The text itself, without the subclass that a member of an enum is."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise NotJson(f"{where} is {ascii(value)[:100]}, which is no Unicode text (a file name may not be)") from None
+    return str.__str__(value)

@@ -1,0 +1,364 @@
+"""The questions a handler can ask, as values: how each looks on the wire, what it needs of the client, what it takes
+for an answer (client/elicitation, client/sampling, client/roots).
+
+A question is pinned by the digest of what is shown. An answer that does not fit is a `BadAnswer`, and asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from roundgate.errors import Refused
+from roundgate.protocol.content import PromptMessage, without_none
+from roundgate.protocol.digest import digest
+from roundgate.protocol.schemas import Schema
+from roundgate.replay.journal import plain
+
+Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
+"""What a client can say, and "timeout" where it said nothing in time."""
+
+
+class BadAnswer(Exception):
+    """A response that does not fit its question; says what is wrong, for whoever answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: `action` is "accept", "decline" or "cancel"; `value` is there for "accept" alone.
+
+    "timeout" if the question had a time limit and no answer came: `value` is then its default.
+    """
+
+    name: str
+    action: Action
+    value: Any = None
+
+    @property
+    def accepted(self) -> bool:
+        return self.action == "accept"
+
+    def get(self) -> Any:
+        """The value.
+
+        Raises:
+            Refused: the user declined or dismissed the question.
+            TimeoutError: there was no answer in time, and no default either.
+        """
+        if self.action == "timeout":
+            if self.value is None:
+                raise TimeoutError(f"question {self.name!r} was not answered in time")
+            return self.value
+        if self.action != "accept":
+            raise Refused(self.name, self.action)
+        return self.value
+
+
+class Question(Protocol):
+    """Anything that can be asked."""
+
+    @property
+    def requires(self) -> Mapping[str, Any]:
+        """The client capabilities without which it must not be asked, shaped as `ClientCapabilities`."""
+
+    def to_wire(self, problem: str | None = None) -> dict[str, Any]:
+        """The `InputRequest`; `problem` tells what was wrong with the answer before."""
+
+    def read(self, name: str, response: Any) -> Answer:
+        """The answer in an `InputResponse`.
+
+        Raises:
+            BadAnswer: it does not fit.
+        """
+
+
+def digest_of(name: str, question: Question) -> str:
+    """What stands for a question as it is shown.
+
+    Raises:
+        NotJson: it holds what cannot be shown to a client.
+    """
+    return digest(plain(question.to_wire(), f"question {name!r}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema of the permitted subset."""
+
+    message: str
+    fields: type[BaseModel] | Mapping[str, Any]
+    _schema: dict[str, Any] = field(init=False, repr=False, compare=False)
+    _checker: Schema = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        schema, checker = _of_mapping(self.fields) if isinstance(self.fields, Mapping) else _of_model(self.fields)
+        object.__setattr__(self, "_schema", schema)
+        object.__setattr__(self, "_checker", checker)
+
+    @property
+    def requires(self) -> Mapping[str, Any]:
+        return {"elicitation": {"form": {}}}
+
+    def to_wire(self, problem: str | None = None) -> dict[str, Any]:
+        message = _with_problem(self.message, problem)
+        params = {"mode": "form", "message": message, "requestedSchema": self._schema}
+        return {"method": "elicitation/create", "params": params}
+
+    def read(self, name: str, response: Any) -> Answer:
+        action = _action(response)
+        if action != "accept":
+            return Answer(name, action)
+        content = response.get("content", {})
+        if problems := self._checker.problems(content, "answer"):
+            raise BadAnswer("; ".join(problems))
+        return Answer(name, action, self._value(content))
+
+    def _value(self, content: dict[str, Any]) -> Any:
+        if isinstance(self.fields, Mapping):
+            return content
+        try:
+            return self.fields.model_validate(content)
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
+            raise BadAnswer("; ".join(wrong)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """Send the user to a page, for what the client must not see. Accepting says that they went, not how it ended."""
+
+    message: str
+    url: str
+
+    def __post_init__(self) -> None:
+        if not urlsplit(self.url).scheme or not urlsplit(self.url).netloc:
+            raise ValueError(f"{self.url!r} is not a URL that a browser can open")
+
+    @property
+    def requires(self) -> Mapping[str, Any]:
+        return {"elicitation": {"url": {}}}
+
+    def to_wire(self, problem: str | None = None) -> dict[str, Any]:
+        params = {"mode": "url", "message": _with_problem(self.message, problem), "url": self.url}
+        return {"method": "elicitation/create", "params": params}
+
+    def read(self, name: str, response: Any) -> Answer:
+        return Answer(name, _action(response))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the client's model said."""
+
+    role: str
+    content: Sequence[Mapping[str, Any]]
+    """Blocks as they came: text, image, audio, tool_use."""
+    model: str
+    stop_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All text blocks together."""
+        return "".join(block["text"] for block in self.content if block.get("type") == "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Ask the client's model. `messages` is one user message, or messages as `PromptMessage` or wire objects."""
+
+    messages: str | Sequence[PromptMessage | Mapping[str, Any]]
+    max_tokens: int
+    system_prompt: str | None = None
+    temperature: float | None = None
+    stop_sequences: Sequence[str] | None = None
+    model_preferences: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: Mapping[str, Any] | None = None
+
+    @property
+    def requires(self) -> Mapping[str, Any]:
+        return {"sampling": {"tools": {}} if self.tools or self.tool_choice else {}}
+
+    def to_wire(self, problem: str | None = None) -> dict[str, Any]:
+        messages = [PromptMessage("user", self.messages)] if isinstance(self.messages, str) else self.messages
+        params = {
+            "messages": [one.to_wire() if isinstance(one, PromptMessage) else dict(one) for one in messages],
+            "maxTokens": self.max_tokens,
+            **without_none(
+                systemPrompt=self.system_prompt,
+                temperature=self.temperature,
+                stopSequences=self.stop_sequences and list(self.stop_sequences),
+                modelPreferences=self.model_preferences and dict(self.model_preferences),
+                tools=self.tools and [dict(tool) for tool in self.tools],
+                toolChoice=self.tool_choice and dict(self.tool_choice),
+            ),
+        }
+        return {"method": "sampling/createMessage", "params": params}
+
+    def read(self, name: str, response: Any) -> Answer:
+        if not isinstance(response, dict) or not isinstance(response.get("role"), str):
+            raise BadAnswer("a sampling response has role, content and model")
+        content = response.get("content")
+        blocks: list[Any] = content if isinstance(content, list) else [content]
+        if not all(isinstance(block, dict) and _is_block(block) for block in blocks):
+            raise BadAnswer("content must be a content block or a list of content blocks")
+        model, stop_reason = response.get("model"), response.get("stopReason")
+        if not isinstance(model, str):
+            raise BadAnswer("a sampling response names its model")
+        reason = stop_reason if isinstance(stop_reason, str) else None
+        return Answer(name, "accept", Sampled(response["role"], blocks, model, reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A directory or file that the client lets the server work with."""
+
+    uri: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Ask the client which roots it has."""
+
+    @property
+    def requires(self) -> Mapping[str, Any]:
+        return {"roots": {}}
+
+    def to_wire(self, problem: str | None = None) -> dict[str, Any]:
+        return {"method": "roots/list"}
+
+    def read(self, name: str, response: Any) -> Answer:
+        roots = response.get("roots") if isinstance(response, dict) else None
+        if not isinstance(roots, list) or not all(isinstance(r, dict) and isinstance(r.get("uri"), str) for r in roots):
+            raise BadAnswer("a roots response has roots, each with a uri")
+        names = [root.get("name") if isinstance(root.get("name"), str) else None for root in roots]
+        return Answer(name, "accept", [Root(root["uri"], called) for root, called in zip(roots, names, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """An `InputRequest` given as it stands on the wire; its answer is handed over as it came."""
+
+    request: Mapping[str, Any]
+
+    @property
+    def requires(self) -> Mapping[str, Any]:
+        params = self.request.get("params", {})
+        match self.request.get("method"):
+            case "elicitation/create":
+                return {"elicitation": {params.get("mode", "form"): {}}}
+            case "sampling/createMessage":
+                return {"sampling": {"tools": {}} if params.get("tools") or params.get("toolChoice") else {}}
+            case "roots/list":
+                return {"roots": {}}
+        raise ValueError("an input request has the method elicitation/create, sampling/createMessage or roots/list")
+
+    def to_wire(self, problem: str | None = None) -> dict[str, Any]:
+        return dict(self.request)
+
+    def read(self, name: str, response: Any) -> Answer:
+        if not isinstance(response, dict):
+            raise BadAnswer("a response is an object")
+        return Answer(name, "accept", response)
+
+
+def _with_problem(message: str, problem: str | None) -> str:
+    return message if problem is None else f"{message}\n\nThe last answer could not be used: {problem}"
+
+
+def _action(response: Any) -> Action:
+    action = response.get("action") if isinstance(response, dict) else None
+    if action not in ("accept", "decline", "cancel"):
+        raise BadAnswer('an elicitation response has the action "accept", "decline" or "cancel"')
+    return action  # type: ignore[no-any-return]
+
+
+def _is_block(block: Mapping[str, Any]) -> bool:
+    return isinstance(block.get("type"), str) and (block["type"] != "text" or isinstance(block.get("text"), str))
+
+
+_KEPT: Final = {
+    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "oneOf"),
+    "number": ("title", "description", "minimum", "maximum", "default"),
+    "integer": ("title", "description", "minimum", "maximum", "default"),
+    "boolean": ("title", "description", "default"),
+    "array": ("title", "description", "minItems", "maxItems", "items", "default"),
+}
+_FORMATS: Final = ("email", "uri", "date", "date-time")
+
+
+@lru_cache(maxsize=256)  # half a millisecond, in every round of every call
+def _of_model(model: type[BaseModel]) -> tuple[dict[str, Any], Schema]:
+    schema = form_schema(model)
+    return schema, Schema.compile(schema)
+
+
+def _of_mapping(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Schema]:
+    # what clients cannot be shown of a JSON Schema holds for the answer nevertheless
+    return form_schema(fields), Schema.compile(fields)
+
+
+def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
+    """The `requestedSchema` of a form: a flat object of the primitive schemas that clients can show.
+
+    Raises:
+        ValueError: names the field that a form cannot have, and what to do instead.
+    """
+    source = dict(fields) if isinstance(fields, Mapping) else fields.model_json_schema()
+    if source.get("type") != "object" or not isinstance(source.get("properties", {}), Mapping):
+        raise ValueError('a form is a flat object: {"type": "object", "properties": {…}}')
+    definitions = source.get("$defs", {})
+    properties = {name: _field(name, field, definitions) for name, field in source.get("properties", {}).items()}
+    if unknown := [name for name in source.get("required", ()) if name not in properties]:
+        raise ValueError(f"the form requires {', '.join(unknown)}, which it does not have")
+    return {"type": "object", "properties": properties, **without_none(required=source.get("required"))}
+
+
+def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    schema = _resolve(schema, definitions)
+    kind = schema.get("type")
+    if not isinstance(kind, str) or kind not in _KEPT or "properties" in schema:
+        raise ValueError(
+            f"field {name!r}: forms have strings, numbers, booleans and choices only; ask several questions"
+        )
+    if schema.get("format") == "password" or schema.get("writeOnly"):
+        raise ValueError(
+            f"field {name!r}: a form must not ask for secrets, the client would see them; use ctx.elicit_url"
+        )
+    if kind == "string" and schema.get("format") not in (None, *_FORMATS):
+        raise ValueError(f"field {name!r}: forms know the formats {', '.join(_FORMATS)}, not {schema['format']!r}")
+    kept = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
+    if kind == "array":
+        kept["items"] = _choices(name, _resolve(schema.get("items"), definitions))
+    if kept.get("default", ...) is None:
+        del kept["default"]  # "no value" is said by leaving the field out
+    return kept
+
+
+def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may be left out."""
+    schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}  # `true` is a schema too
+    if "anyOf" in schema:
+        options = [option for option in schema["anyOf"] if option.get("type") != "null"]
+        if len(options) == 1:
+            schema = {**{key: value for key, value in schema.items() if key != "anyOf"}, **options[0]}
+    if "$ref" in schema:
+        schema = {**definitions.get(schema["$ref"].rpartition("/")[2], {}), **schema}
+        del schema["$ref"]
+    if isinstance(schema.get("type"), list) and len(kinds := [kind for kind in schema["type"] if kind != "null"]) == 1:
+        schema["type"] = kinds[0]
+    if "const" in schema and "type" in schema:
+        schema = {**schema, "enum": [schema["const"]]}
+    return schema
+
+
+def _choices(name: str, items: dict[str, Any]) -> dict[str, Any]:
+    if items.get("type", "string") != "string" or not ("enum" in items or "anyOf" in items):
+        raise ValueError(f"field {name!r}: a list in a form is a choice of several of fixed strings")
+    return {"type": "string", "enum": items["enum"]} if "enum" in items else {"anyOf": items["anyOf"]}

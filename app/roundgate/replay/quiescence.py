@@ -1,0 +1,128 @@
+"""Coming to rest: when nothing in a handler moves any more but what waits for something outside of it.
+
+Branches *park* at what cannot be had now. The run is suspended once all have come to rest, so that questions asked side
+by side go out together, and so that a step that is being run is not cut.
+
+    branch 1   ask a ──────── parked ───────────────┐
+    branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b go out
+    branch 3   sleep ── parked until its time ──────┘ (its time comes first: it goes on)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from roundgate.replay.branches import Branch
+
+QUIET_TURNS: Final = 10
+"""Turns of the event loop without any engine call after which the handler's branches count as at rest."""
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A branch that waits. `until_ms` is when its wait is over whatever happens, in milliseconds since the epoch."""
+
+    branch: Branch
+    until_ms: int | None
+    future: asyncio.Future[None]
+
+
+class Quiescence:
+    """What moves in one run, and what waits."""
+
+    __slots__ = ("_activity", "_hold_s", "_in_flight", "_on_rest", "_watching", "parked")
+
+    def __init__(self, on_rest: Callable[[], None], hold_s: Callable[[], float]) -> None:
+        """`hold_s` says for how many seconds more a run at rest is worth waiting for."""
+        self._on_rest = on_rest
+        self._hold_s = hold_s
+        self.parked: dict[Parked, None] = {}
+        self._in_flight = 0
+        self._activity = 0
+        self._watching = False
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Something moves while the block runs, though it calls the engine for nothing."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """Something has begun to move."""
+        self._in_flight += 1
+
+    def end(self) -> None:
+        """It moves no more."""
+        self._in_flight -= 1
+        self.stir()
+
+    async def park(self, branch: Branch, until_ms: int | None = None, for_ms: float | None = None) -> None:
+        """Wait until the run is suspended, or for a time.
+
+        Raises:
+            Suspend: the run came to rest first.
+        """
+        loop = asyncio.get_running_loop()
+        one = Parked(branch, until_ms, loop.create_future())
+        self.parked[one] = None
+        timer = None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, _wake, one.future)
+        self.stir()
+        try:
+            await one.future
+        finally:
+            del self.parked[one]
+            if timer is not None:
+                timer.cancel()
+            self.stir()
+
+    def unpark(self, error: Callable[[], BaseException]) -> None:
+        """End every wait."""
+        for one in self.parked:
+            if not one.future.done():
+                one.future.set_exception(error())
+
+    def close(self) -> None:
+        """Nobody is to be told of a rest any more, and no wait goes on."""
+        self._on_rest, self._hold_s = _nothing, _no_time
+        for one in self.parked:
+            one.future.cancel()
+
+    def stir(self) -> None:
+        """Something moved: start over counting quiet turns, if there is anybody to wake."""
+        self._activity += 1
+        if self.parked and not self._watching:
+            self._watching = True
+            asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
+
+    def _watch(self, seen: int, turns: int) -> None:
+        loop = asyncio.get_running_loop()
+        if self._in_flight or not self.parked:
+            self._watching = False  # the end of what moves stirs again
+        elif seen != self._activity or turns:
+            left = turns - 1 if seen == self._activity else QUIET_TURNS
+            loop.call_soon(self._watch, self._activity, left)
+        elif (hold_s := self._hold_s()) > 0:
+            loop.call_later(hold_s, self._watch, self._activity, QUIET_TURNS)
+        else:
+            self._watching = False
+            self._on_rest()
+
+
+def _nothing() -> None:
+    """Told to nobody."""
+
+
+def _no_time() -> float:
+    return 0.0
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,181 @@
+"""One step: its function called once, within its time, and what came of it as an entry of the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import types
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from anyio import CapacityLimiter
+
+from roundgate.errors import NotJson, OutcomeUnknown, ToolError
+from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
+from roundgate.replay.threads import in_thread
+
+log = logging.getLogger("roundgate.replay")
+
+MAX_BACKOFF_S: Final = 300.0
+THREADS: Final = 40
+"""Plain functions of steps that one event loop runs at once, unless the call brings a bound of its own."""
+
+
+class StepFailed(Exception):
+    """A step raised; this is what its handler sees, in the run in which it happened and in each replay of it."""
+
+
+class StepTimeout(StepFailed):
+    """A step was not over within its `timeout_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a step is run."""
+
+    timeout_s: float | None = None
+    retries: int = 0
+    backoff: float = 1.0
+    at_most_once: bool = False
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise ValueError(f"timeout_s is {self.timeout_s}; a step gets more than 0 seconds")
+        if self.retries < 0 or self.backoff < 0:
+            raise ValueError("retries and backoff are not negative")
+        if self.at_most_once and self.retries:
+            raise ValueError("a step is either at_most_once or has retries")
+
+    def pause_ms(self, attempts: int) -> int:
+        """How long to wait after so many failed attempts: twice as long after each."""
+        return round(min(self.backoff * 2.0 ** min(attempts - 1, 30), MAX_BACKOFF_S) * 1000)
+
+
+ONCE: Final = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a step does: a function and what it is called with. `key` and `what` are its place and its identity."""
+
+    key: str
+    what: str | None
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+async def attempt(task: Task, timeout_s: float | None, threads: CapacityLimiter | None) -> Finished | Raised:
+    """Call the function once. Whatever it raises is an entry, but a cancellation."""
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            value = await _call(task, threads or _of_this_loop())
+        return Finished(task.key, plain(value, f"the value of step {task.key!r}"), task.what)
+    except asyncio.CancelledError as error:
+        current = asyncio.current_task()
+        if current is None or current.cancelling():
+            raise
+        return _raised(task, f"CancelledError: {_text(error)}")  # its own: nobody has cancelled the step
+    except ToolError as error:
+        return Raised(task.key, _text(error), told=True, what=task.what)
+    except TimeoutError as error:
+        if limit.expired():
+            return _raised(task, f"it was not over within {timeout_s:g} s", TIMED_OUT)
+        return _logged(task, error)
+    except NotJson as error:
+        return _raised(task, _text(error), NOT_JSON)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        return _logged(task, error)
+
+
+def outcome_of(entry: Step, name: str) -> Any:
+    """What a step returned.
+
+    Raises:
+        ToolError, StepFailed, StepTimeout, NotJson: it raised.
+        OutcomeUnknown: it was begun, and whoever ran it died.
+    """
+    match entry:
+        case Finished(value=value):
+            return value
+        case Began():
+            raise OutcomeUnknown(name)
+        case Raised(message=message, told=True):
+            raise ToolError(message)
+        case Raised(message=message, how="timeout"):
+            raise StepTimeout(f"step {name!r} timed out: {message}")
+        case Raised(message=message, how="value"):
+            raise NotJson(message)
+        case Raised(message=message):
+            raise StepFailed(f"step {name!r} failed: {message}")
+    raise AssertionError(f"{entry!r} is no outcome")
+
+
+def _logged(task: Task, error: BaseException) -> Raised:
+    log.warning("step %s raised", task.key, exc_info=error)  # the journal has the text; only the log has the traceback
+    return _raised(task, f"{type(error).__name__}: {_text(error)}")
+
+
+def _raised(task: Task, message: str, how: str | None = None) -> Raised:
+    return Raised(task.key, message[:1000], False, task.what, how)
+
+
+def _text(error: BaseException) -> str:
+    return str(error).encode(errors="replace").decode()  # a file name in it may be no Unicode
+
+
+async def _call(task: Task, threads: CapacityLimiter) -> Any:
+    if inspect.iscoroutinefunction(task.function):
+        return await task.function(*task.args, **task.kwargs)
+    value = await in_thread(lambda: task.function(*task.args, **task.kwargs), threads)
+    return await value if inspect.isawaitable(value) else value
+
+
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
+
+
+def _of_this_loop() -> CapacityLimiter:
+    loop = asyncio.get_running_loop()
+    found = _limiters.get(loop)
+    if found is None:
+        found = _limiters[loop] = CapacityLimiter(THREADS)
+    return found
+
+
+def check_return(function: Callable[..., Any], name: str) -> None:
+    """Find a value that cannot be remembered before there is an effect, where the function says what it returns.
+
+    Raises:
+        NotJson: its annotation is a class that JSON cannot hold.
+    """
+    try:
+        returned = _unheld(function)
+    except TypeError:  # it cannot be hashed
+        returned = None
+    if returned is not None:
+        raise NotJson(
+            f"step {name!r} would return {returned}, which JSON cannot hold: let its function return dict, list, str, "
+            "int, float, bool or None (a pydantic model has model_dump(mode='json'))"
+        )
+
+
+_HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
+
+
+@lru_cache(maxsize=512)
+def _unheld(function: Callable[..., Any]) -> str | None:
+    """The name of the class that a function says to return, if JSON cannot hold any of its values."""
+    try:
+        hint = typing.get_type_hints(function).get("return")
+    except Exception:  # no function, or names that are not to be had
+        return None
+    if type(hint) is types.GenericAlias or not isinstance(hint, type) or issubclass(hint, Awaitable):
+        return None
+    if issubclass(hint, _HELD) or hint.__module__ == "typing" or getattr(hint, "_is_protocol", False):
+        return None
+    return hint.__name__ if not any(issubclass(held, hint) for held in _HELD) else None

@@ -1,0 +1,103 @@
+"""`ctx.map` for a handler that is a plain function: its own thread runs items, and others help while any are free.
+
+That the thread of the handler works itself is why nobody ever waits for a place that only he could free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from anyio import CapacityLimiter
+
+from roundgate.replay.branches import Branch, inside
+from roundgate.replay.run import Run
+from roundgate.replay.threads import in_thread
+
+I = TypeVar("I")  # noqa: E741  # an item
+T = TypeVar("T")
+
+HELPERS = 40
+"""Threads that help at once, in one event loop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadLimit:
+    """A durable time limit of a thread, which nobody can cancel: it is looked at."""
+
+    until_ms: int
+    is_left: bool = False
+
+    async def wait_until_left(self) -> None:
+        """Nobody waits: see `fire`."""
+
+    @property
+    def is_pending(self) -> bool:
+        """It ends nothing by itself."""
+        return False
+
+    def fire(self) -> None:
+        """Nothing: the engine raises where it looks."""
+
+
+@dataclass(slots=True)
+class Items(Generic[I, T]):
+    """What is left to do, and what came of the rest. Any number of threads may work on it."""
+
+    function: Callable[[I], T]
+    placed: list[tuple[I, Branch]]
+    _next: int = 0
+    _values: dict[int, T] = field(default_factory=dict)
+    _errors: dict[int, BaseException] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    def work(self) -> None:
+        """Run one item after the other until none is left, or one has raised."""
+        while (index := self._take()) is not None:
+            item, branch = self.placed[index]
+            try:
+                with inside(branch):
+                    self._values[index] = self.function(item)
+            except BaseException as error:  # it belongs to who asked for the map, not to this thread
+                self._errors[index] = error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._errors or self._next == len(self.placed):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def results(self) -> list[T]:
+        """What the function returned, in the order of the items.
+
+        Raises:
+            BaseException: what it raised for the first of those for which it did.
+        """
+        for _, error in sorted(self._errors.items()):
+            raise error
+        return [self._values[index] for index in range(len(self.placed))]
+
+
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
+
+
+def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:
+    """A thread that does the work, if there is one to be had."""
+    limiter = _limiters.setdefault(asyncio.get_running_loop(), CapacityLimiter(HELPERS))
+    if limiter.available_tokens < 1:
+        return None
+    with inside(None):
+        return asyncio.ensure_future(_help(work, run, limiter))
+
+
+async def _help(work: Callable[[], Any], run: Run, limiter: CapacityLimiter) -> None:
+    with run.quiescence.moving():
+        await in_thread(work, limiter)

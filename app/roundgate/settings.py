@@ -1,0 +1,145 @@
+"""The environment as one frozen value, read once at start-up.
+
+What is served is in gateway.yaml; here is only what differs between two places that serve the same file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from roundgate.errors import ConfigError, Problem
+
+ListenMode: TypeAlias = Literal["auto", "on", "off"]
+
+WorkerMode: TypeAlias = Literal["auto", "on", "off"]
+
+SQLITE: Final = "sqlite:///"
+DYNAMODB: Final = "dynamodb://"
+SQS: Final = "sqs://"
+DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One field a variable; docs/configuration.md describes each."""
+
+    config: Path = Path("gateway.yaml")
+    """GATEWAY_CONFIG: the file that says what is served."""
+    public_url: str | None = None
+    """GATEWAY_PUBLIC_URL: where clients reach the gateway; its host and origin are then allowed."""
+    listen: ListenMode = "auto"
+    """GATEWAY_LISTEN: serve subscriptions/listen; auto is on except on AWS Lambda, which cannot stream."""
+    log_level: str = "info"
+    """GATEWAY_LOG_LEVEL: debug, info, warning or error; info writes a line a request."""
+    state_keys: str | None = field(default=None, repr=False)
+    """GATEWAY_STATE_KEYS: base64 keys of 32 bytes, comma-separated, for requestState; the first seals, all open."""
+    state_keys_secret: str | None = None
+    """GATEWAY_STATE_KEYS_SECRET: the AWS Secrets Manager secret that holds the same text."""
+    state_keys_kms: str | None = None
+    """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, base64, comma-separated."""
+    store: str = DEFAULT_STORE
+    """GATEWAY_STORE: where tasks and what else must be kept is kept: sqlite:///path, or dynamodb://table."""
+    queue: str = "local"
+    """GATEWAY_QUEUE: how workers hear of tasks: local (a table of a SQLite file), or sqs://url."""
+    worker: WorkerMode = "auto"
+    """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except on AWS Lambda."""
+    allow_anonymous: bool = False
+    """GATEWAY_ALLOW_ANONYMOUS: without authentication, serve at addresses that others can reach nevertheless."""
+    on_lambda: bool = False
+    """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
+    on_demand: bool = False
+    """Whether a caller waits while this process starts: on AWS Lambda without provisioned concurrency or a snapshot."""
+
+    @property
+    def sqlite_path(self) -> Path:
+        """The file behind `store`; beside a table, the one of what is local nevertheless, under the table's name."""
+        if self.dynamodb_table is not None:
+            return Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(f"{self.dynamodb_table}.sqlite3")
+        return Path(self.store.removeprefix(SQLITE))
+
+    @property
+    def dynamodb_table(self) -> str | None:
+        """The table behind `store`, if it is one."""
+        return self.store.removeprefix(DYNAMODB) if self.store.startswith(DYNAMODB) else None
+
+    @property
+    def sqs_url(self) -> str | None:
+        """The URL of the queue, if it is one of SQS: https unless `sqs://http://…` says otherwise."""
+        if not self.queue.startswith(SQS):
+            return None
+        url = self.queue.removeprefix(SQS)
+        return url if url.startswith(("http://", "https://")) else f"https://{url}"
+
+    @property
+    def works(self) -> bool:
+        """Whether the serving process works on tasks too."""
+        return self.worker == "on" or (self.worker == "auto" and self.queue == "local" and not self.on_lambda)
+
+    @property
+    def streams(self) -> bool:
+        """Whether subscriptions/listen is advertised and served."""
+        return self.listen == "on" or (self.listen == "auto" and not self.on_lambda)
+
+
+def from_environment(environ: Mapping[str, str]) -> Settings:
+    """Settings from environment variables; an empty variable counts as unset.
+
+    Raises:
+        ConfigError: every variable that is wrong, with what it may be.
+    """
+    problems: list[Problem] = []
+
+    def read(name: str, default: str, allowed: tuple[str, ...]) -> str:
+        value = environ.get(name) or default
+        if value not in allowed:
+            problems.append(Problem("environment", name, f"is {value!r}", f"use one of {', '.join(allowed)}"))
+        return value
+
+    listen = cast("ListenMode", read("GATEWAY_LISTEN", "auto", ("auto", "on", "off")))
+    worker = cast("WorkerMode", read("GATEWAY_WORKER", "auto", ("auto", "on", "off")))
+    log_level = read("GATEWAY_LOG_LEVEL", "info", LOG_LEVELS)
+    allow_anonymous = read("GATEWAY_ALLOW_ANONYMOUS", "false", ("false", "true")) == "true"
+    public_url = environ.get("GATEWAY_PUBLIC_URL") or None
+    if public_url is not None and not _is_origin(public_url):
+        remedy = "give the URL that clients use, such as https://mcp.example.com"
+        problems.append(Problem("environment", "GATEWAY_PUBLIC_URL", "is not an http(s) URL with a host", remedy))
+    store = environ.get("GATEWAY_STORE") or DEFAULT_STORE
+    if not re.fullmatch(r"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{3,255}", store):
+        remedy = "use sqlite:///path or dynamodb://table"
+        problems.append(Problem("environment", "GATEWAY_STORE", "names no store we have", remedy))
+    queue = environ.get("GATEWAY_QUEUE") or "local"
+    if not re.fullmatch(r"local|sqs://\S+", queue):
+        remedy = "use local, or sqs:// and the URL of the queue without https://"
+        problems.append(Problem("environment", "GATEWAY_QUEUE", "names no queue we have", remedy))
+    on_lambda = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))
+    if problems:
+        raise ConfigError(problems)
+    return Settings(
+        config=Path(environ.get("GATEWAY_CONFIG") or "gateway.yaml"),
+        public_url=public_url,
+        listen=listen,
+        log_level=log_level,
+        state_keys=environ.get("GATEWAY_STATE_KEYS") or None,
+        state_keys_secret=environ.get("GATEWAY_STATE_KEYS_SECRET") or None,
+        state_keys_kms=environ.get("GATEWAY_STATE_KEYS_KMS") or None,
+        store=store,
+        queue=queue,
+        worker=worker,
+        allow_anonymous=allow_anonymous,
+        on_lambda=on_lambda,
+        on_demand=on_lambda and (environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand") == "on-demand",
+    )
+
+
+def _is_origin(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

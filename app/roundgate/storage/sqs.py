@@ -1,0 +1,162 @@
+"""The task queue at Amazon SQS: a standard queue, which knows itself for how long it hides a message.
+
+A message's body is the reference of a task as text. What else turns up there is logged and deleted. Its group is the
+owner of the task: a standard queue keeps no order by it, but has groups take turns when one has many messages ("fair
+queues", https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+from roundgate.errors import Unavailable
+from roundgate.storage.aws import PROMPT, Aws, MakeClient
+from roundgate.storage.queue import Message
+from roundgate.storage.tasks import TaskRef
+
+logger = logging.getLogger(__name__)
+
+MOST_DELAY_S: Final = 900
+MOST_WAIT_S: Final = 20
+BATCH: Final = 10
+_BATCH_TRIES: Final = 3
+
+CONFIG: Final = PROMPT
+"""For the `botocore.config.Config` of the client that sends and deletes: somebody waits for it."""
+RECEIVING: Final[Mapping[str, Any]] = MappingProxyType({**PROMPT, "read_timeout": MOST_WAIT_S + 5})
+"""The same of the client that receives: a long poll must not look like a lost answer."""
+
+
+class SqsQueue:
+    """The `TaskQueue`, see there."""
+
+    def __init__(self, url: str, make_client: MakeClient, make_receiver: MakeClient | None = None) -> None:
+        self._url = url
+        self._aws = Aws(make_client, "The queue")
+        self._receiver = Aws(make_receiver or make_client, "The queue")
+        self.prepare = self._aws.prepare
+        self._closing = asyncio.Event()
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """See `TaskQueue`. Delays are rounded up to seconds, and are at most a quarter of an hour."""
+        delay_s = min(_seconds(delay_ms), MOST_DELAY_S)
+        await self._aws.call("send_message", QueueUrl=self._url, **_message(ref), DelaySeconds=delay_s)
+
+    async def send_many(self, refs: Sequence[TaskRef]) -> None:
+        """See `TaskQueue`. Ten in a call; what SQS refuses of one is an error only if it refuses it again.
+
+        Raises:
+            Unavailable: also if some of them cannot be sent; the others are.
+        """
+        for start in range(0, len(refs), BATCH):
+            left = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs[start : start + BATCH])]
+            for _ in range(_BATCH_TRIES):
+                left = await self._send_batch(left)
+            if left:
+                raise Unavailable("The queue cannot take all messages just now")
+
+    async def _send_batch(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those that were refused."""
+        if not entries:
+            return []
+        answer = await self._aws.call("send_message_batch", QueueUrl=self._url, Entries=entries)
+        refused = {one["Id"] for one in answer.get("Failed", [])}
+        return [entry for entry in entries if entry["Id"] in refused]
+
+    async def receive(self, limit: int, wait_ms: int, *, skip: Collection[str] = ()) -> Sequence[Message]:
+        """See `TaskQueue`. At most 10 at once, of whatever owner: SQS decides whose turn it is."""
+        left_s = _seconds(wait_ms)
+        while not self._closing.is_set():
+            wait_s = min(left_s, MOST_WAIT_S)
+            left_s -= wait_s
+            messages = await self._known(await self._poll(min(limit, BATCH), wait_s))
+            if messages or left_s == 0:
+                return messages
+        return []
+
+    async def _poll(self, limit: int, wait_s: int) -> list[Any]:
+        """One long poll; nothing if the queue is closed before it is over."""
+        given_up = threading.Event()
+        work = partial(self._receive, limit=limit, wait_s=wait_s, given_up=given_up)
+        poll = asyncio.ensure_future(self._receiver.do(work, abandon=True))
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait([poll, closing], return_when=asyncio.FIRST_COMPLETED)
+            return await poll if poll.done() else []
+        finally:
+            given_up.set()
+            poll.cancel()
+            closing.cancel()
+
+    def _receive(self, client: Any, limit: int, wait_s: int, given_up: threading.Event) -> list[Any]:
+        answer = client.receive_message(QueueUrl=self._url, MaxNumberOfMessages=limit, WaitTimeSeconds=wait_s)
+        messages: list[Any] = answer.get("Messages", [])
+        if messages and given_up.is_set():  # nobody waits for them any more: somebody else is to get them at once
+            visible = [_entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0} for n, one in enumerate(messages)]
+            client.change_message_visibility_batch(QueueUrl=self._url, Entries=visible)
+        return messages
+
+    async def _known(self, received: Sequence[Any]) -> list[Message]:
+        """Those that are references; the others never will be."""
+        known, unknown = [], []
+        for one in received:
+            try:
+                known.append(Message(TaskRef.parse(one["Body"]), one["ReceiptHandle"]))
+            except ValueError:
+                logger.warning("a message that is no task reference was deleted from the queue: %.100r", one["Body"])
+                unknown.append(one["ReceiptHandle"])
+        await self._delete(unknown)
+        return known
+
+    async def delete(self, messages: Sequence[Message]) -> None:
+        """See `TaskQueue`."""
+        await self._delete([message.receipt for message in messages])
+
+    async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
+        """See `TaskQueue`."""
+        hidden = {"VisibilityTimeout": _seconds(delay_ms)}
+        for start in range(0, len(messages), BATCH):
+            some = messages[start : start + BATCH]
+            entries = [_entry(n, message.receipt) | hidden for n, message in enumerate(some)]
+            await self._aws.call("change_message_visibility_batch", QueueUrl=self._url, Entries=entries)
+
+    async def depth(self) -> int | None:
+        """See `TaskQueue`. Eventually consistent, and without messages that are delayed."""
+        name = "ApproximateNumberOfMessages"
+        answer = await self._aws.call("get_queue_attributes", QueueUrl=self._url, AttributeNames=[name])
+        return int(answer["Attributes"][name])
+
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
+        """See `TaskQueue`. Nobody can look into SQS."""
+        return None
+
+    async def _delete(self, receipts: Sequence[str]) -> None:
+        """A receipt that is out of date is no failure: the message has been delivered again, or is gone."""
+        for start in range(0, len(receipts), BATCH):
+            entries = [_entry(n, receipt) for n, receipt in enumerate(receipts[start : start + BATCH])]
+            await self._aws.call("delete_message_batch", QueueUrl=self._url, Entries=entries)
+
+    async def aclose(self) -> None:
+        """See `TaskQueue`. A long poll under way goes on in its thread, unheard, until SQS answers."""
+        self._closing.set()
+        await self._aws.aclose()
+        await self._receiver.aclose()
+
+
+def _message(ref: TaskRef) -> dict[str, str]:
+    return {"MessageBody": str(ref), "MessageGroupId": ref.owner}
+
+
+def _seconds(ms: int) -> int:
+    return -(-ms // 1000)
+
+
+def _entry(n: int, receipt: str) -> dict[str, Any]:
+    """One of a batch."""
+    return {"Id": f"{n}", "ReceiptHandle": receipt}

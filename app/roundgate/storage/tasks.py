@@ -1,0 +1,450 @@
+"""The port of the task store: what is kept of a task, and the writes that move it on, in prose.
+
+`tests/storage/task_contract.py` holds each implementation to every sentence here.
+
+**One row decides.** Whatever a message, a worker or a client believes about a task, each write names in its condition
+what it takes for granted, and either happens as a whole or not at all. Payloads (`bytes`) mean nothing to a store; it
+gives them back as it got them, whatever their size.
+
+**Keys.** `TaskRef.owner` is a digest of whose the task is. Who asks under another owner finds nothing, exactly as for
+an id that never was. A task past `expires_ms` is not found either, deleted or not.
+
+**Leases.** `claim` gives one worker the task until `until_ms` and raises its *fence*. Each write under a lease holds
+only while the fence is the same and the task is `working`; otherwise it raises `roundgate.errors.LeaseLost` and has
+changed nothing:
+
+    worker 1   claim (fence 1) ─── stalls ──────────────── checkpoint: LeaseLost
+    worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
+
+An expired lease that nobody has claimed since still holds: time ends a lease only in favour of somebody. A write that
+raised `Unavailable`, or whose caller was cancelled, may have happened or not. It may be tried again under the same
+lease: a `checkpoint` of the same entries then happens once and returns; any other write happens once, or, if it had
+happened already, raises `LeaseLost`.
+
+**Blame.** A lease has *lapsed* when its time is over and it was not given back: its worker died or stalled with the
+task. Then, and for as long as the task is a *suspect*, only a claim with `alone=True` gets it, from a worker that runs
+nothing else beside it:
+
+    claim ── lease lapses ── claim: SUSPECT ── claim alone (suspect) ── lease lapses ── claim alone (suspect, deaths 1)
+
+`deaths` counts leases of claims with `alone=True` that lapsed, or that `let_go` ended with blame. Progress sets it back
+to 0 and lifts the suspicion: `checkpoint` with entries, `suspend`, `restart`, and `release` unless `keeps_blame`.
+`attempts` counts faults that a worker reports itself: `release` sets it, other progress sets it to 0.
+
+**Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists what is late, by an
+index and not by a scan; nobody looks at the others. It is moved by creation, `answer`, `release` and `let_go` as told,
+by `claim` and a renewal as told or to the end of the lease, by `suspend` and `park` to the task's end.
+
+Where a task becomes due with no message on its way it is `unsent`: from a claim on, from `let_go`, and when it is
+released to be due within a second of when it wakes. A sweep that postpones it sends one.
+
+**Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards (`take_shard`); the
+right to a shard saves work that would be done twice, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from roundgate.protocol.tasks import Shown, Status
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskRef:
+    """Which task: the digest of its owner, and its id. Both are free of dots."""
+
+    owner: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskRef:
+        """The inverse of `str`.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        owner, dot, task_id = text.partition(".")
+        if not (owner and dot and task_id):
+            raise ValueError(f"{text[:100]!r} is no task reference")
+        return cls(owner, task_id)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to be created. Times are milliseconds since the epoch."""
+
+    ref: TaskRef
+    tool: str
+    call: bytes
+    """What is called, by whom, with what: never changed."""
+    created_ms: int
+    expires_ms: int
+    due_ms: int
+    journal: Sequence[bytes] = ()
+    """What is known from the rounds before it became a task, an entry each."""
+    state: bytes = b"{}"
+    status: Status = Status.WORKING
+    """`working`, or terminal for a call that is over already."""
+    status_message: str | None = None
+    outcome: bytes | None = None
+    journal_version: int = 1
+    """How its entries are written; what a worker must be able to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task as it is now, without its call and journal."""
+
+    ref: TaskRef
+    tool: str
+    status: Status
+    status_message: str | None
+    created_ms: int
+    updated_ms: int
+    """When the client could last see a change."""
+    expires_ms: int
+    revision: int
+    """Counts the changes that a client can see."""
+    requests: Mapping[str, bytes]
+    """The questions that wait, by wire key, in the order in which they were asked; empty unless `input_required`."""
+    outcome: bytes | None
+    """The result of a completed task, the JSON-RPC error of a failed one, else `None`."""
+    fence: int
+    lease_until_ms: int
+    """0 when no worker has it."""
+    wake_ms: int
+    """Not to be claimed before; 0 when it does not sleep."""
+    due_ms: int | None
+    """`None` once it is terminal."""
+    attempts: int
+    """Faults of ours in a row, as `release` was told."""
+    deaths: int = 0
+    """Workers that died or stalled with this task alone, since the last progress."""
+    suspect: bool = False
+    """A worker died or stalled with it: to be claimed alone."""
+    alone: bool = False
+    """Whether the present lease, or the last one, is of a claim with `alone=True`."""
+    declined_ms: int = 0
+    """Since when workers decline it, because they cannot serve it; 0 when none has."""
+    journal_version: int = 1
+    """Of the rows written before there were versions it is 1."""
+    resends: int = 0
+    """How often sweeps have postponed it to send it again, since its last claim."""
+
+    def shown(self) -> Shown:
+        """What a client is shown of it."""
+        return Shown(
+            self.ref.id,
+            self.status,
+            self.status_message,
+            self.created_ms,
+            self.updated_ms,
+            self.expires_ms,
+            self.requests,
+            self.outcome,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a task. `notes` are the store's own."""
+
+    ref: TaskRef
+    fence: int
+    notes: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A task that is now ours, with all that a run needs."""
+
+    lease: Lease
+    record: TaskRecord
+    """As it is after the claim."""
+    call: bytes
+    journal: Sequence[bytes]
+    """Every entry that was ever added, in order."""
+    state: bytes
+    answers: Mapping[str, bytes]
+    """Every answer that was ever taken, by wire key."""
+
+
+class NotClaimed(StrEnum):
+    """Why a claim was refused."""
+
+    GONE = "gone"
+    """There is no such task, or no more: it is unknown or has expired."""
+    OVER = "over"
+    WAITING = "waiting for input"
+    ASLEEP = "asleep"
+    LEASED = "leased"
+    SUSPECT = "suspect"
+    """A worker died or stalled with it: only a claim with `alone=True` gets it."""
+
+
+class Answered(StrEnum):
+    """What became of answers."""
+
+    UNKNOWN_TASK = "unknown task"
+    NOT_NEEDED = "not needed"
+    """None of them is for an outstanding question: all were dropped."""
+    PARTLY = "partly"
+    """Taken; other questions are still outstanding."""
+    FULLY = "fully"
+    """Taken; nothing is outstanding any more, the task is `working` and wants a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What one write of a worker adds."""
+
+    entries: Sequence[bytes] = ()
+    state: bytes | None = None
+    """`None` leaves it as it is."""
+    status_message: str | None = None
+    """`None` leaves it as it is. A change counts as one that the client can see."""
+
+
+NOTHING = Added()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """An open task as the index of due tasks has it."""
+
+    ref: TaskRef
+    tool: str
+    status: Status
+    created_ms: int
+    expires_ms: int
+    due_ms: int
+    resends: int = 0
+    """See `TaskRecord`."""
+    unsent: bool = False
+    """Whether nobody has sent a message for this due time: a worker has it or had it, or it sleeps until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A late task and its new due time."""
+
+    task: OpenTask
+    due_ms: int
+    resends: bool = True
+    """Whether this counts in `TaskRecord.resends`."""
+
+
+def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
+    """Whether a task that is released is to be woken by a sweep, with no message on its way."""
+    return wake_ms > 0 and due_ms <= wake_ms + 1_000
+
+
+class TaskStore(Protocol):
+    """Every method raises `Unavailable` when the store cannot be reached; a write may then have happened or not."""
+
+    # for the owner
+
+    async def create(self, task: NewTask) -> bool:
+        """Keep a task. When this returns, `read` finds it, in any process.
+
+        `False` if this owner has a task of this id already, which is left as it is. Safe to repeat after `Unavailable`:
+        the answer is then `True` or `False`, and the task is there once.
+        """
+
+    async def count_open(self, owner: str, up_to: int) -> int:
+        """How many open tasks an owner has, counted up to a bound. Eventually consistent."""
+
+    async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
+        """The task as of the last write, strongly consistent; `None` if it is unknown or has expired. One call."""
+
+    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+        """Take the answers to outstanding questions and drop the others; what is answered is outstanding no more.
+
+        With the last outstanding question answered the task is `working` and due at `due_ms`. The next `read` shows it.
+        One call where all outstanding questions are answered at once and nothing else is sent.
+        """
+
+    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
+        """Make it `cancelled`, unless it is terminal. `False` if there is no such task. The next `read` shows it.
+
+        One call.
+        """
+
+    # for the worker
+
+    async def claim(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int | None = None,
+        lapsed_ms: int | None = None,
+        alone: bool = False,
+    ) -> Claimed | NotClaimed:
+        """Lease a `working` task that is free and not asleep at `now_ms`. Of many claims one wins.
+
+        A lease has lapsed if it ended at or before `lapsed_ms`, by default `now_ms`: a claimer gives an earlier time
+        than its own, so that a clock that is ahead takes no living lease. A task whose lease has lapsed, or that is a
+        suspect, is free for `alone=True` only. The first makes it a suspect, and counts in `deaths` if the lapsed lease
+        was itself one of `alone=True`.
+
+        Raises the fence, ends its sleep, sets `resends` to 0 and `due_ms` as told, by default to `until_ms`.
+        """
+
+    async def checkpoint(
+        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+    ) -> None:
+        """Add to the journal, and extend the lease to `until_ms` unless that is `None`.
+
+        With entries it is progress: `attempts`, `deaths` and `declined_ms` are 0 again, and it is no suspect. A renewal
+        moves the due time to `due_ms`, by default to `until_ms`.
+
+        Raises:
+            LeaseLost: see above.
+        """
+
+    async def suspend(
+        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+    ) -> None:
+        """Ask the client: `input_required` with these questions, at least one. The lease is over. This is progress.
+
+        With a `wake_ms` it is due then, to go on without the answers (`go_on`); else when it expires.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def release(
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        *,
+        wake_ms: int,
+        due_ms: int,
+        attempts: int = 0,
+        declined_ms: int = 0,
+        keeps_blame: bool = False,
+    ) -> None:
+        """Let go of a task that is to go on at `wake_ms` (0: at once). The lease is over.
+
+        `attempts` and `declined_ms` are set as told. `keeps_blame` is for what is no progress, a fault or a decline:
+        `deaths` and `suspect` stay.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def restart(
+        self,
+        lease: Lease,
+        call: bytes,
+        journal: Sequence[bytes],
+        state: bytes,
+        journal_version: int,
+        now_ms: int,
+        due_ms: int,
+    ) -> None:
+        """Begin anew: another call and journal in place of all there was, answers too. The lease is over.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
+        """Put it aside for the operator: still `working`, but asleep until its end. The lease is over.
+
+        `requeue` brings it back.
+
+        Raises:
+            LeaseLost
+        """
+
+    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+        """End the lease of that fence from outside the run, if it is still held: nothing is added.
+
+        With `blame` the task is a suspect from now on, and if the lease was one of `alone=True` that is a death.
+        May be called from another thread, on a store and in an event loop of its own. `False` if the lease is lost.
+        """
+
+    async def finish(
+        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+    ) -> None:
+        """Make it terminal. The message replaces the one before, also if it is `None`. The lease is over.
+
+        Raises:
+            LeaseLost
+        """
+
+    # for the sweep
+
+    @property
+    def shards(self) -> int:
+        """How many parts the index of due tasks has."""
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
+        """Open tasks whose `due_ms` has come, of one shard or of all, the longest overdue first.
+
+        Eventually consistent.
+        """
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """The shards in which `due` finds something now."""
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in the past: give it
+        back."""
+
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """Make a task `working` that asks and whose `wake_ms` has come; what it asked is asked no more.
+
+        `False` if there is none, or no more, or it is not to go on yet.
+        """
+
+    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
+        """Move the due time, if it still is `task.due_ms` and the task is open; of many callers one gets `True`.
+
+        Raises `resends` by one.
+        """
+
+    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        """The same for several, in as few writes as the store can; each happens or not by itself."""
+
+    async def expire(self, ref: TaskRef, now_ms: int) -> None:
+        """End an open task that is past its time: nobody will ask for it any more. Others are left alone."""
+
+    async def forget(self, now_ms: int) -> int:
+        """Delete what expired long ago, if the store does not do so by itself; how many."""
+
+    # for the operator
+
+    async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
+        """Open tasks, the soonest due first; of more than 200 a store may give a sample. Eventually consistent."""
+
+    async def find(
+        self,
+        *,
+        owner: str | None = None,
+        status: Status | None = None,
+        created_before_ms: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[TaskRecord]:
+        """Tasks that are still kept, expired ones too, in no particular order; `requests` and `outcome` may be left
+        out. For an operator: it may read the whole table."""
+
+    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, no blame, a higher fence, due at
+        `due_ms`.
+
+        `False` if it is not working.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of connections."""

@@ -1,0 +1,64 @@
+"""What a task is about: the call that became it, as bytes that any worker can take up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roundgate.auth.principal import Principal
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.digest import digest
+from roundgate.protocol.inbound import Meta
+
+
+def owner_of(principal: Principal) -> str:
+    """What stands for a caller in a task's key: a digest of issuer, subject and client."""
+    return digest([principal.issuer, principal.subject, principal.client_id])
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """A `tools/call`, and all of its request that its handler may still want to know."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    principal: Principal
+    capabilities: Mapping[str, Any]
+    """What the client declared when it called: what may be asked of it."""
+    client_info: Mapping[str, Any] | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """The trace context in which the call began."""
+    generation: int = 1
+    """See `Journal.generation`."""
+
+    def to_bytes(self) -> bytes:
+        """As it is kept."""
+        who = self.principal
+        facts = {
+            "tool": self.tool,
+            "arguments": dict(self.arguments),
+            "principal": [who.issuer, who.subject, who.client_id, sorted(who.scopes)],
+            "capabilities": dict(self.capabilities),
+            "client_info": self.client_info,
+            "origin": dict(self.origin),
+            "generation": self.generation,
+        }
+        return jsonrpc.encode(facts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TaskCall:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            ParseError, ValueError, TypeError, KeyError: we did not write it.
+        """
+        facts = jsonrpc.decode(data)
+        issuer, subject, client_id, scopes = facts.pop("principal")
+        return cls(principal=Principal(issuer, subject, client_id, frozenset(scopes)), **facts)
+
+    def meta(self) -> Meta:
+        """The envelope as the handler sees it inside the task: nothing is sent to anybody from there."""
+        info = None if self.client_info is None else dict(self.client_info)
+        return Meta(ClientCapabilities(self.capabilities), info, log_level=None, progress_token=None)

@@ -1,0 +1,300 @@
+"""The journal of one run of one task, written under its lease; and who may begin a step.
+
+Every finished step is a conditional write before the handler goes on. Before a step begins, the lease is known to hold
+for long enough; a worker that was stopped and went on finds out first whether the task is still its own:
+
+    handler      step 1 ──── (process stopped, lease over) ──── admit ─── step 2
+    this                ✓ checkpoint                              └ renew: yes, it is ours │ LeaseLost: the run ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.errors import LeaseLost, NotJson, ToolError
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.jsonrpc import encode
+from roundgate.protocol.tasks import Status
+from roundgate.replay.branches import Suspend
+from roundgate.replay.call import Call
+from roundgate.replay.journal import JOURNAL_VERSION, Answered, Asked, Entry, Journal, Unanswered, from_row, plain, row
+from roundgate.replay.run import Run, Stop
+from roundgate.storage.tasks import Added, Claimed, Lease, TaskRef, TaskStore
+from roundgate.tasks.call import TaskCall
+from roundgate.tasks.lease import LeaseTime, Moment
+from roundgate.tasks.outcome import Ended
+from roundgate.tasks.patience import Patience, to_its_end
+
+log = logging.getLogger("roundgate.tasks")
+
+
+class Checkpointer:
+    """Where the run of a claimed task has its journal. `lost` once the task is somebody else's, or nobody's."""
+
+    def __init__(
+        self,
+        store: TaskStore,
+        claimed: Claimed,
+        task: TaskCall,
+        call: Call,
+        clock: Clock,
+        config: TasksConfig,
+        skew_ms: int,
+    ) -> None:
+        self._store = store
+        self._lease = claimed.lease
+        self._record = claimed.record
+        self._clock = clock
+        self._max_bytes = config.max_journal_bytes
+        self._time = LeaseTime(clock, int(config.lease_s * 1000), skew_ms)
+        self._time.claimed(claimed.record.lease_until_ms)
+        self._patience = Patience(lambda: call.deadline.is_past, task=claimed.record.ref.id)
+        self._keeping = asyncio.Lock()
+        self._renewing = asyncio.Lock()
+        self._message = claimed.record.status_message
+        self._state = claimed.state
+        self._bytes = sum(map(len, claimed.journal))
+        self.lost = False
+        self.fault: Exception | None = None
+        self._task = task
+        self.run = self._begin(claimed, call)
+        # what is there at the beginning is there the next time too, answers by way of their questions
+        self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
+        self.run.journal.withdraw_unanswered()
+
+    def _begin(self, claimed: Claimed, call: Call) -> Run:
+        version, generation = claimed.record.journal_version, self._task.generation
+        journal = Journal(state=jsonrpc.decode(claimed.state), version=version, generation=generation)
+        for entry in claimed.journal:
+            journal.add(_entry(entry))
+        # the keys of a task are never used twice, so old answers find no question any more
+        journal.receive({key: jsonrpc.decode(answer) for key, answer in claimed.answers.items()})
+        run = Run(call, journal, self)
+        run.message = self._message
+        return run
+
+    @property
+    def ref(self) -> TaskRef:
+        return self._lease.ref
+
+    @property
+    def lease(self) -> Lease:
+        """The right to write to the task."""
+        return self._lease
+
+    # for the engine
+
+    async def admit(self) -> None:
+        """Return once it is certain that a step may begin.
+
+        Raises:
+            Suspend: it may not: the task is not ours any more, or nobody can say.
+        """
+        if self._time.lets_begin:
+            return
+        try:
+            await self._patience.attempt("renewing a lease", self._renew_in_time)
+        except LeaseLost:
+            self.lose()
+            raise Suspend from None
+        except Exception as error:
+            self._give_up(error)
+
+    async def checkpoint(self, entry: Entry) -> None:
+        """Return once a step is remembered, whoever cancels the handler meanwhile.
+
+        Raises:
+            Suspend: it cannot be.
+        """
+        await to_its_end(self._keep(entry))
+
+    async def _keep(self, entry: Entry) -> None:
+        try:
+            self._account(entry)
+            async with self._keeping:  # of a write that failed nobody knows whether it happened: no other before that
+                added = self._added([entry])
+                await self._patience.attempt("a checkpoint", lambda: self._write(added))
+                self._saved[_place(entry)] = entry
+        except NotJson:  # ctx.state: the handler's own
+            raise
+        except LeaseLost:
+            self.lose()
+            raise Suspend from None
+        except Exception as error:
+            self._give_up(error)
+
+    def _account(self, entry: Entry) -> None:
+        self._bytes += len(encode(row(entry)))
+        if self._bytes > self._max_bytes:
+            journal = self.run.journal
+            journal.add(entry)
+            raise ToolError(
+                f"The task had more remembered than {self._max_bytes} bytes; the largest is {journal.largest()}"
+            )
+
+    async def _write(self, added: Added) -> None:
+        await self._store.checkpoint(self._lease, added, self._clock.now_ms())
+        self._state = self._state if added.state is None else added.state
+        self._note(added)
+
+    async def _renew_in_time(self) -> None:
+        """A renewal that is known of early enough to begin something on it."""
+        await self.renew()
+        if not self._time.lets_begin:
+            raise TimeoutError("the store took longer to answer than the lease lasts")
+
+    # for the heartbeat
+
+    async def attend(self, *, look: bool) -> None:
+        """One beat: renew the lease and write the message if that is due; else, if told to, see if it is still ours.
+
+        Raises:
+            LeaseLost
+            Exception: whatever the store raises.
+        """
+        if self._clock.now_ms() >= self._record.expires_ms:
+            raise LeaseLost(self.ref.id)
+        if self._time.is_half_over or self._news() is not None:
+            await self.renew()
+        elif look:
+            await self._look()
+
+    async def renew(self) -> None:
+        """Extend the lease, and write the message; the handler may be in the middle of changing its state.
+
+        Raises:
+            LeaseLost
+            Exception: whatever the store raises.
+        """
+        await to_its_end(self._renew())
+
+    async def _renew(self) -> None:
+        async with self._renewing:  # the row has the end of the one that was written last
+            sent, added = Moment.now(self._clock), Added(status_message=self._news())
+            until_ms, due_ms = self._time.until_ms(sent), self._time.due_ms(sent)
+            await self._store.checkpoint(self._lease, added, sent.wall_ms, until_ms, due_ms)
+            self._time.renewed(sent)
+            self._note(added)
+
+    async def _look(self) -> None:
+        record = await self._store.read(self.ref, self._clock.now_ms())
+        if record is None or record.status is not Status.WORKING or record.fence != self._lease.fence:
+            raise LeaseLost(self.ref.id)
+
+    # the end of the run
+
+    def lose(self) -> None:
+        """The task is not ours any more: the handler ends at its next engine call."""
+        self.lost = True
+        self.run.stop(Stop.LOST)
+
+    def end(self, error: Exception) -> None:
+        """Let the run end with this error, whatever its handler does from now on."""
+        self.fault = self.fault or error
+        self.run.stop(Stop.FAULT)
+
+    def hurry(self) -> None:
+        """The process is about to end: wait no longer for a store that cannot be reached."""
+        self._patience.hurry()
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        self.end(error)
+        raise Suspend from None
+
+    async def suspend(self, requests: Mapping[str, Any], wake_ms: int | None) -> None:
+        """Put questions to the client; the task waits for `tasks/update`, or for a moment if that comes first.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        wire = {key: encode(request) for key, request in requests.items()}
+        rest = self._rest()
+        wake_ms = wake_ms or 0
+        await self._last(lambda: self._store.suspend(self._lease, rest, wire, self._clock.now_ms(), wake_ms=wake_ms))
+
+    async def release(self, *, wake_ms: int, due_ms: int) -> None:
+        """Let go of the task until its next turn.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        rest = self._rest()
+        await self._last(
+            lambda: self._store.release(self._lease, rest, self._clock.now_ms(), wake_ms=wake_ms, due_ms=due_ms)
+        )
+
+    async def finish(self, ended: Ended) -> None:
+        """The task is over.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        status, outcome, message = ended.status, ended.outcome, ended.status_message
+        await self._last(lambda: self._store.finish(self._lease, status, outcome, message, self._clock.now_ms()))
+
+    async def restart(self, arguments: Mapping[str, Any], due_ms: int) -> None:
+        """Begin anew with these arguments, and nothing remembered.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        call = replace(self._task, arguments=arguments, generation=self._task.generation + 1).to_bytes()
+        anew = partial(self._store.restart, self._lease, call, (), b"{}", JOURNAL_VERSION)
+        await self._last(lambda: anew(self._clock.now_ms(), due_ms))
+
+    async def park(self, why: str) -> None:
+        """Put the task aside for its operator.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        await self._last(lambda: self._store.park(self._lease, why, self._clock.now_ms()))
+
+    async def _last(self, write: Callable[[], Awaitable[None]]) -> None:
+        await to_its_end(self._patience.attempt("the last write of a turn", write))
+
+    # what is written
+
+    def _rest(self) -> Added:
+        """What the run leaves that is not written yet: questions, sleeps, what it made of answers, state, a message."""
+        return self._added([one for one in self.run.journal.entries() if self._saved.get(_place(one)) != one])
+
+    def _added(self, entries: Sequence[Entry]) -> Added:
+        state = encode(plain(self.run.journal.state, "ctx.state"))
+        return Added(
+            entries=[encode(row(entry)) for entry in entries],
+            state=state if state != self._state else None,
+            status_message=self._news(),
+        )
+
+    def _news(self) -> str | None:
+        """The handler's message, if the client has not got it yet."""
+        message = None if self.run.message is None else _shown(self.run.message)
+        return message if message != self._message else None
+
+    def _note(self, added: Added) -> None:
+        self._message = self._message if added.status_message is None else added.status_message
+
+
+_QUESTIONS: Final = (Asked, Answered, Unanswered)
+
+
+def _place(entry: Entry) -> tuple[bool, str]:
+    """Where an entry stands in the journal: one place can hold one."""
+    return isinstance(entry, _QUESTIONS), entry.key
+
+
+def _entry(data: bytes) -> Entry:
+    return from_row(jsonrpc.decode(data))
+
+
+def _shown(message: str) -> str:
+    """A message as it can be written: half a surrogate pair, as in the name of a file, is no text."""
+    return message.encode(errors="replace").decode()

@@ -1,0 +1,229 @@
+"""How a turn ends: what is written to the task, and the message that has it taken up again.
+
+| turn | the row | attempts | blame |
+|---|---|---|---|
+| finished | terminal | | |
+| asked, released | free, or waits for its client | 0 | lifted |
+| declined: this worker cannot serve it | free after a pause | as before | stays |
+| restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted |
+| parked: the handler went another way | asleep until its operator wakes it | as before | stays |
+| fault of ours | free after a pause | one more | stays |
+| the process crashes, perhaps because of a handler | free, a suspect | as before | begins |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Final
+
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.errors import CallTimeout, InternalError, LeaseLost, NondeterminismError, NotJson, Unavailable
+from roundgate.replay.engine import Completed, Failed, Restarted, Suspended
+from roundgate.replay.run import HOLD_MS
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.tasks import NOTHING, Added, Claimed, TaskRef, TaskStore
+from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.outcome import ended, failed, log_failure
+from roundgate.tasks.turn import Outcome
+
+MAX_MESSAGE_DELAY_MS: Final = 900_000
+"""Longer sleeps are woken by the sweep: SQS delays no message by more."""
+BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
+DECLINED_MS: Final = (1_000, 60_000)
+"""The shortest and the longest pause after a task was declined; in between, a quarter of how long it has waited."""
+
+PARKED: Final = "Waiting for the operator of this server"
+"""How the status message of a task begins that was put aside."""
+
+log = logging.getLogger("roundgate.tasks")
+
+
+class Turn(StrEnum):
+    """How a turn at a task ended, as the log says it."""
+
+    NOT_CLAIMED = "not claimed"
+    SUSPECT = "suspect"
+    """Not claimed either: it has to be run alone."""
+    FINISHED = "finished"
+    ASKED = "asked"
+    RELEASED = "released"
+    RESTARTED = "restarted"
+    PARKED = "parked"
+    DECLINED = "declined"
+    LOST = "lost"
+    FAULT = "fault"
+    GIVEN_UP = "given up"
+
+
+class Fault(Exception):
+    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+
+
+class Declined(Exception):
+    """This worker cannot serve the task, another may. The text says what that one must be able to do."""
+
+
+class GivenUp(Exception):
+    """The task fails now; the text says why, fit for a `statusMessage`."""
+
+
+class Endings:
+    """The last write of a turn, and the message after it."""
+
+    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._config = config
+
+    async def commit(self, run: Checkpointer, tool: str, outcome: Outcome) -> Turn:
+        """What the outcome of a handler makes of its task.
+
+        Raises:
+            Fault, LeaseLost, Unavailable
+        """
+        try:
+            return await self._commit(run, tool, outcome)
+        except NotJson as error:  # in ctx.state
+            return await self._commit(run, tool, Failed(error))
+
+    async def _commit(self, run: Checkpointer, tool: str, outcome: Outcome) -> Turn:
+        match outcome:
+            case Suspended(requests=requests, wake_ms=wake_ms) if requests:
+                await run.suspend(requests, wake_ms)
+                return Turn.ASKED
+            case Suspended(wake_ms=wake_ms):
+                await self.release(run, wake_ms or 0)
+                return Turn.RELEASED
+            case Restarted(arguments=arguments):
+                due_ms, delay_ms = self._next(0)
+                await run.restart(arguments, due_ms)
+                await self._wake(run.ref, delay_ms)
+                return Turn.RESTARTED
+            case Failed(NondeterminismError() as error):
+                await self._park(run, tool, error)
+                return Turn.PARKED
+            case Failed(CallTimeout()) if run.run.call.deadline.is_past:
+                raise Fault("a step takes longer than a worker may run")
+            case Completed() | Failed():
+                await run.finish(ended(outcome, tool, self._clock, self._config.max_result_bytes))
+                return Turn.FINISHED
+
+    async def _park(self, run: Checkpointer, tool: str, error: NondeterminismError) -> None:
+        reference = log_failure(f"task {run.ref.id} (tool {tool})", error, self._clock)
+        await run.park(f"{PARKED}: its handler went another way than before, at {error.key!r} (reference {reference})")
+
+    async def release(self, run: Checkpointer, wake_ms: int) -> None:
+        """Let go, and have the task taken up again at its time.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        due_ms, delay_ms = self._next(wake_ms)
+        # whose clock is a little behind ours may take it up when our message comes, and waits for the rest
+        await run.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms)
+        await self._wake(run.ref, delay_ms)
+
+    async def stopped(self, run: Checkpointer) -> None:
+        """The process is stopping: another one shall not have to wait for our lease to run out."""
+        run.hurry()
+        await self._quietly(run.ref, lambda: self.release(run, 0))
+
+    async def crashed(self, run: Checkpointer) -> None:
+        """Something ends the whole process, or harms all that it runs: each of them may have been the cause."""
+        now_ms, ref, fence = self._clock.now_ms(), run.ref, run.lease.fence
+
+        async def let_go() -> None:
+            await self._store.let_go(ref, fence, now_ms, self._next(0)[0], blame=True)
+            await self._wake(ref, 0)
+
+        await self._quietly(ref, let_go)
+
+    async def _quietly(self, ref: TaskRef, write: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await write()
+        except (LeaseLost, Unavailable) as error:
+            log.warning("a task could not be let go of", extra={"fields": {"task": ref.id, "error": str(error)}})
+
+    async def decline(self, claimed: Claimed, needs: Declined) -> Turn:
+        """Leave it to a worker that can serve it, if one comes in time.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        record, now_ms = claimed.record, self._clock.now_ms()
+        since_ms = record.declined_ms or now_ms
+        waited_ms = now_ms - since_ms
+        if waited_ms >= self._config.unserved_s * 1000:
+            return await self.give_up(claimed, GivenUp(f"for {waited_ms // 1000} s there was no worker that {needs}"))
+        shortest_ms, longest_ms = DECLINED_MS
+        wake_ms = now_ms + min(max(shortest_ms, waited_ms // 4), longest_ms)
+        due_ms, delay_ms = self._next(wake_ms)
+        await self._store.release(
+            claimed.lease,
+            Added(status_message=f"Waiting for a worker that {needs}"),
+            now_ms,
+            wake_ms=wake_ms,
+            due_ms=due_ms,
+            attempts=record.attempts,
+            declined_ms=since_ms,
+            keeps_blame=True,
+        )
+        await self._wake(record.ref, delay_ms)
+        return Turn.DECLINED
+
+    async def retry_or_fail(self, claimed: Claimed, error: Exception) -> Turn:
+        """After a fault of ours.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        record, attempt = claimed.record, claimed.record.attempts + 1
+        what = f"task {record.ref.id} (tool {record.tool}, attempt {attempt})"
+        reference = log_failure(what, error, self._clock)
+        if attempt >= self._config.max_attempts:
+            reason = str(error) if isinstance(error, Fault) else "the server's log has the details"
+            return await self._fail(claimed, f"after {attempt} attempts: {reason}", reference)
+        now_ms = self._clock.now_ms()
+        wake_ms = now_ms + BACKOFF_MS[min(attempt, len(BACKOFF_MS)) - 1]
+        due_ms, delay_ms = self._next(wake_ms)
+        await self._store.release(
+            claimed.lease, NOTHING, now_ms, wake_ms=wake_ms, due_ms=due_ms, attempts=attempt, keeps_blame=True
+        )
+        await self._wake(record.ref, delay_ms)
+        return Turn.FAULT
+
+    async def give_up(self, claimed: Claimed, error: GivenUp) -> Turn:
+        """Fail a task for good.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        reference = log_failure(f"task {claimed.record.ref.id} (tool {claimed.record.tool})", error, self._clock)
+        return await self._fail(claimed, f"because {error}", reference)
+
+    async def _fail(self, claimed: Claimed, why: str, reference: str) -> Turn:
+        end = failed(InternalError(reference))
+        message = f"Given up {why} (reference {reference})"
+        await self._store.finish(claimed.lease, end.status, end.outcome, message, self._clock.now_ms())
+        return Turn.GIVEN_UP
+
+    def _next(self, wake_ms: int) -> tuple[int, int | None]:
+        """When the sweep should look at a task that is to go on at a time, and the delay of its message, if any."""
+        now_ms = self._clock.now_ms()
+        delay_ms = max(0, wake_ms - now_ms)
+        if delay_ms > MAX_MESSAGE_DELAY_MS:
+            return wake_ms, None
+        return now_ms + delay_ms + int(self._config.requeue_after_s * 1000), delay_ms
+
+    async def _wake(self, ref: TaskRef, delay_ms: int | None) -> None:
+        if delay_ms is None:
+            return
+        try:
+            await self._queue.send(ref, delay_ms)
+        except Unavailable as error:
+            fields = {"task": ref.id, "error": str(error)}
+            log.warning("no message for a task, the sweep will send one", extra={"fields": fields})

@@ -1,0 +1,77 @@
+"""What a worker knows of its lease: for how long it surely holds, whatever the clocks do.
+
+    renewal sent ──────▶ store writes until = sent + lease ──────▶ answer
+         └ from here on we count, by two clocks, and believe the one that says less is left
+
+Wall clocks are set back and forth; a monotonic clock stands still while a machine sleeps. Each covers for the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roundgate.clock import Clock
+
+MARGIN_MS = 2_000
+"""What must be left of a lease for a step to begin, or a quarter of the lease if that is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment by both clocks, in milliseconds."""
+
+    wall_ms: int
+    monotonic_ms: float
+
+    @classmethod
+    def now(cls, clock: Clock) -> Moment:
+        """This one."""
+        return cls(clock.now_ms(), clock.monotonic_ms())
+
+
+@dataclass(slots=True)
+class LeaseTime:
+    """How much of a lease is left. `lease_ms` is how long one is, `skew_ms` by how much clocks may differ."""
+
+    clock: Clock
+    lease_ms: int
+    skew_ms: int
+    _sent: Moment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sent = Moment.now(self.clock)
+
+    def claimed(self, until_ms: int) -> None:
+        """It was claimed until then, a while ago: how long is told by the wall clock alone."""
+        now = Moment.now(self.clock)
+        sent_ms = until_ms - self.lease_ms
+        self._sent = Moment(sent_ms, now.monotonic_ms - max(0, now.wall_ms - sent_ms))
+
+    def renewed(self, sent: Moment) -> None:
+        """A renewal that was sent then has been written."""
+        self._sent = sent
+
+    @property
+    def left_ms(self) -> float:
+        """For how long it surely holds; nobody takes it up before that, unless clocks differ by more than they may."""
+        now = Moment.now(self.clock)
+        gone_ms = max(now.wall_ms - self._sent.wall_ms, now.monotonic_ms - self._sent.monotonic_ms)
+        return self.lease_ms - gone_ms
+
+    @property
+    def lets_begin(self) -> bool:
+        """Whether it holds for long enough that a step may begin. (A heartbeat renews it long before.)"""
+        return self.left_ms >= min(max(MARGIN_MS, self.lease_ms / 4), self.lease_ms / 3)
+
+    @property
+    def is_half_over(self) -> bool:
+        """Whether it is time to renew it: a quick step does not pay for that."""
+        return self.left_ms < self.lease_ms / 2
+
+    def until_ms(self, sent: Moment) -> int:
+        """The end of a lease that is claimed or renewed at a moment."""
+        return sent.wall_ms + self.lease_ms
+
+    def due_ms(self, sent: Moment) -> int:
+        """When somebody has to look whether its worker died: as soon as others may take it."""
+        return self.until_ms(sent) + self.skew_ms

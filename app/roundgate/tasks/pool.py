@@ -1,0 +1,254 @@
+"""The workers of one process: messages in, turns at tasks, suspects alone, and the sweep beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from roundgate.config import TasksConfig
+from roundgate.errors import Unavailable
+from roundgate.metrics import Metrics, NoMetrics
+from roundgate.storage.queue import Message, TaskQueue
+from roundgate.storage.tasks import Claimed, NotClaimed, TaskRef
+from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
+from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.worker import Worker
+from roundgate.watchdog import Watchdog
+
+WAIT_MS: Final = 10_000
+SHORT_WAIT_MS: Final = 1_000
+"""The same where suspects are run between messages."""
+CENSUS_EVERY_S: Final = 60
+PAUSE_AFTER_FAULT_S: Final = 1.0
+PUT_BACK_MS: Final = 1_000
+"""When a message of an owner that has enough running here is delivered again."""
+MAX_CHILDREN: Final = 4
+"""Processes of suspects at once: one, unless it takes longer than `PATIENT_LEASES`; then another one beside it."""
+PATIENT_LEASES: Final = 2
+HANGING_S: Final = 5.0
+"""How long a process may take to end in which handlers do not end."""
+
+log = logging.getLogger("roundgate.tasks")
+
+
+class Pool:
+    """Up to `tasks.concurrency` turns at once; further messages stay in the queue for others."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        sweep: Sweep,
+        queue: TaskQueue,
+        config: TasksConfig,
+        metrics: Metrics | None = None,
+        *,
+        stop_grace_s: float = 5.0,
+        share: int | None = None,
+        children: Children | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        """`stop_grace_s` holds unless the configuration says otherwise; `share` is how many of the turns may be at
+        tasks of one owner, all of them if `None`. `children` and `watchdog` are for a process that is ours to begin
+        others beside it, and to end it."""
+        self._worker = worker
+        self._sweep = sweep
+        self._queue = queue
+        self._metrics = metrics or NoMetrics()
+        self._sweep_every_s = config.sweep_every_s
+        self._stop_grace_s = stop_grace_s if config.stop_grace_s is None else config.stop_grace_s
+        self._patient_s = PATIENT_LEASES * config.lease_s
+        self._free = asyncio.Semaphore(config.concurrency)
+        self._concurrency = config.concurrency
+        self._share = share or config.concurrency
+        self._running_of: Counter[str] = Counter()
+        self._quarantine = Quarantine()
+        self._children = children
+        self._watchdog = watchdog
+        self._turns: set[asyncio.Task[None]] = set()
+        self._isolated: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._is_stopping = False
+
+    def start(self) -> None:
+        """Begin to work, in this event loop."""
+        loops = [self._take, self._keep_sweeping, self._keep_counting]
+        if self._children is not None:
+            loops.append(self._keep_isolating)
+        self._loops = [asyncio.create_task(loop()) for loop in loops]
+        if self._watchdog is not None:
+            self._watchdog.start()
+
+    def stop_soon(self) -> None:
+        """Take nothing more, and have runs let go at their next step."""
+        self._is_stopping = True
+        for loop in self._loops:
+            loop.cancel()
+        self._worker.stop_soon()
+        if self._children is not None:
+            self._children.stop_soon()
+
+    async def stop(self) -> None:
+        """Let runs come to their next step, and let go of what is not there by then."""
+        if not self._is_crashing:
+            self.stop_soon()
+            await asyncio.gather(*self._loops, return_exceptions=True)
+            await _over(self._turns | self._isolated, self._stop_grace_s)
+            for turn in self._turns:
+                turn.cancel()
+        await _over(self._turns, END_GRACE_S)
+        if self._children is not None:
+            await self._children.aclose()
+        await _over(self._isolated, END_GRACE_S)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+            end_soon()
+
+    @property
+    def _is_crashing(self) -> bool:
+        """Whether all of the event loop's tasks are being cancelled, and not by us.
+
+        So ends a process in which something called `sys.exit`. The turns let go of their tasks as suspects.
+        """
+        return not self._is_stopping and any(loop.cancelling() for loop in self._loops)
+
+    # messages
+
+    async def _take(self) -> None:
+        wait_ms = SHORT_WAIT_MS if self._children is None else WAIT_MS
+        while True:
+            if self._children is None and self._quarantine:
+                await self._run_alone(self._quarantine.take())
+            await self._free.acquire()
+            self._free.release()
+            room = self._concurrency - len(self._turns)
+            try:
+                messages = await self._queue.receive(max(1, min(10, room)), wait_ms, skip=self._busy())
+            except Exception as error:
+                _trouble("the queue", error)
+                await asyncio.sleep(PAUSE_AFTER_FAULT_S)
+                continue
+            busy = {*self._busy()}
+            for message in messages:
+                await self._free.acquire()
+                self._begin(message)
+            if messages and all(message.ref.owner in busy for message in messages):
+                await asyncio.sleep(PUT_BACK_MS / 1000)  # a queue that cannot skip them would give us the next ones
+
+    def _busy(self) -> Sequence[str]:
+        """Owners that have their share of the turns."""
+        return [owner for owner, running in self._running_of.items() if running >= self._share]
+
+    def _begin(self, message: Message) -> None:
+        turn = asyncio.create_task(self._turn(message))
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+
+    async def _turn(self, message: Message) -> None:
+        owner = message.ref.owner
+        self._running_of[owner] += 1
+        try:
+            if self._running_of[owner] > self._share:
+                await self._queue.put_back([message], PUT_BACK_MS)
+            else:
+                await self._work(message)
+        except Unavailable as error:  # the message comes again, or the sweep finds the task
+            log.warning("a task has to wait", extra={"fields": {"task": message.ref.id, "error": str(error)}})
+        except Exception as error:  # one task's trouble is no other's
+            log.error("a turn failed", exc_info=error, extra={"fields": {"task": message.ref.id}})
+        finally:
+            self._running_of -= Counter([owner])
+            self._free.release()
+
+    async def _work(self, message: Message) -> None:
+        claimed = await self._worker.claim(message.ref)
+        # from here on the row says what is to be done, and by when: the message has served
+        try:
+            await self._queue.delete([message])
+        except Exception as error:  # it comes again, and to nothing
+            _trouble("a message", error)
+        if claimed is NotClaimed.SUSPECT:
+            self._quarantine.put(message.ref)
+        elif isinstance(claimed, Claimed):
+            await self._worker.run(claimed)
+
+    # suspects
+
+    async def _run_alone(self, ref: TaskRef) -> None:
+        """When all other turns have ended; none begins meanwhile, because this is where they begin."""
+        while self._turns:
+            await asyncio.wait(self._turns)
+        turn = asyncio.create_task(self._alone(ref))
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+        await asyncio.wait([turn])
+
+    async def _alone(self, ref: TaskRef) -> None:
+        try:
+            await self._worker.work(ref, alone=True)
+        except Exception as error:
+            _trouble("a suspect", error)
+
+    async def _keep_isolating(self) -> None:
+        room = asyncio.Semaphore(MAX_CHILDREN)
+        while True:
+            ref = await self._quarantine.get()
+            await room.acquire()
+            child = asyncio.create_task(self._isolate(ref))
+            self._isolated.add(child)
+            child.add_done_callback(self._isolated.discard)
+            child.add_done_callback(lambda _: room.release())
+            await asyncio.wait([child], timeout=self._patient_s)
+
+    async def _isolate(self, ref: TaskRef) -> None:
+        assert self._children is not None, "there is no lane without them"
+        try:
+            if await self._children.run(ref):
+                self._quarantine.put(ref)
+        except Exception as error:
+            _trouble("a suspect", error)
+
+    # beside them
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            try:
+                await self._sweep.sweep()
+            except Exception as error:
+                _trouble("the sweep", error)
+            await asyncio.sleep(self._sweep_every_s)
+
+    async def _keep_counting(self) -> None:
+        while True:
+            await asyncio.sleep(CENSUS_EVERY_S)
+            try:
+                census = await self._sweep.census()
+                self._metrics.census(census)
+                log.info("tasks", extra={"fields": census.fields()})
+            except Exception as error:
+                _trouble("the census", error)
+
+
+async def _over(turns: set[asyncio.Task[None]], within_s: float) -> None:
+    """Wait for their ends."""
+    if turns:
+        await asyncio.wait({*turns}, timeout=within_s)
+
+
+def end_soon() -> None:
+    """End the process in a while, if it has not ended by then: something that a handler left behind would keep it."""
+    last = threading.Timer(HANGING_S, os._exit, (0,))
+    last.daemon = True
+    last.start()
+
+
+def _trouble(what: str, error: Exception) -> None:
+    """Say so, and go on: a loop that ends leaves a process that works on nothing and looks well."""
+    if isinstance(error, Unavailable):
+        log.warning("%s has to wait", what, extra={"fields": {"error": str(error)}})
+    else:
+        log.error("%s failed", what, exc_info=error)

@@ -1,0 +1,212 @@
+"""What the owner of a task can do with it: have it created, look at it, answer it, cancel it.
+
+Creation is durable before it is spoken:
+
+    row written ──▶ message sent ──▶ client told
+         │               │ lost, or the queue is down: the sweep finds the row when it is due
+         └ failed: it may be there or not; who calls again under the same id is told of the one task
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.errors import TaskNotFound, ToolError, Unavailable
+from roundgate.protocol.jsonrpc import encode
+from roundgate.protocol.tasks import Shown, Status, detailed, to_wire
+from roundgate.replay.journal import Journal, plain, row
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.tasks import Answered, NewTask, TaskRecord, TaskRef, TaskStore
+from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.outcome import Ended
+
+CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+log = logging.getLogger("roundgate.tasks")
+
+
+class Tasks:
+    """The tasks of all owners; every method is for one of them."""
+
+    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._config = config
+
+    async def create(
+        self,
+        call: TaskCall,
+        journal: Journal,
+        *,
+        task_id: str | None = None,
+        message: str | None = None,
+        ended: Ended | None = None,
+    ) -> dict[str, Any]:
+        """A task for a call that is to go on, or that has ended already; the schema's `CreateTaskResult`.
+
+        Whoever comes with an id that the caller has a task of is told of that one, which is left as it is. Without an
+        id it is a new one.
+
+        Raises:
+            Unavailable: there is a task, or there is none; calling again under the same id finds out.
+            ToolError: the caller has too many open tasks, or the call is too large.
+            NotJson: in `ctx.state`.
+        """
+        task = self._new(call, task_id or self._clock.new_id(), journal, message, ended)
+        if ended is None:
+            await self._check_room(task.ref)
+        try:
+            is_new = await self._store.create(task)
+        except Unavailable:
+            is_new = False
+            if await self._store.read(task.ref, task.created_ms) is None:
+                raise
+        if not is_new:
+            return await self._created_before(task.ref)
+        if ended is None:
+            await self._wake(task.ref)
+        return self._told(_shown_of_new(task))
+
+    async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
+        """The `CreateTaskResult` of a task that the principal has already, if it does.
+
+        Raises:
+            Unavailable
+        """
+        record = await self.record(principal, task_id)
+        return None if record is None else await self._created_before(record.ref, record)
+
+    def check_size(self, call: TaskCall) -> bytes:
+        """The call as it is kept.
+
+        Raises:
+            ToolError: it is larger than a task may have it.
+        """
+        data, most = call.to_bytes(), self._config.max_call_bytes
+        if len(data) > most:
+            raise ToolError(
+                f"The arguments are too large for a task: with what the client says of itself they take {len(data):,} "
+                f"bytes, of at most {most:,} (tasks.max_call_bytes). Send less, or a reference to where the data is"
+            )
+        return data
+
+    async def _check_room(self, ref: TaskRef) -> None:
+        """Raises ToolError: the owner has as many open tasks as it may have, and this is not one of them."""
+        most = self._config.max_open_per_owner
+        if await self._store.count_open(ref.owner, most) < most:
+            return
+        if await self._store.read(ref, self._clock.now_ms()) is None:
+            raise ToolError(
+                f"There are {most:,} tasks of yours that have not ended, and there may be no more "
+                "(tasks.max_open_per_owner). Wait until some have ended, or cancel some (tasks/cancel), and call again"
+            )
+
+    async def _created_before(self, ref: TaskRef, record: TaskRecord | None = None) -> dict[str, Any]:
+        record = record or await self._store.read(ref, self._clock.now_ms())
+        if record is None:
+            raise TaskNotFound
+        if record.status is Status.WORKING and record.fence == 0 and self._is_young(record):
+            await self._wake(ref)  # who wrote it may have died before its message
+        return self._told(record.shown())
+
+    def _is_young(self, record: TaskRecord) -> bool:
+        """Whether the sweep has had no reason yet to send a message of its own."""
+        return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
+
+    def _told(self, shown: Shown) -> dict[str, Any]:
+        return {"resultType": "task", **to_wire(shown, self._config.poll_interval_ms)}
+
+    def _new(self, call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None) -> NewTask:
+        now_ms = self._clock.now_ms()
+        return NewTask(
+            ref=TaskRef(owner_of(call.principal), task_id),
+            tool=call.tool,
+            call=self.check_size(call),
+            journal=[encode(row(entry)) for entry in journal.entries()],
+            state=encode(plain(journal.state, "ctx.state")),
+            created_ms=now_ms,
+            expires_ms=now_ms + int(self._config.ttl_s * 1000),
+            due_ms=self._due_ms(now_ms),
+            status=Status.WORKING if ended is None else ended.status,
+            status_message=message if ended is None else ended.status_message,
+            outcome=None if ended is None else ended.outcome,
+            journal_version=journal.version,
+        )
+
+    async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
+        """The row of a task of the principal's, if there is one."""
+        ref = _ref(principal, task_id)
+        return None if ref is None else await self._store.read(ref, self._clock.now_ms())
+
+    def shown(self, record: TaskRecord) -> bytes:
+        """The `DetailedTask` of a row."""
+        return detailed(record.shown(), self._config.poll_interval_ms)
+
+    async def update(self, principal: Principal, task_id: str, responses: Mapping[str, Any]) -> None:
+        """Take answers; those that are not for an outstanding question are dropped.
+
+        Raises:
+            TaskNotFound: whatever the reason.
+        """
+        ref = _ref(principal, task_id)
+        if ref is None:
+            raise TaskNotFound
+        now_ms = self._clock.now_ms()
+        answers = {key: encode(response) for key, response in responses.items()}
+        match await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms)):
+            case Answered.UNKNOWN_TASK:
+                raise TaskNotFound
+            case Answered.FULLY:
+                await self._wake(ref)
+            case Answered.PARTLY | Answered.NOT_NEEDED:
+                pass
+
+    async def cancel(self, principal: Principal, task_id: str) -> None:
+        """End it, unless it has ended. A worker that has it learns of that at its next write.
+
+        Raises:
+            TaskNotFound: whatever the reason.
+        """
+        ref = _ref(principal, task_id)
+        if ref is None or not await self._store.cancel(ref, CANCELLED_BY_CLIENT, self._clock.now_ms()):
+            raise TaskNotFound
+
+    def _due_ms(self, now_ms: int) -> int:
+        """When the sweep may take it that the message to be sent now was lost."""
+        return now_ms + int(self._config.requeue_after_s * 1000)
+
+    async def _wake(self, ref: TaskRef) -> None:
+        """Tell the workers. The row is written: without a message it only takes longer."""
+        try:
+            await self._queue.send(ref)
+        except Unavailable as error:
+            log.warning(
+                "no message for a task, the sweep will send one",
+                extra={"fields": {"task": ref.id, "error": str(error)}},
+            )
+
+
+def _ref(principal: Principal, task_id: str) -> TaskRef | None:
+    """Where the task would be; `None` if we never gave out such an id."""
+    return TaskRef(owner_of(principal), task_id) if _ID.fullmatch(task_id) else None
+
+
+def _shown_of_new(task: NewTask) -> Shown:
+    return Shown(
+        task.ref.id,
+        task.status,
+        task.status_message,
+        task.created_ms,
+        task.created_ms,
+        task.expires_ms,
+        {},
+        task.outcome,
+    )

@@ -1,0 +1,163 @@
+"""The sweep: what no message reminds anybody of any more.
+
+A message that was lost, a worker that died with its lease, a sleep longer than a queue can delay, a task past its time:
+each is an open task whose `due_ms` has come. Any number of processes may sweep. They share the work by shards of the
+index, and each late task is sent once, because moving its `due_ms` is a conditional write.
+
+A task may also be late because workers are busy. Then its message is still there, and another would only lengthen the
+queue. So a late task is not sent while the queue is known to have its message (SQLite), nor while the queue is long and
+a message must have been lost for it to be needed (SQS); and what is sent again is sent after ever longer pauses:
+
+    due    +30 s    +60 s    +120 s …  +900 s      each time later, unless a worker has claimed it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from roundgate.clock import Clock, Deadline
+from roundgate.config import TasksConfig
+from roundgate.errors import Unavailable
+from roundgate.metrics import Census
+from roundgate.protocol.tasks import OPEN, Event, Status, sources
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.tasks import Move, OpenTask, TaskRef, TaskStore
+
+AT_ONCE: Final = 200
+SHARD_MS: Final = 5_000
+"""For how long a sweeper has a shard to itself: usually enough for `AT_ONCE` tasks, and how long one that dies delays
+them."""
+LONG: Final = 100
+"""A queue with more messages than this, and more than there are late tasks, has lost none of them as it seems."""
+SENT_ANYWAY: Final = 7
+"""A task that has been late so often is sent however long the queue is: after about three quarters of an hour."""
+KNOWN_TO_WAIT: Final = 4
+"""How many times `requeue_after_s` a task is left alone that has a message for certain."""
+COUNTED: Final = 1_000
+"""Where the census stops: with more open tasks than this, those that are due first are looked at."""
+
+log = logging.getLogger("roundgate.tasks")
+
+
+class Sweep:
+    """Finds late tasks and has them taken up."""
+
+    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+        self._store = store
+        self._queue = queue
+        self._clock = clock
+        self._pause_ms = int(config.requeue_after_s * 1000)
+        self._longest_ms = max(self._pause_ms, int(config.requeue_at_most_s * 1000))
+        self._me = clock.new_id()
+
+    async def sweep(self, deadline: Deadline | None = None) -> int:
+        """One sweep; how many tasks were late. At the deadline it stops: the rest is found by the next one.
+
+        Raises:
+            Unavailable: the same.
+        """
+        deadline = deadline or Deadline(self._clock, None)
+        found = 0
+        while late := await self._store.late_shards(self._clock.now_ms()):
+            # sweepers that begin together are to begin with different shards, and not to ask for those that are done
+            done = await self._sweep_one_of(sorted(late, key=self._order), deadline)
+            found += done
+            if not done:
+                break
+        while not deadline.is_past and await self._store.forget(self._clock.now_ms()):
+            pass  # in bites, so that others can write in between
+        if found:
+            log.info("late tasks", extra={"fields": {"count": found}})
+        return found
+
+    def _order(self, shard: int) -> int:
+        return zlib.crc32(f"{self._me} {shard}".encode())
+
+    async def _sweep_one_of(self, shards: Sequence[int], deadline: Deadline) -> int:
+        """The first of these that nobody has."""
+        for shard in shards:
+            if found := await self._sweep_shard(shard, deadline):
+                return found
+        return 0
+
+    async def _sweep_shard(self, shard: int, deadline: Deadline) -> int:
+        found = 0
+        while not deadline.is_past and await self._take(shard, SHARD_MS):
+            late = await self._store.due(self._clock.now_ms(), AT_ONCE, shard)
+            found += await self._see_to(late)
+            if len(late) < AT_ONCE:
+                break
+        if found:
+            await self._take(shard, 0)
+        return found
+
+    async def _take(self, shard: int, for_ms: int) -> bool:
+        now_ms = self._clock.now_ms()
+        return await self._store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
+
+    async def _see_to(self, late: Sequence[OpenTask]) -> int:
+        """How many of these were late indeed, and not seen to by another: the index is a moment behind."""
+        now_ms = self._clock.now_ms()
+        past = [task for task in late if task.expires_ms <= now_ms]
+        await asyncio.gather(*(self._store.expire(task.ref, now_ms) for task in past))
+        waiting = [task for task in late if task.expires_ms > now_ms]
+        asking = [task for task in waiting if task.status in sources(Event.GO_ON)]
+        working = [task for task in waiting if task.status not in sources(Event.GO_ON)]
+        gone_on = await self._have_go_on(asking, now_ms) if asking else 0
+        return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
+
+    async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
+        """The time of a question, or of a wait beside it, is over: these go on without the answers."""
+        due_ms = now_ms + self._pause_ms
+        went = await asyncio.gather(*(self._store.go_on(task.ref, now_ms, due_ms) for task in asking))
+        refs = [task.ref for task, has_gone_on in zip(asking, went, strict=True) if has_gone_on]
+        await self._queue.send_many(refs)
+        return len(refs)
+
+    async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> int:
+        """Each has until its next due time to be claimed; those that may need a message get one."""
+        have_one = await self._queue.waiting([task.ref for task in late])
+        if have_one is None:
+            have_one, send = (), await self._probably_lost(late)
+        else:
+            send = {task.ref for task in late} - set(have_one)
+        moves = [self._move(task, now_ms, is_known_to_wait=task.ref in have_one) for task in late]
+        moved = await self._store.postpone_many(moves)
+        refs = [move.task.ref for move, was_moved in zip(moves, moved, strict=True) if was_moved]
+        await self._queue.send_many([ref for ref in refs if ref in send])
+        return len(refs)
+
+    async def _probably_lost(self, late: Sequence[OpenTask]) -> set[TaskRef]:
+        """Those that need a message, where nobody knows which the queue has."""
+        sent_before = {task.ref for task in late if not task.unsent and task.resends < SENT_ANYWAY}
+        is_long = bool(sent_before) and await self._depth() > max(LONG, len(sent_before))
+        return {task.ref for task in late} - (sent_before if is_long else set())
+
+    async def _depth(self) -> int:
+        """How many messages wait; 0 where nobody knows, or cannot say just now."""
+        try:
+            return await self._queue.depth() or 0
+        except Unavailable:
+            return 0
+
+    def _move(self, task: OpenTask, now_ms: int, *, is_known_to_wait: bool) -> Move:
+        if is_known_to_wait:
+            return Move(task, now_ms + KNOWN_TO_WAIT * self._pause_ms, resends=False)
+        pause_ms = self._pause_ms * 2 ** min(task.resends, 20)
+        return Move(task, now_ms + min(pause_ms, self._longest_ms))
+
+    async def census(self) -> Census:
+        """How many tasks are open, and how old they are: for metrics and logs."""
+        tasks = await self._store.open_tasks(COUNTED)
+        now_ms = self._clock.now_ms()
+        ages_ms = {status: [now_ms - task.created_ms for task in tasks if task.status is status] for status in OPEN}
+        late_ms = [now_ms - task.due_ms for task in tasks if task.status is Status.WORKING]
+        return Census(
+            open={str(status): len(ages_ms[status]) for status in sorted(OPEN)},
+            oldest_s={str(status): round(max(ages_ms[status], default=0) / 1000, 1) for status in sorted(OPEN)},
+            overdue_s=round(max(0, *late_ms, 0) / 1000, 1),
+        )

@@ -1,0 +1,166 @@
+"""One run of a task's handler: kept alive by a heartbeat, brought to its end, abandoned if it does not come to one.
+
+    told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
+
+The handler runs in an asyncio task of its own, so that a turn ends whatever the handler makes of a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+from roundgate.clock import Clock
+from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
+from roundgate.protocol.content import ToolResult
+from roundgate.replay import engine
+from roundgate.replay.engine import Failed, Suspended
+from roundgate.replay.run import Stop
+from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.heartbeat import Heartbeat
+from roundgate.watchdog import RUNNING
+
+GRACE_S: Final = 2.0
+"""How long a handler that was told to stop may go on before it is cancelled, and after that before it is abandoned."""
+LOOK_S: Final = 5.0
+"""How often a step that writes nothing is held against the row: by then a cancel is noticed."""
+LATE_S: Final = 0.5
+"""The same once the turn's own deadline is past."""
+TICK_S: Final = 0.25
+"""How often it is looked at whether a handler has to be ended."""
+TOO_LONG: Final = "The task took longer than a task of this server may (tasks.task_timeout_s)"
+
+Outcome: TypeAlias = engine.Outcome[ToolResult]
+
+log = logging.getLogger("roundgate.tasks")
+
+
+class Running:
+    """A run, from its beginning until it is over or abandoned."""
+
+    def __init__(self, checkpointer: Checkpointer, tool: str, clock: Clock, *, lease_s: float, give_up_ms: int) -> None:
+        """`give_up_ms` is when the task has taken as long as it may, in milliseconds since the epoch."""
+        self.checkpointer = checkpointer
+        self.tool = tool
+        self._clock = clock
+        self._every_s = min(1.0, lease_s / 6)
+        self._give_up_ms = give_up_ms
+        self._last_look_ms = clock.monotonic_ms()
+        self._told_s: float | None = None
+        self._root: asyncio.Task[Outcome] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """What the log says of it."""
+        return {"task": self.checkpointer.ref.id, "name": self.tool}
+
+    def stop_soon(self) -> None:
+        """Have it let go of its task at its next step."""
+        self.checkpointer.run.stop_soon()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the turn is over and the handler is not."""
+        root = self.checkpointer.run.root_task
+        return root is not None and not root.done()
+
+    async def outcome(self, handler: Callable[[], Awaitable[ToolResult]]) -> Outcome:
+        """How the handler ended, or was ended.
+
+        Raises:
+            LeaseLost: the task is not ours any more.
+            Exception: a fault of ours: what the store said, for instance.
+        """
+        if self._is_late:
+            return Failed(TaskTimeout(TOO_LONG))
+        self._root = root = asyncio.create_task(self._run(handler))
+        try:
+            async with Heartbeat(self._every_s, self._beat, **self.facts()):
+                while not root.done() and not self._is_given_up():
+                    await asyncio.wait([root], timeout=TICK_S)
+        except asyncio.CancelledError:
+            await self._cancel()
+            raise
+        return self._result(root)
+
+    async def _run(self, handler: Callable[[], Awaitable[ToolResult]]) -> Outcome:
+        RUNNING.set(self)
+        return await engine.run(handler, self.checkpointer.run)
+
+    def _result(self, root: asyncio.Task[Outcome]) -> Outcome:
+        if self.checkpointer.lost:
+            self._leave(root)
+            raise LeaseLost(self.checkpointer.ref.id)
+        fault = self.checkpointer.fault
+        if fault is not None:
+            self._leave(root)
+            if isinstance(fault, ToolError):
+                return Failed(fault)
+            raise fault
+        if root.done() and not root.cancelled():
+            return root.result()
+        self._leave(root)
+        return self._ended()
+
+    def _ended(self) -> Outcome:
+        """The outcome of a handler that did not come to one."""
+        run = self.checkpointer.run
+        if run.call.deadline.is_past:
+            return Failed(CallTimeout("The call did not finish within the time of its worker"))
+        if run.stopped is Stop.SUSPENDED:  # it asked something, was told to wait, and went on all the same
+            return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
+        return Failed(RuntimeError("the handler cancelled itself"))
+
+    def _leave(self, root: asyncio.Task[Outcome]) -> None:
+        root.add_done_callback(_seen)
+        if self.is_abandoned:
+            log.error("a handler does not end and is abandoned", extra={"fields": self.facts()})
+
+    async def _cancel(self) -> None:
+        """The process is stopping: end the handler, within bounds."""
+        assert self._root is not None, "it has begun"
+        self._root.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([self._root], timeout=GRACE_S)
+        self._leave(self._root)
+
+    # while it runs
+
+    async def _beat(self) -> None:
+        if self._is_late:
+            self.checkpointer.end(TaskTimeout(TOO_LONG))
+        try:
+            await self.checkpointer.attend(look=self._is_time_to_look())
+        except LeaseLost:
+            self.checkpointer.lose()
+
+    @property
+    def _is_late(self) -> bool:
+        return self._clock.now_ms() >= self._give_up_ms
+
+    def _is_time_to_look(self) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        is_time = now_ms - self._last_look_ms >= LOOK_S * 1000
+        if is_time:
+            self._last_look_ms = now_ms
+        return is_time
+
+    def _is_given_up(self) -> bool:
+        """Whether it was told to stop so long ago that nobody waits for it any more; cancels it halfway to that."""
+        run = self.checkpointer.run
+        if run.stopped is None and not run.call.deadline.is_past:
+            return False
+        now_s = asyncio.get_running_loop().time()
+        self._told_s = now_s if self._told_s is None else self._told_s
+        grace_s = LATE_S if run.call.deadline.is_past else GRACE_S
+        if now_s - self._told_s >= grace_s and self._root is not None:
+            self._root.cancel()
+        return now_s - self._told_s >= 2 * grace_s
+
+
+def _seen(root: asyncio.Task[Any]) -> None:
+    """Take note of how an abandoned handler ended, so that nobody reports it as forgotten."""
+    if not root.cancelled():
+        root.exception()

@@ -1,0 +1,208 @@
+"""A worker's turn at a task: claim → replay → commit. Safe to run twice, safe to die anywhere.
+
+    message ──▶ claim ──▶ run the handler from the top ──▶ finish     it returned or raised
+                  │                                    ├─▶ suspend    it asks the client; nobody waits with it
+                  │ not ours: drop the message         ├─▶ release    it sleeps, or its time is up; a message follows
+                  │ a suspect: claim it alone          ├─▶ decline    nobody here can serve it; others may
+                  ▼                                    └─▶ (nothing)  the lease is lost: whoever has it carries on
+
+A fault of ours (the store cannot be reached) is retried with growing pauses; when that does no good the task fails. A
+worker that died is counted only against a task that it ran alone: see `app/roundgate/tasks/isolation.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from roundgate.backends.catalog import Catalog, ServedTool
+from roundgate.clock import Clock, Deadline
+from roundgate.config import TasksConfig
+from roundgate.errors import LeaseLost
+from roundgate.metrics import Metrics, NoMetrics
+from roundgate.replay.call import Call, Publish
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Failed
+from roundgate.replay.journal import JOURNAL_VERSION
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
+from roundgate.tasks.call import TaskCall
+from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.ending import Declined, Endings, GivenUp, Turn
+from roundgate.tasks.patience import to_its_end
+from roundgate.tasks.turn import Outcome, Running
+from roundgate.tracing import NoTracing, Tracing
+
+_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
+"""What comes of bytes that a later version wrote, or none of ours."""
+
+log = logging.getLogger("roundgate.tasks")
+
+
+class Worker:
+    """Takes turns at tasks."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: TaskStore,
+        queue: TaskQueue,
+        clock: Clock,
+        config: TasksConfig,
+        publish: Publish,
+        *,
+        skew_s: float = 5.0,
+        tracing: Tracing | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """`skew_s` is by how much the clocks of those who share the store may differ, unless `config` says so."""
+        self._catalog = catalog
+        self._store = store
+        self._clock = clock
+        self._config = config
+        self._lease_ms = int(config.lease_s * 1000)
+        self._skew_ms = int((skew_s if config.clock_skew_s is None else config.clock_skew_s) * 1000)
+        self._publish = publish
+        self._tracing = tracing or NoTracing()
+        self._metrics = metrics or NoMetrics()
+        self._endings = Endings(store, queue, clock, config)
+        self._running: dict[Running, None] = {}
+        self._abandoned: set[Running] = set()
+        self._is_stopping = False
+
+    async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
+        """Make a task ours, if it is to be had; a suspect only for a worker that runs it `alone`.
+
+        Raises:
+            Unavailable
+        """
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + self._lease_ms
+        lapsed_ms, due_ms = now_ms - self._skew_ms, until_ms + self._skew_ms
+        return await self._store.claim(ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone)
+
+    async def work(self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False) -> Turn:
+        """A whole turn.
+
+        Raises:
+            Unavailable: the store or the queue cannot be reached; the message should be delivered again.
+        """
+        match await self.claim(ref, alone=alone):
+            case NotClaimed.SUSPECT:
+                return Turn.SUSPECT
+            case NotClaimed() as reason:
+                log.debug("task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}})
+                return Turn.NOT_CLAIMED
+            case Claimed() as claimed:
+                return await self.run(claimed, deadline)
+
+    async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
+        """The turn at a task that is ours; it has to be over by the deadline, if there is one."""
+        begun_ms = self._clock.monotonic_ms()
+        turn = Turn.FAULT
+        try:
+            turn = await self._turn(claimed, deadline or Deadline(self._clock, None))
+        except LeaseLost:
+            turn = Turn.LOST
+        finally:
+            self._note(claimed, turn, round(self._clock.monotonic_ms() - begun_ms, 2))
+        return turn
+
+    def _note(self, claimed: Claimed, turn: Turn, took_ms: float) -> None:
+        record = claimed.record
+        self._metrics.turn(record.tool, turn.value, took_ms)
+        facts = {"name": record.tool, "outcome": turn.value, "attempt": record.attempts + 1, "ms": took_ms}
+        log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
+
+    def stop_soon(self) -> None:
+        """Have every run let go of its task at its next step, also one that has yet to begin."""
+        self._is_stopping = True
+        for running in self._running:
+            running.stop_soon()
+
+    def held(self) -> Sequence[Running]:
+        """The runs whose leases we have; may be called from any thread."""
+        return list(self._running)
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether there are handlers that go on though their turns are over."""
+        return any(running.is_abandoned for running in self._abandoned)
+
+    async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
+        try:
+            self._check(claimed.record)
+            call, served = self._served(claimed)
+            return await self._carry(self._begin(claimed, call, deadline), call, served)
+        except (LeaseLost, asyncio.CancelledError):
+            raise
+        except Declined as needs:
+            return await self._endings.decline(claimed, needs)
+        except GivenUp as error:
+            return await self._endings.give_up(claimed, error)
+        except Exception as error:
+            return await self._endings.retry_or_fail(claimed, error)
+
+    def _check(self, record: TaskRecord) -> None:
+        """See that there is any sense in another turn.
+
+        Raises:
+            GivenUp, Declined
+        """
+        if record.deaths >= self._config.max_deaths:
+            raise GivenUp(f"{record.deaths} workers died or stalled that ran nothing but this task")
+        if record.journal_version > JOURNAL_VERSION:
+            raise Declined(f"reads journals of version {record.journal_version}")
+
+    def _served(self, claimed: Claimed) -> tuple[TaskCall, ServedTool]:
+        try:
+            call = TaskCall.from_bytes(claimed.call)
+        except _UNREADABLE as error:
+            raise Declined("can read its call") from error
+        served = self._catalog.tools.get(call.tool)
+        if served is None:
+            raise Declined(f"serves {call.tool}")
+        return call, served
+
+    def _begin(self, claimed: Claimed, task: TaskCall, deadline: Deadline) -> Running:
+        config, call = self._config, self._call(claimed.record.ref, task, deadline)
+        try:
+            checkpointer = Checkpointer(self._store, claimed, task, call, self._clock, config, self._skew_ms)
+        except _UNREADABLE as error:
+            raise Declined("can read its journal") from error
+        give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
+        return Running(checkpointer, task.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
+
+    def _call(self, ref: TaskRef, task: TaskCall, deadline: Deadline) -> Call:
+        return Call(
+            principal=task.principal,
+            meta=task.meta(),
+            deadline=deadline,
+            publish=self._publish,
+            task_id=ref.id,
+            idempotency=ref.id,
+        )
+
+    async def _carry(self, running: Running, call: TaskCall, served: ServedTool) -> Turn:
+        self._running[running] = None
+        if self._is_stopping:
+            running.stop_soon()
+        try:
+            outcome = await self._outcome(running, call, served)
+            return await self._endings.commit(running.checkpointer, call.tool, outcome)
+        except asyncio.CancelledError:
+            end = self._endings.stopped if self._is_stopping else self._endings.crashed
+            await to_its_end(end(running.checkpointer))
+            raise
+        finally:
+            self._running.pop(running, None)
+            self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
+
+    async def _outcome(self, running: Running, call: TaskCall, served: ServedTool) -> Outcome:
+        context = Context(running.checkpointer.run)
+        with self._tracing.turn(call.tool, call.origin) as span:
+            outcome = await running.outcome(lambda: served.tool.call(context, dict(call.arguments)))
+            span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
+        return outcome

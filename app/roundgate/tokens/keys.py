@@ -1,0 +1,190 @@
+"""Where the key ring comes from, and how it is rotated.
+
+GATEWAY_STATE_KEYS          base64 keys, comma-separated; the first seals
+GATEWAY_STATE_KEYS_SECRET   the same text as an AWS Secrets Manager secret (name or ARN)
+GATEWAY_STATE_KEYS_KMS      data keys encrypted by AWS KMS, base64, comma-separated; decrypted once per process
+(none)                      a file beside the SQLite file: for one machine only
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import math
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar, overload
+
+from roundgate.clock import Clock
+from roundgate.errors import ConfigError, Problem, Unavailable
+from roundgate.tokens.sealed import KEY_BYTES, Key
+
+T = TypeVar("T")
+
+REFRESH_MS: Final = 300_000
+UNPADDED: Final = 43
+"""Characters of base64 that hold a key, without the `=` after them."""
+
+log = logging.getLogger("roundgate.tokens")
+
+Client: TypeAlias = Callable[[str], Any]
+"""Makes boto3's client for a service."""
+
+
+def new_key() -> str:
+    """A fresh key, as it stands in GATEWAY_STATE_KEYS."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+
+def parse(text: str, source: str) -> list[Key]:
+    """Keys from comma-separated base64.
+
+    Raises:
+        ConfigError: names the key by its place, never by its value.
+    """
+    return [_key(secret, place, source) for place, secret in enumerate(_decoded(text, source), 1)]
+
+
+def _decoded(ring: str, source: str) -> Iterator[bytes]:
+    for place, part in enumerate(ring.split(","), 1):
+        try:
+            text = part.strip()
+            # Secrets Manager makes up passwords, and has no padding to give
+            yield base64.b64decode(text + "=" * (len(text) == UNPADDED), validate=True)
+        except ValueError:
+            raise _unusable(source, f"key {place} is not base64") from None
+
+
+def _key(secret: bytes, place: int, source: str) -> Key:
+    try:
+        return Key(secret)
+    except ValueError as error:
+        raise _unusable(source, f"key {place}: {error}") from None
+
+
+def _unusable(source: str, message: str, remedy: str = "make keys with: roundgate keys new") -> ConfigError:
+    return ConfigError([Problem("environment", source, message, remedy)])
+
+
+def from_file(path: Path) -> list[Key]:
+    """The keys in a file, which is made with one new key if it is not there; readable by its owner alone.
+
+    Raises:
+        ConfigError: it can be neither read nor made.
+    """
+    try:
+        if not path.exists():
+            _make_file(path)
+        return parse(path.read_text("latin-1"), str(path))
+    except OSError as error:
+        message = f"state key file: {error.strerror or 'cannot be used'}"
+        raise _unusable(str(path), message, "set GATEWAY_STATE_KEYS instead") from None
+
+
+def _make_file(path: Path) -> None:
+    """Written whole under another name and then linked: of several processes one wins, and none reads half a key."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # 0600, and nobody else's
+    with os.fdopen(number, "w") as file:
+        file.write(new_key())
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(draft)
+
+
+def from_secrets_manager(secret_id: str, client: Client) -> list[Key]:
+    """The keys in a secret's string.
+
+    Raises:
+        ConfigError: what AWS said, or what is wrong with a key.
+    """
+    source = "GATEWAY_STATE_KEYS_SECRET"
+    answer = _ask_aws(source, lambda: client("secretsmanager").get_secret_value(SecretId=secret_id))
+    if "SecretString" not in answer:
+        raise _unusable(source, "the secret is binary", "store the keys as its string: base64, comma-separated")
+    return parse(answer["SecretString"], source)
+
+
+class Refreshed(Sequence[Key]):
+    """Keys that are read when they are first needed, and again when they are `REFRESH_MS` old.
+
+    Until then nothing of them is in the process. While they cannot be read again, the ones from before serve.
+    """
+
+    def __init__(self, load: Callable[[], Sequence[Key]], clock: Clock) -> None:
+        self._load = load
+        self._clock = clock
+        self._keys: Sequence[Key] = ()
+        self._read_ms = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._current())
+
+    @overload
+    def __getitem__(self, place: int) -> Key: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Key]: ...
+    def __getitem__(self, place: int | slice) -> Key | Sequence[Key]:
+        return self._current()[place]
+
+    def _current(self) -> Sequence[Key]:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._read_ms > REFRESH_MS:
+            try:
+                self._keys = self._load()
+            except ConfigError as error:
+                log.error("the state keys cannot be read: %s", error)
+                if not self._keys:
+                    raise Unavailable("The keys of requestState cannot be read just now") from error
+            self._read_ms = now_ms
+        return self._keys
+
+
+def from_kms(ciphertexts: str, client: Client) -> list[Key]:
+    """Data keys that AWS KMS encrypted.
+
+    Raises:
+        ConfigError: what AWS said, or what is wrong with a key.
+    """
+    source = "GATEWAY_STATE_KEYS_KMS"
+    encrypted = list(_decoded(ciphertexts, source))
+
+    def decrypt() -> list[bytes]:
+        kms = client("kms")
+        return [kms.decrypt(CiphertextBlob=one)["Plaintext"] for one in encrypted]
+
+    return [_key(secret, place, source) for place, secret in enumerate(_ask_aws(source, decrypt), 1)]
+
+
+def _ask_aws(source: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except ConfigError:
+        raise
+    except Exception as error:  # boto3's, most of them made at run time
+        message = f"{type(error).__name__}: {error}"
+        remedy = "check its name, the region, and what the role may do"
+        raise _unusable(source, message, remedy) from error
+
+
+def rotate(keys: Sequence[str], stage: int, fresh: str | None = None) -> list[str]:
+    """The ring for the next stage of a rotation; between two stages every replica has to have been restarted.
+
+    1  a new key is added at the end: every replica learns to open what it will seal
+    2  it moves to the front: it seals from now on, the old ones still open
+    3  the old ones go, once what they sealed has expired
+    """
+    match stage:
+        case 1:
+            return [*keys, fresh or new_key()]
+        case 2:
+            return [keys[-1], *keys[:-1]]
+        case 3:
+            return [keys[0]]
+    raise ValueError("a rotation has the stages 1, 2 and 3")

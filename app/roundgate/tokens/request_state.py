@@ -1,0 +1,137 @@
+"""`requestState`: the journal of a call on its way through the client (basic/patterns/mrtr, "Server Requirements").
+
+Inside the seal stand the claims that tie it to one call: when it was issued and until when it holds, the method and the
+name or URI it was called with, a digest of the arguments, the round, and an id. Every one is compared when it comes
+back, whatever the handler does with it. A refusal is always the same sentence; the reason is for the log, once per
+caller and minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.errors import ParseError, StateRefused, StateTooLarge
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.digest import digest
+from roundgate.tokens.refusals import Refusals
+from roundgate.tokens.sealed import KeyRing, SealBroken
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a token is tied to: one method, one name or URI, one set of arguments."""
+
+    method: str
+    target: str
+    arguments: str
+
+    @classmethod
+    def of(cls, method: str, target: str, arguments: Mapping[str, Any]) -> Binding:
+        """For a call; the arguments' order and spelling do not matter, their values do."""
+        return cls(method, target, digest(arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Destiny:
+    """Which task a call becomes, whatever is still answered: a client's key or a write in doubt has decided it."""
+
+    task_id: str
+    ended: Any = None
+    """How the call had ended when its row could not be written, in JSON; `None` if it had not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A token that was valid: its id, the round it ended (1 for the first), where the call began, what it carries."""
+
+    id: str
+    round: int
+    origin: Mapping[str, str]
+    payload: Any
+    destiny: Destiny | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSealer:
+    """Seals what goes out and opens what comes back."""
+
+    ring: KeyRing
+    clock: Clock
+    lifetime_s: float = 900
+    max_bytes: int = 64_000
+    leeway_s: float = field(default=5)
+    """By how much the clocks of two replicas may differ."""
+    refusals: Refusals = field(default_factory=Refusals)
+
+    def seal(
+        self,
+        payload: Any,
+        owner: Principal,
+        binding: Binding,
+        *,
+        round_: int,
+        origin: Mapping[str, str],
+        destiny: Destiny | None = None,
+    ) -> str:
+        """A token for the end of a round.
+
+        Raises:
+            StateTooLarge: the payload is over `max_bytes`.
+        """
+        now_ms = self.clock.now_ms()
+        claims = [
+            now_ms,
+            now_ms + int(self.lifetime_s * 1000),
+            binding.method,
+            binding.target,
+            binding.arguments,
+            round_,
+            self.clock.new_id(),
+            dict(origin),
+            payload,
+        ]
+        if destiny is not None:  # not otherwise: replicas of the version before open nine claims
+            claims.append([destiny.task_id, destiny.ended])
+        plaintext = jsonrpc.encode(claims)
+        if len(plaintext) > self.max_bytes:
+            raise StateTooLarge(f"{len(plaintext)} bytes, {self.max_bytes} may travel")
+        return self.ring.seal(plaintext, owner)
+
+    def open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
+        """What a token carries.
+
+        Raises:
+            StateRefused: always with the same words.
+        """
+        try:
+            return self._open(token, owner, binding)
+        except SealBroken as error:
+            raise self.refused(str(error), owner) from None
+
+    def refused(self, reason: str, owner: Principal) -> StateRefused:
+        """The refusal to raise; its reason goes to the log."""
+        self.refusals.note(reason, owner, self.clock.monotonic_ms())
+        return StateRefused()
+
+    def _open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
+        # base64 makes 4 characters of 3 bytes; far more than we ever seal is not worth decoding
+        if not isinstance(token, str) or len(token) > self.max_bytes * 2:
+            raise SealBroken("not a string, or too long")
+        try:
+            claims = jsonrpc.decode(self.ring.open(token, owner))
+            issued_ms, expires_ms, method, target, arguments, round_, token_id, origin, payload, *more = claims
+            destiny = Destiny(*more[0]) if more else None
+            late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()
+        except (ParseError, ValueError, TypeError):
+            raise SealBroken("sealed by an incompatible version") from None
+        if late_ms > self.leeway_s * 1000:
+            raise SealBroken("expired")
+        if early_ms > self.leeway_s * 1000:
+            raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
+        if Binding(method, target, arguments) != binding:
+            raise SealBroken("for another method, target or arguments")
+        return Opened(token_id, round_, origin, payload, destiny)

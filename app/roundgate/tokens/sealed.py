@@ -1,0 +1,127 @@
+"""Authenticated encryption under a ring of keys, for one subject at a time.
+
+    token  = "v1." key-id "." base64url(nonce ‖ AES-256-GCM(plaintext))
+    key    = HKDF-SHA256(ring key, info = "mcp-gateway/v1" ‖ issuer ‖ subject ‖ client)     RFC 5869
+    bound  = version ‖ key-id ‖ audience, as associated data
+
+The key depends on who the caller is, so what was sealed for one cannot be opened by another, whatever the code above
+forgets to compare; and no key comes near the 2³² messages that random nonces allow (NIST SP 800-38D section 8.3).
+Nothing is compressed: the length of a token would tell about its content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from roundgate.auth.principal import Principal
+
+if TYPE_CHECKING:
+    # imported when the first state is sealed or opened: a cold start whose first call asks nothing is 30 ms faster
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+VERSION: Final = "v1"
+KEY_BYTES: Final = 32
+_INFO: Final = "mcp-gateway/v1"
+_KEY_ID: Final = b"mcp-gateway key id"
+"""Two labels with the name that the project had when the first token was sealed: with others no earlier one opens."""
+_NONCE_BYTES: Final = 12
+_TAG_BYTES: Final = 16
+
+
+class SealBroken(Exception):
+    """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the ring: 256 bits, and a name derived from them that tells nothing about them."""
+
+    secret: bytes = field(repr=False)
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.secret) != KEY_BYTES:
+            raise ValueError(f"a state key has {KEY_BYTES} bytes, not {len(self.secret)}; make one: roundgate keys new")
+        digest = hashlib.sha256(_KEY_ID + self.secret).digest()
+        object.__setattr__(self, "id", _encode(digest[:6]))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Keys in order: the first seals, all open. `audience` separates deployments that share keys."""
+
+    keys: Sequence[Key]
+    audience: str = "roundgate"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keys, (list, tuple)) and not self.keys:  # others are read when they are needed
+            raise ValueError("a key ring needs at least one key; make one: roundgate keys new")
+
+    def seal(self, plaintext: bytes, owner: Principal) -> str:
+        """A token that `owner` alone can bring back."""
+        key, nonce = self.keys[0], os.urandom(_NONCE_BYTES)
+        sealed = _cipher(key.secret, owner).encrypt(nonce, plaintext, self._bound(key.id))
+        return f"{VERSION}.{key.id}.{_encode(nonce + sealed)}"
+
+    def open(self, token: str, owner: Principal) -> bytes:
+        """What was sealed.
+
+        Raises:
+            SealBroken: it is not ours, not whole, not theirs, or its key is retired.
+        """
+        from cryptography.exceptions import InvalidTag
+
+        version, _, rest = token.partition(".")
+        key_id, _, text = rest.partition(".")
+        key = next((key for key in self.keys if key.id == key_id), None)
+        if version != VERSION or key is None:
+            raise SealBroken("unknown version or key")
+        sealed = _decode(text)
+        if len(sealed) < _NONCE_BYTES + _TAG_BYTES:
+            raise SealBroken("too short")
+        try:
+            cipher = _cipher(key.secret, owner)
+            return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._bound(key.id))
+        except InvalidTag:
+            raise SealBroken("changed on the way, or sealed for somebody else") from None
+
+    def _bound(self, key_id: str) -> bytes:
+        return _joined(VERSION, key_id, self.audience)
+
+
+@lru_cache(maxsize=1024)
+def _cipher(secret: bytes, owner: Principal) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    info = _joined(_INFO, owner.issuer, owner.subject, owner.client_id)
+    return AESGCM(HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(secret))
+
+
+def _joined(*parts: str) -> bytes:
+    """Parts with their lengths before them, so that no two lists of parts make the same bytes."""
+    encoded = [part.encode() for part in parts]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _decode(text: str) -> bytes:
+    """Strict: one spelling for each value, so that a changed character is a changed token."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise SealBroken("not base64url") from None
+    if _encode(data) != text:
+        raise SealBroken("not canonical base64url")
+    return data

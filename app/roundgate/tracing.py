@@ -1,0 +1,149 @@
+"""Trace context across rounds (basic/index, "OpenTelemetry trace context").
+
+A request continues the trace that its `_meta` names (`traceparent`, `tracestate`, `baggage`: W3C Trace Context). Where
+it came from is sealed into the state of its round, so the span of every later round links to that of the first,
+whatever the client does in between.
+
+Spans are made when an OpenTelemetry SDK is set up in the process (extra `otel`, `opentelemetry-instrument`); otherwise
+nothing is imported and nothing is measured, and the context alone is passed on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+KEYS: Final = ("traceparent", "tracestate", "baggage")
+
+
+class Span(Protocol):
+    """One request in its trace."""
+
+    def carrier(self) -> Mapping[str, str]:
+        """The context that stands for this request: what is sealed for later rounds."""
+
+    def link(self, origin: Mapping[str, str]) -> None:
+        """This is a later round of the call that began there."""
+
+    def end(self, outcome: str, code: int | None) -> None:
+        """How it went: an outcome as in the log, and the JSON-RPC code of an error."""
+
+
+class Tracing(Protocol):
+    """Makes spans."""
+
+    def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> AbstractContextManager[Span]:
+        """A span around one request that continues a trace context."""
+
+    def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
+        """A span around one turn of a worker at a task, linked to where its call began."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOn:
+    """No span: the context is what the client sent."""
+
+    trace: Mapping[str, str]
+
+    def carrier(self) -> Mapping[str, str]:
+        return self.trace
+
+    def link(self, origin: Mapping[str, str]) -> None:
+        """There is nothing to link."""
+
+    def end(self, outcome: str, code: int | None) -> None:
+        """There is nothing to end."""
+
+
+class NoTracing:
+    """Where no SDK is set up."""
+
+    def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> AbstractContextManager[Span]:
+        return nullcontext(PassedOn(trace))
+
+    def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
+        return nullcontext(PassedOn(origin))
+
+
+class OpenTelemetry:
+    """Spans named and attributed as OpenTelemetry's semantic conventions for MCP say."""
+
+    def __init__(self) -> None:
+        from opentelemetry import trace
+
+        self._tracer = trace.get_tracer("roundgate")
+
+    @contextmanager
+    def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> Iterator[Span]:
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind
+
+        attributes = {"mcp.method.name": method, "mcp.protocol.version": "2026-07-28"}
+        if method == "tools/call" and target is not None:
+            attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": target}
+        with self._tracer.start_as_current_span(
+            f"{method} {target}" if target else method,
+            context=extract(trace),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+        ) as span:
+            yield _OpenTelemetrySpan(span)
+
+    @contextmanager
+    def turn(self, tool: str, origin: Mapping[str, str]) -> Iterator[Span]:
+        from opentelemetry.trace import SpanKind
+
+        attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+        name = f"task {tool}"
+        with self._tracer.start_as_current_span(name, kind=SpanKind.CONSUMER, attributes=attributes) as span:
+            made = _OpenTelemetrySpan(span)
+            made.link(origin)
+            yield made
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenTelemetrySpan:
+    span: Any
+
+    def carrier(self) -> Mapping[str, str]:
+        from opentelemetry.propagate import inject
+
+        carrier: dict[str, str] = {}
+        inject(carrier)
+        return carrier
+
+    def link(self, origin: Mapping[str, str]) -> None:
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import get_current_span
+
+        self.span.add_link(get_current_span(extract(origin)).get_span_context())
+
+    def end(self, outcome: str, code: int | None) -> None:
+        from opentelemetry.trace import StatusCode
+
+        if code is not None:
+            self.span.set_attributes({"error.type": str(code), "rpc.response.status_code": str(code)})
+        elif outcome == "tool_error":
+            self.span.set_attribute("error.type", "tool_error")
+        if code is not None or outcome == "tool_error":
+            self.span.set_status(StatusCode.ERROR)
+
+
+def set_up() -> Tracing:
+    """Spans if an SDK is set up in this process by now; no import otherwise."""
+    if "opentelemetry.sdk.trace" not in sys.modules:
+        return NoTracing()
+    from opentelemetry import trace
+
+    return NoTracing() if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) else OpenTelemetry()
+
+
+def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
+    """The trace context in a request's `_meta`; anything that is not text of a sane length is left out."""
+    if "traceparent" not in meta and "baggage" not in meta:
+        return {}
+    found = {key: meta.get(key) for key in KEYS}
+    return {key: value for key, value in found.items() if isinstance(value, str) and len(value) <= 512}
