@@ -256,10 +256,59 @@ def test_a_page_to_go_to_is_shown_with_its_message() -> None:
     assert wire["params"] == {"mode": "url", "message": "Sign in", "url": "https://example.com/sign-in?x=1"}
 
 
-@pytest.mark.parametrize("url", ["example.com", "/path", "", "mailto:a@b.c", "https://", "http://[bad"])
-def test_what_no_browser_can_open_is_no_page(url: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+NO_PAGES = {
+    "example.com": "https",
+    "/path": "https",
+    "": "https",
+    "mailto:a@b.c": "https",
+    "javascript://example.com/%0aalert(1)": "https",
+    "file://localhost/etc/passwd": "https",
+    "vscode://example.com/x": "https",
+    "http://example.com/": "https",
+    "http://127.0.0.1.example.com/": "https",
+    "http://[::2]/": "https",
+    "https://": "host",
+    "https:///path": "host",
+    "http://[bad": "URL",
+    "https://example.com:port/": "URL",
+    "https://bank.example@evil.example/": "user name",
+    "https://ex\u0430mple.com/": "percent-encode",
+    "https://example.com/\u202egpj.exe": "percent-encode",
+    "https://example.com/ x": "percent-encode",
+    "https://example.com/\\evil.example": "percent-encode",
+}
+"""What is no page that a user may be sent to, and what the error names."""
+
+
+@pytest.mark.parametrize("url", NO_PAGES)
+def test_a_user_is_sent_to_https_or_to_http_on_their_own_machine_and_nowhere_else(url: str) -> None:
+    with pytest.raises(ValueError, match=NO_PAGES[url]) as refused:
         Url("Look", url)
+    assert ascii(url)[1:-1] in str(refused.value)
+    with pytest.raises(ValueError, match=NO_PAGES[url]):
+        Raw({"method": "elicitation/create", "params": {"mode": "url", "message": "Look", "url": url}})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com",
+        "https://example.com:8443/a?b=c#d",
+        "HTTPS://xn--bcher-kva.example/%C3%A9",
+        "http://localhost:8000/x",
+        "http://127.0.0.1/",
+        "http://127.8.8.8:1/",
+        "http://[::1]:3000/back",
+    ],
+)
+def test_pages_of_https_and_of_ones_own_machine_are_shown(url: str) -> None:
+    assert on_the_wire(Url("Look", url))["params"]["url"] == url
+    assert Raw(Url("Look", url).to_wire()).to_wire()["params"]["url"] == url
+
+
+def test_a_raw_request_whose_page_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="url"):
+        Raw({"method": "elicitation/create", "params": {"mode": "url", "message": "Look"}})
 
 
 TOOL = {"name": "search", "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}}}

@@ -6,9 +6,11 @@ A question is pinned by the digest of what is shown. An answer that does not fit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from ipaddress import ip_address
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -136,8 +138,7 @@ class Url:
     url: str
 
     def __post_init__(self) -> None:
-        if not urlsplit(self.url).scheme or not urlsplit(self.url).netloc:
-            raise ValueError(f"{self.url!r} is not a URL that a browser can open")
+        check_page(self.url)
 
     @property
     def requires(self) -> Mapping[str, Any]:
@@ -247,6 +248,11 @@ class Raw:
 
     request: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        match self.request:
+            case {"method": "elicitation/create", "params": {"mode": "url", **params}}:
+                check_page(params.get("url"))
+
     @property
     def requires(self) -> Mapping[str, Any]:
         params = self.request.get("params", {})
@@ -268,6 +274,37 @@ class Raw:
         return Answer(name, "accept", response)
 
 
+def check_page(url: Any) -> None:
+    """A page that a user may be sent to: https, or http on their own machine, shown as the place it leads to.
+
+    Raises:
+        ValueError: it is another; says what to give instead.
+    """
+    if not isinstance(url, str):
+        raise ValueError(f"the url of a page to open is text, not {type(url).__name__}")
+    shown = ascii(url[:200])
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"{shown} is not a URL: {error}") from None
+    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+        raise ValueError(f"{shown} is no page to send a user to: give https, or http on a loopback address")
+    if not host:
+        raise ValueError(f"{shown} has no host")
+    if "@" in parts.netloc:
+        raise ValueError(f"{shown} has a user name, which a person may take for the host")
+    if not _URL.fullmatch(url):
+        raise ValueError(f"{shown} has characters that no URL has: percent-encode them, and write hosts in Punycode")
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
 def _with_problem(message: str, problem: str | None) -> str:
     return message if problem is None else f"{message}\n\nThe last answer could not be used: {problem}"
 
@@ -283,6 +320,8 @@ def _is_block(block: Mapping[str, Any]) -> bool:
     return isinstance(block.get("type"), str) and (block["type"] != "text" or isinstance(block.get("text"), str))
 
 
+_URL: Final = re.compile(r"[!#-;=?-\[\]_a-z~]+")
+"""RFC 3986's characters: no blanks, quotes, backslashes, controls, and nothing beyond ASCII."""
 _KEPT: Final = {
     "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "oneOf"),
     "number": ("title", "description", "minimum", "maximum", "default"),
