@@ -83,6 +83,12 @@ class HttpConfig(Model):
     max_connections: int = Field(
         1_000, description="Open connections of one process, as far as it may have descriptors; more get 503.", ge=1
     )
+    max_connections_per_address: int | None = Field(
+        None,
+        description="Of these, how many one address (IPv6: a /64) keeps when there are no more: one that has more makes"
+        " room for one that has fewer. Unset: an eighth of all.",
+        ge=1,
+    )
     head_timeout_s: float = Field(10, description="Seconds within which a request's head has to arrive.", gt=0)
     body_timeout_s: float = Field(60, description="Seconds within which a request's body has to arrive.", gt=0)
     send_timeout_s: float = Field(

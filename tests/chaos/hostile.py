@@ -1,6 +1,7 @@
 """Clients that mean harm, all kinds at once, in a process of its own: `python -m tests.chaos.hostile PORT SEED`.
 
-Each attack is a loop; what the server answers is nobody's concern here. Ends when it is killed.
+Each attack is a loop; what the server answers is nobody's concern here. They come from `ADDRESSES` of 127.0.0.0/8,
+honest clients from another one. Ends when it is killed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from tests.support import wire
 
+ADDRESSES = [f"127.0.0.{number}" for number in range(2, 22)]
 HEAD = b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 FULL = 4_000_000
 """Bytes of the largest body that is taken."""
@@ -29,7 +31,9 @@ class Attacker:
 
     async def send(self, *parts: bytes, pause_s: float = 0, stay_s: float = 0, read: bool = True) -> None:
         """Open a connection, send, stay, perhaps read what comes, and reset it."""
-        reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", self._port, limit=4096), 10)
+        here = (self.dice.choice(ADDRESSES), 0)
+        opening = asyncio.open_connection("127.0.0.1", self._port, limit=4096, local_addr=here)
+        reader, writer = await asyncio.wait_for(opening, 10)
         try:
             for part in parts:
                 writer.write(part)

@@ -178,6 +178,125 @@ async def test_who_has_sent_no_request_makes_room_for_who_does(server: Server, m
             assert await Client(http).text("add", {"a": 1, "b": 2}) == "3"
 
 
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has all of 127.0.0.0/8")
+PLACES = 16
+ROOM = {"head_timeout_s": 60, "body_timeout_s": 60, "max_connections": PLACES, "max_connections_per_address": 4}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Server]:
+    """A server with few places, all of them free, which nothing but a newcomer makes anybody give up."""
+    with running(configuration(tmp_path, ROOM)) as started:
+        yield started
+        assert [line for line in started.lines() if line["level"] == "error"] == []
+
+
+class Crowd:
+    """Connections from addresses of this machine."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.all: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def __aenter__(self) -> Crowd:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for _, writer in self.all:
+            writer.transport.abort()
+
+    async def open(self, address: str, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """One more, on which so much is sent."""
+        streams = await asyncio.open_connection("127.0.0.1", self._server.port, local_addr=(address, 0))
+        self.all.append(streams)
+        streams[1].write(sent)
+        return streams
+
+
+async def sum_of(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], a: int) -> int:
+    """What `add` says on a connection."""
+    streams[1].write(raw(call("add", {"a": a, "b": 1})))
+    head = await asyncio.wait_for(streams[0].readuntil(b"\r\n\r\n"), 10)
+    length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+    body = json.loads(await streams[0].readexactly(int(length.partition(b":")[2])))
+    assert head.startswith(b"HTTP/1.1 200"), body
+    found: int = body["result"]["structuredContent"]
+    return found
+
+
+@linux
+@pytest.mark.parametrize(
+    "part", [HEAD + b"content-length: 9\r\n\r\n{", b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nPOST /"]
+)
+async def test_who_sends_half_requests_makes_room_for_who_sends_whole_ones(small: Server, part: bytes) -> None:
+    async with Crowd(small) as crowd:
+        for number in range(2 * PLACES):
+            await crowd.open(f"127.0.0.{2 + number % 4}", part)
+        for number in range(2 * PLACES):
+            assert await sum_of(await crowd.open("127.0.0.1"), number) == number + 1
+
+
+@linux
+async def test_a_half_body_that_makes_room_is_told_why(small: Server) -> None:
+    async with Crowd(small) as crowd:
+        for _ in range(PLACES):
+            await crowd.open("127.0.0.2", HEAD + b"content-length: 9\r\n\r\n{")
+        await asyncio.sleep(0.3)
+        for _ in range(2):
+            await crowd.open("127.0.0.1")
+        for answer in asyncio.as_completed([everything_from(reader) for reader, _ in crowd.all], timeout=5):
+            if said := await answer:  # nothing where it made room before it sent a head
+                break
+    assert said.startswith(b"HTTP/1.1 503")
+    assert b"http.max_connections" in said
+
+
+async def everything_from(reader: asyncio.StreamReader) -> bytes:
+    with suppress(ConnectionError):
+        return await reader.read()
+    return b""
+
+
+@linux
+async def test_a_flood_of_connections_ends_its_own_and_not_one_of_another_address(small: Server) -> None:
+    async with Crowd(small) as crowd:
+        mine = await crowd.open("127.0.0.1")
+        for _ in range(10 * PLACES):
+            await crowd.open("127.0.0.2")
+        assert await sum_of(mine, 1) == 2
+
+
+@linux
+async def test_who_is_served_keeps_the_connection_whatever_a_flood_does(small: Server) -> None:
+    async with Crowd(small) as crowd:
+        mine = await crowd.open("127.0.0.1")
+        for number in range(10 * PLACES):
+            await crowd.open(f"127.0.0.{2 + number % 50}", HEAD if number % 2 else b"")
+            assert await sum_of(mine, number) == number + 1
+
+
+@linux
+async def test_an_address_with_more_calls_than_its_share_makes_room_for_one_with_fewer(small: Server) -> None:
+    async with Crowd(small) as crowd:
+        for number in range(PLACES):
+            await crowd.open(f"127.0.0.{2 + number % 3}", raw(call("wait", {"name": "share"})))
+        await asyncio.sleep(1.2)
+        assert await sum_of(await crowd.open("127.0.0.1"), 1) == 2
+        assert await asyncio.to_thread(small.logged, msg="cancelled", gate="share")
+
+
+@linux
+async def test_calls_of_addresses_within_their_share_make_room_for_nobody(small: Server) -> None:
+    async with Crowd(small) as crowd:
+        for number in range(PLACES):
+            await crowd.open(f"127.0.0.{2 + number}", raw(call("wait", {"name": "within"})))
+        await asyncio.sleep(1.2)
+        refused = await crowd.open("127.0.0.1")
+        assert b" 503 " in await asyncio.wait_for(refused[0].read(), 5)
+        await asyncio.sleep(0.1)
+    assert not [line for line in small.lines() if line.get("gate") == "within" and line["msg"] == "cancelled"]
+
+
 async def test_a_server_whose_connections_are_all_in_use_says_503(server: Server) -> None:
     asked = raw(call("wait", {"name": "full"}))
     connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(40)]
@@ -186,7 +305,7 @@ async def test_a_server_whose_connections_are_all_in_use_says_503(server: Server
     await asyncio.sleep(0.5)
     status, body = await answered(server, b"")
     assert status == 503
-    assert "too many connections" in body["error"]["message"]
+    assert "too many connections (http.max_connections)" in body["error"]["message"]
     for _, writer in connections:
         writer.transport.abort()
 
@@ -197,10 +316,11 @@ import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from roundgate.config import HttpConfig
 from roundgate.http.server import Bounds
-print(Bounds.of(HttpConfig()).connections)
+bounds = Bounds.of(HttpConfig())
+print(bounds.connections, bounds.per_address)
 """
     ran = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) == 144
+    assert ran.stdout.split() == ["144", "18"]
 
 
 async def test_clients_that_do_not_read_do_not_keep_threads(server: Server, mcp: Client) -> None:

@@ -5,7 +5,7 @@
        │          │         │        └ a reader that takes too little: the connection is cut
        │          │         └ http.body_timeout_s, 408
        │          └ http.head_timeout_s, 408; http.max_header_bytes and http.max_headers, 431
-       └ http.max_connections: whoever has sent no request for the longest makes room, or 503
+       └ http.max_connections: another makes room (see `room`), or 503
 
 Nothing here is looked at by the clock for each connection alone: one timer a second goes through all of them. Knows
 nothing of MCP but how an error is written.
@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 
 from roundgate.config import HttpConfig
 from roundgate.errors import TransportError, Unavailable
+from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import wire_errors
 
 try:
@@ -59,17 +60,20 @@ class Bounds:
     body_s: float
     send_s: float
     connections: int
+    per_address: int
 
     @classmethod
     def of(cls, http: HttpConfig) -> Bounds:
         """As configured; connections as many as there can be descriptors for."""
+        connections = min(http.max_connections, descriptors_for_connections())
         return cls(
             header_bytes=http.max_header_bytes,
             headers=http.max_headers,
             head_s=http.head_timeout_s,
             body_s=http.body_timeout_s,
             send_s=http.send_timeout_s,
-            connections=min(http.max_connections, descriptors_for_connections()),
+            connections=connections,
+            per_address=http.max_connections_per_address or max(1, connections // 8),
         )
 
 
@@ -113,6 +117,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: TransportError | None = None
         self._is_over = False
         """Whether it has been refused, and is only read for the client to come to its end."""
+        self._has_made_room = False
+        """Whether its place has been given to another connection."""
+        self._since = 0.0
+        """When its last request began to arrive or was answered; before that, when it was opened."""
+        self._address = ""
         self._unread: tuple[int, float] | None = None
         self._running: RequestResponseCycle | None = None
 
@@ -120,11 +129,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(cast("Transport", transport))
-        self._due = self.loop.time() + self._bounds.head_s
+        self._address = address_of(self.client[0] if self.client else "")
+        self._since = self.loop.time()
+        self._due = self._since + self._bounds.head_s
         _watch_of(self.server_state, self.loop).start()
-        if len(self.connections) > self._bounds.connections and not self._make_room():
-            self._refuse(Unavailable("There are too many connections; try again soon"))
-            self.transport.close()
+        if len(self.connections) > self._bounds.connections:
+            self._ask_for_room()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -153,6 +163,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._part, self._has_begun = _Part.HEAD, True
+        if not self._is_answering():
+            self._since = self.loop.time()
         self._due = self.loop.time() + self._bounds.head_s
 
     def on_headers_complete(self) -> None:
@@ -180,6 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._since = self.loop.time()
         if self.pipeline:
             self._running = self.pipeline[-1][0]
         super().on_response_complete()
@@ -188,6 +201,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def look(self, now: float) -> None:
         """End what has taken too long."""
+        if self._has_made_room:
+            self.transport.abort()
+            return
         if self.transport.is_closing() or self.flow.write_paused:
             self._cut_off_if_unread(now)
             return
@@ -204,15 +220,28 @@ class BoundedProtocol(HttpToolsProtocol):
             what = "body" if self._part is _Part.BODY else "head"
             self._refuse(TransportError(408, f"The request's {what} took too long to arrive"))
 
-    @property
-    def is_of_use(self) -> bool:
-        """Whether a whole head has ever come on it, and it has not been refused since."""
-        return self._has_asked and not self._is_over
+    # what `room` has to know
 
     @property
-    def due(self) -> float:
-        """When what is being received has to be complete, on the loop's clock."""
-        return self._due
+    def stage(self) -> Stage:
+        """What it is doing."""
+        if self._is_over or self.transport.is_closing():
+            return Stage.ENDING
+        if not self._has_asked:
+            return Stage.NEW
+        if self._part is _Part.BODY or (self._part is _Part.HEAD and not self._is_answering()):
+            return Stage.RECEIVING
+        return Stage.ANSWERING if self._is_answering() else Stage.IDLE
+
+    @property
+    def since(self) -> float:
+        """From when on, roughly, in seconds of the loop's clock."""
+        return self._since
+
+    @property
+    def address(self) -> str:
+        """Where it comes from."""
+        return self._address
 
     def _cut_off_if_unread(self, now: float) -> None:
         """A client that takes less than it must while bytes wait for it would hold them, and its call, for ever."""
@@ -226,17 +255,27 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
-    def _make_room(self) -> bool:
-        """Close the connection that has waited longest, of those that have been refused or have sent no request."""
-        waiting = [
-            one
-            for one in cast("set[BoundedProtocol]", self.connections)
-            if one is not self and not one.is_of_use and not one.transport.is_closing()
-        ]
-        if not waiting:
-            return False
-        min(waiting, key=lambda one: one.due).transport.abort()
-        return True
+    def _ask_for_room(self) -> None:
+        """Take the place of another connection, or be refused."""
+        bounds, now = self._bounds, self.loop.time()
+        held = [one for one in cast("set[BoundedProtocol]", self.connections) if not one._has_made_room]
+        found = makes_room(held, self, places=bounds.connections, share=bounds.per_address, now=now)
+        if found is None:
+            self._refuse(_too_many())
+            self.transport.close()
+        else:
+            found.make_room()
+
+    def make_room(self) -> None:
+        """Close the connection; whoever is in the middle of a request is told why."""
+        self._has_made_room = True
+        if self.stage is Stage.RECEIVING:
+            self._refuse(_too_many())
+            self.transport.close()  # what does not fit into the socket's buffer, nobody waits for: see `look`
+        elif self.stage is Stage.IDLE:
+            self.transport.close()
+        else:
+            self.transport.abort()
 
     def _too_much(self) -> TransportError:
         bounds = self._bounds
@@ -303,6 +342,10 @@ def _watch_of(state: ServerState, loop: AbstractEventLoop) -> _Watch:
 def protocol(http: HttpConfig) -> partial[BoundedProtocol]:
     """What uvicorn makes a connection's protocol with (`uvicorn.Config(http=…)`)."""
     return partial(BoundedProtocol, bounds=Bounds.of(http))
+
+
+def _too_many() -> Unavailable:
+    return Unavailable("There are too many connections (http.max_connections); try again soon")
 
 
 def _head(status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
