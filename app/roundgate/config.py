@@ -105,6 +105,13 @@ class LimitsConfig(Model):
 
     call_timeout_s: float = Field(60, description="Seconds after which a call ends with an error.", gt=0, le=86_400)
     threads: int = Field(40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000)
+    threads_per_caller: int | None = Field(
+        None,
+        description="Of these, how many one caller may have. Unset: half of them, or all without auth, where there is"
+        " one caller.",
+        ge=1,
+        le=1000,
+    )
     page_size: int = Field(200, description="Entries on a page of a list.", ge=1, le=10_000)
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from anyio import CapacityLimiter
-
 from roundgate import metrics, tracing
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend
@@ -21,6 +19,7 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBackendConfig
 from roundgate.dispatch.subscriptions import Hub
 from roundgate.errors import ConfigError, Problem
+from roundgate.replay.threads import Threads
 from roundgate.settings import Settings
 from roundgate.storage import aws
 from roundgate.storage.base import OnceStore
@@ -185,7 +184,8 @@ def _skew_s(using: Settings) -> float:
 
 def make_backends(file: ConfigFile) -> list[Backend]:
     """The back ends of a configuration, not yet loaded."""
-    limiter = CapacityLimiter(file.config.limits.threads)
+    limits = file.config.limits
+    threads = Threads(limits.threads, limits.threads_per_caller)
     made: list[Backend] = []
     for index, entry in enumerate(file.config.backends):
         origin = file.origin.at("backends", index)
@@ -193,7 +193,7 @@ def make_backends(file: ConfigFile) -> list[Backend]:
             case PythonBackendConfig():
                 from roundgate.backends.python import PythonBackend
 
-                made.append(PythonBackend(entry, origin, limiter))
+                made.append(PythonBackend(entry, origin, threads))
             case HttpBackendConfig():
                 from roundgate.backends.http import HttpBackend
 

@@ -1,4 +1,4 @@
-"""The health check, in a process of its own so that nothing else it does is measured: `python -m tests.chaos.health PORT`.
+"""The health check, in a process that does nothing else beside: `python -m tests.chaos.health PORT`.
 
 Five times a second on a new connection, until its standard input ends. Then it writes how long each took in ms, and
 what went wrong: `{"took_ms": […], "lost": […]}`.

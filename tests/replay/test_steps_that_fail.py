@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from anyio import CapacityLimiter
 
 from roundgate.clock import Clock
 from roundgate.errors import NotJson, OutcomeUnknown, ToolError
@@ -23,6 +22,7 @@ from roundgate.replay.engine import Failed, Restarted, Suspended
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
 from roundgate.replay.steps import StepTimeout
 from roundgate.replay.sync_context import SyncContext
+from roundgate.replay.threads import Threads
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import Home
@@ -502,7 +502,7 @@ async def test_threads_of_steps_are_counted_also_those_that_nobody_waits_for_any
         return await asyncio.gather(*hanging, return_exceptions=True)
 
     try:
-        values = value_of(await play(handler, step_threads=CapacityLimiter(4)))
+        values = value_of(await play(handler, step_threads=Threads(4)))
         assert {type(value) for value in values} == {StepTimeout}
         assert most["most"] == 4
     finally:

@@ -22,6 +22,11 @@ class Principal:
     expires_at_s: float | None = field(default=None, compare=False)
     """When its token expires, in seconds since the epoch; no part of who it is."""
 
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Who it is, whatever this token lets it do: issuer, subject, client."""
+        return self.issuer, self.subject, self.client_id
+
 
 def scopes_of(granted: Any) -> frozenset[str]:
     """Scopes as claims write them: a list, or text with blanks between them (RFC 9068 section 2.2.3)."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from roundgate.auth.principal import Principal
 from roundgate.config import TaskMode
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
 from roundgate.replay.context import Context
@@ -18,8 +19,8 @@ CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[ToolResult]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
 ReadResource: TypeAlias = Callable[[Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]]
 """Takes the URI that was asked for and the values of the template's variables."""
-Complete: TypeAlias = Callable[[str], Awaitable[Completion]]
-"""Takes what the user has typed so far."""
+Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
+"""Takes who asks, and what the user has typed so far."""
 
 
 @dataclass(frozen=True, slots=True)

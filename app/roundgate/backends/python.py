@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyio import CapacityLimiter
-
+from roundgate.auth.principal import Principal
 from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Tool
 from roundgate.backends.declare import Completer, Described, Note, PromptNote, ResourceNote, ToolNote, notes_of
@@ -27,18 +26,18 @@ from roundgate.protocol.content import Completion, PromptMessage, ResourceConten
 from roundgate.protocol.uri_template import UriTemplate
 from roundgate.replay.context import Context
 from roundgate.replay.sync_context import SyncContext
-from roundgate.replay.threads import in_thread
+from roundgate.replay.threads import Threads
 
 
 class PythonBackend:
-    """One module. Plain functions run in threads, at most `limiter` at a time; async ones in the event loop."""
+    """One module. Plain functions run in threads, as many as `threads` lets; async ones in the event loop."""
 
-    def __init__(self, config: PythonBackendConfig, origin: Origin, limiter: CapacityLimiter) -> None:
+    def __init__(self, config: PythonBackendConfig, origin: Origin, threads: Threads) -> None:
         self.name = config.name
         self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
-        self._limiter = limiter
+        self._threads = threads
 
     def load(self) -> Offering:
         """Import the module and read its declarations, in the order in which the module defines them."""
@@ -49,7 +48,7 @@ class PythonBackend:
         problems: list[Problem] = []
         for function, note in _declarations(module):
             try:
-                callee = Callee(function, describe(function), self._limiter)
+                callee = Callee(function, describe(function), self._threads)
                 match note:
                     case ToolNote():
                         tools.append(with_approval(_tool(callee, note), self._config))
@@ -96,17 +95,17 @@ class Callee:
 
     function: Callable[..., Any]
     signature: Signature
-    limiter: CapacityLimiter
+    threads: Threads
 
-    async def __call__(self, context: Context | None, keywords: dict[str, Any]) -> Any:
+    async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
         """Its return value; keywords are bound already."""
         if self.signature.is_async:
             if self.signature.takes_context:
                 keywords[self.signature.takes_context] = context
             return await self.function(**keywords)
-        if self.signature.takes_context and context is not None:
+        if self.signature.takes_context:
             keywords[self.signature.takes_context] = SyncContext(context)
-        value = await in_thread(lambda: self.function(**keywords), self.limiter)
+        value = await self.threads.run(lambda: self.function(**keywords), context.principal)
         return await value if inspect.isawaitable(value) else value  # it may only have called an async function
 
 
@@ -169,7 +168,7 @@ def _prompt(callee: Callee, note: PromptNote) -> Prompt:
         return returned.prompt_messages(await callee(context, keywords))
 
     _check_names("complete", note.complete, [p.name for p in signature.parameters])
-    return Prompt(definition, get, _completers(note.complete, callee.limiter))
+    return Prompt(definition, get, _completers(note.complete, callee.threads))
 
 
 def _resource(callee: Callee, note: ResourceNote) -> Resource:
@@ -196,7 +195,7 @@ def _resource(callee: Callee, note: ResourceNote) -> Resource:
             raise ResourceNotFound(uri) from None
         return returned.resource_contents(await callee(context, keywords), uri, note.mime_type)
 
-    return Resource(definition, read, _completers(note.complete, callee.limiter))
+    return Resource(definition, read, _completers(note.complete, callee.threads))
 
 
 def _described(callee: Callee, note: Described) -> dict[str, Any]:
@@ -210,24 +209,24 @@ def _described(callee: Callee, note: Described) -> dict[str, Any]:
     }
 
 
-def _completers(declared: Mapping[str, Completer], limiter: CapacityLimiter) -> dict[str, Complete]:
-    return {name: _completer(completer, limiter) for name, completer in declared.items()}
+def _completers(declared: Mapping[str, Completer], threads: Threads) -> dict[str, Complete]:
+    return {name: _completer(completer, threads) for name, completer in declared.items()}
 
 
-def _completer(completer: Completer, limiter: CapacityLimiter) -> Complete:
+def _completer(completer: Completer, threads: Threads) -> Complete:
     if not callable(completer):
         values = list(completer)
 
-        async def choose(typed: str) -> Completion:
+        async def choose(caller: Principal, typed: str) -> Completion:
             return Completion([value for value in values if value.startswith(typed)])
 
         return choose
     function = completer
 
-    async def ask(typed: str) -> Completion:
+    async def ask(caller: Principal, typed: str) -> Completion:
         if inspect.iscoroutinefunction(function):
             return returned.completion(await function(typed))
-        return returned.completion(await in_thread(lambda: function(typed), limiter))
+        return returned.completion(await threads.run(lambda: function(typed), caller))
 
     return ask
 

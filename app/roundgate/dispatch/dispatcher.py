@@ -351,7 +351,7 @@ class Dispatcher:
         if completer is None:
             return Reply(self._stamp({"completion": {"values": []}}))
         call = self._call(context)
-        outcome = await engine.run(lambda: completer(asked.argument.value), Run(call, Journal()))
+        outcome = await engine.run(lambda: completer(call.principal, asked.argument.value), Run(call, Journal()))
         if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
             error = RuntimeError("it asked something")
             raise InternalError(log_failure(f"completion of {name[:200]}", error, self._clock))

@@ -30,10 +30,6 @@ _Caller: TypeAlias = tuple[str, str, str]
 """Issuer, subject, client."""
 
 
-def _caller(principal: Principal) -> _Caller:
-    return (principal.issuer, principal.subject, principal.client_id)
-
-
 @dataclass(eq=False, slots=True)
 class Subscription:
     """One open stream: what it wants, what it has not been told yet."""
@@ -113,7 +109,7 @@ class Hub:
         Raises:
             Unavailable: there are too many, or the server is shutting down.
         """
-        if reason := self._why_not(_caller(principal)):
+        if reason := self._why_not(principal.identity):
             raise Unavailable(f"subscriptions/listen is not possible now: {reason}")
         topics, acknowledged = _topics(wanted, features)
         if task_ids:
@@ -121,7 +117,7 @@ class Hub:
             acknowledged["taskIds"] = list(task_ids)
         subscription = Subscription(request_id, topics, acknowledged, principal)
         self._open.add(subscription)
-        self._of_caller[_caller(principal)] += 1
+        self._of_caller[principal.identity] += 1
         return subscription
 
     def _why_not(self, caller: _Caller) -> str | None:
@@ -137,7 +133,7 @@ class Hub:
         """Forget a stream that has ended."""
         if subscription in self._open:
             self._open.discard(subscription)
-            self._forget(_caller(subscription.caller))
+            self._forget(subscription.caller.identity)
         while subscription.ends:
             subscription.ends.pop()()
 

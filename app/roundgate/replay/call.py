@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from anyio import CapacityLimiter
-
 from roundgate.auth.principal import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
+from roundgate.replay.threads import Threads
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
@@ -52,7 +51,7 @@ class Call:
     """Whether its handler takes answers that come without a question having been asked."""
     idempotency: str | None = None
     """What stays the same however often this round is sent, if there is such a thing: for `Context.idempotency_key`."""
-    step_threads: CapacityLimiter | None = field(default=None, compare=False)
+    step_threads: Threads | None = field(default=None, compare=False)
     """Bounds the threads of steps that are plain functions; `None`: the event loop's own bound of 40."""
 
     @property

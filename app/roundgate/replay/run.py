@@ -428,7 +428,7 @@ class Run:
                     await self._be_admitted()  # to write that may have taken longer than the lease lasts
                 try:
                     with inside(InStep(self._owner, task.key)):
-                        entry = await attempt(task, options.timeout_s, self.call.step_threads)
+                        entry = await attempt(task, options.timeout_s, self.call.step_threads, self.call.principal)
                 finally:
                     self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
                 self._steps_run += 1

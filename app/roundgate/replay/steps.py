@@ -13,17 +13,17 @@ from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from anyio import CapacityLimiter
-
+from roundgate.auth.principal import Principal
 from roundgate.errors import NotJson, OutcomeUnknown, ToolError
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
-from roundgate.replay.threads import in_thread
+from roundgate.replay.threads import Threads
 
 log = logging.getLogger("roundgate.replay")
 
 MAX_BACKOFF_S: Final = 300.0
 THREADS: Final = 40
-"""Plain functions of steps that one event loop runs at once, unless the call brings a bound of its own."""
+"""Plain functions of steps that one event loop runs at once, and one caller half as many, unless the call brings a
+bound of its own."""
 
 
 class StepFailed(Exception):
@@ -70,11 +70,11 @@ class Task:
     kwargs: Mapping[str, Any]
 
 
-async def attempt(task: Task, timeout_s: float | None, threads: CapacityLimiter | None) -> Finished | Raised:
+async def attempt(task: Task, timeout_s: float | None, threads: Threads | None, caller: Principal) -> Finished | Raised:
     """Call the function once. Whatever it raises is an entry, but a cancellation."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            value = await _call(task, threads or _of_this_loop())
+            value = await _call(task, threads or _of_this_loop(), caller)
         return Finished(task.key, plain(value, f"the value of step {task.key!r}"), task.what)
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
@@ -129,21 +129,21 @@ def _text(error: BaseException) -> str:
     return str(error).encode(errors="replace").decode()  # a file name in it may be no Unicode
 
 
-async def _call(task: Task, threads: CapacityLimiter) -> Any:
+async def _call(task: Task, threads: Threads, caller: Principal) -> Any:
     if inspect.iscoroutinefunction(task.function):
         return await task.function(*task.args, **task.kwargs)
-    value = await in_thread(lambda: task.function(*task.args, **task.kwargs), threads)
+    value = await threads.run(lambda: task.function(*task.args, **task.kwargs), caller)
     return await value if inspect.isawaitable(value) else value
 
 
-_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
+_threads: WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = WeakKeyDictionary()
 
 
-def _of_this_loop() -> CapacityLimiter:
+def _of_this_loop() -> Threads:
     loop = asyncio.get_running_loop()
-    found = _limiters.get(loop)
+    found = _threads.get(loop)
     if found is None:
-        found = _limiters[loop] = CapacityLimiter(THREADS)
+        found = _threads[loop] = Threads(THREADS)
     return found
 
 

@@ -10,17 +10,54 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
 
+from roundgate.auth.principal import LOCAL, Principal
+
 T = TypeVar("T")
+_Identity: TypeAlias = tuple[str, str, str]
 
 
-async def in_thread(function: Callable[[], T], limiter: CapacityLimiter) -> T:
-    """What the function returns. Waits for a place first; if the caller is cancelled the function goes on, unheard."""
+class Threads:
+    """A bound on threads, and one on those of a single caller: functions that hang take no more of them than that.
+
+    Without authentication there is one caller, who may have them all.
+    """
+
+    def __init__(self, total: int, share: int | None = None) -> None:
+        """`share` is how many one caller may have; half of them if it is `None`."""
+        self._all = CapacityLimiter(total)
+        self._share = share or max(1, total // 2)
+        self._of_caller: WeakValueDictionary[_Identity, CapacityLimiter] = WeakValueDictionary()
+
+    @property
+    def callers(self) -> int:
+        """How many callers have a thread or wait for one."""
+        return len(self._of_caller)
+
+    async def run(self, function: Callable[[], T], caller: Principal) -> T:
+        """What the function returns; see `in_thread`."""
+        if caller.identity == LOCAL.identity:
+            return await in_thread(function, self._all)
+        limiter = self._of_caller.get(caller.identity)
+        if limiter is None:
+            limiter = self._of_caller[caller.identity] = CapacityLimiter(self._share)
+        # first the caller's own: who has to wait for that stands in nobody else's way
+        return await in_thread(function, limiter, self._all)
+
+
+async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
+    """What the function returns. Waits for a place at each limiter first, in this order; if the caller is cancelled
+    the function goes on, unheard."""
     place, loop, owner = object(), asyncio.get_running_loop(), Lock()
-    await limiter.acquire_on_behalf_of(place)
+    held: list[CapacityLimiter] = []
+
+    def release() -> None:
+        while held:
+            held.pop().release_on_behalf_of(place)
 
     def run() -> T:
         if not owner.acquire(blocking=False):
@@ -29,10 +66,13 @@ async def in_thread(function: Callable[[], T], limiter: CapacityLimiter) -> T:
             return function()
         finally:
             with suppress(RuntimeError):  # the loop has been closed meanwhile
-                loop.call_soon_threadsafe(limiter.release_on_behalf_of, place)
+                loop.call_soon_threadsafe(release)
 
     try:
+        for limiter in limiters:
+            await limiter.acquire_on_behalf_of(place)
+            held.append(limiter)
         return await to_thread.run_sync(run, abandon_on_cancel=True, limiter=CapacityLimiter(1))
     finally:
-        if owner.acquire(blocking=False):  # the thread never took the place over, and will not any more
-            limiter.release_on_behalf_of(place)
+        if owner.acquire(blocking=False):  # the thread never took the places over, and will not any more
+            release()
