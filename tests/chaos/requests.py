@@ -24,9 +24,9 @@ def main(arguments: argparse.Namespace) -> bool:
     ended = [(process.communicate()[0], process.returncode) for process in running]
     failed = [said for said, status in ended if status != 0]
     rows = {
-        "requests": share * processes,
+        "requests to be sent": share * processes,
         "processes": processes,
-        "of them with a wrong answer": len(failed),
+        "of them stopped by a wrong answer": len(failed),
         "seconds": round(time.monotonic() - begun),
     }
     table("generated requests", rows)
