@@ -51,6 +51,9 @@ class Told:
     health_ms: list[float] = field(default_factory=list)
     resident_mb: list[tuple[float, float]] = field(default_factory=list)
     peak_mb: float = 0
+    ran_s: float = 0
+    waited_s: float = 0
+    """For how long the event loop's thread had a processor, and for how long it waited for one."""
 
 
 class Caller:
@@ -138,14 +141,23 @@ async def watch(process: subprocess.Popen[bytes], port: int, until: float, told:
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
     command = [sys.executable, "-m", "tests.chaos.health", str(port)]
     checking = await asyncio.create_subprocess_exec(*command, cwd=ROOT, limit=10_000_000, **pipes)
-    begun = time.monotonic()
+    begun, (ran_s, waited_s) = time.monotonic(), _scheduled_s(process.pid)
     while time.monotonic() < until:
         told.resident_mb.append((time.monotonic() - begun, _memory_mb(process.pid, "VmRSS")))
         await asyncio.sleep(0.2)
     told.peak_mb = _memory_mb(process.pid, "VmHWM")
+    told.ran_s, told.waited_s = (
+        now - then for now, then in zip(_scheduled_s(process.pid), (ran_s, waited_s), strict=True)
+    )
     found = json.loads((await checking.communicate(b""))[0])
     told.health_ms += found["took_ms"]
     told.lost += found["lost"]
+
+
+def _scheduled_s(pid: int) -> tuple[float, float]:
+    """For how long the first thread of a process has run, and for how long it could have but another one did."""
+    ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran_ns) / 1e9, int(waited_ns) / 1e9
 
 
 def _memory_mb(pid: int, name: str) -> float:
@@ -273,6 +285,8 @@ def _report(told: Told, alone: Told, rate: float, seconds: float, errors: list[s
         "the same without attackers": f"{alone.calls} calls, {len(alone.lost)} lost,"
         f" p50 / p99 {_percentile(alone.took_ms, 0.5):.1f} / {_percentile(alone.took_ms, 0.99):.1f},"
         f" /healthz p99 / max {_percentile(alone.health_ms, 0.99):.1f} / {max(alone.health_ms):.1f}",
+        "event loop had a processor / waited for one, s": f"{told.ran_s:.0f} / {told.waited_s:.0f}",
+        "the same without attackers ": f"{alone.ran_s:.0f} / {alone.waited_s:.0f}",
         "load of the machine (1, 5, 15 min)": "{:.1f} {:.1f} {:.1f}".format(*os.getloadavg()),
         "resident MB, settled / at the end / at most": f"{settled[0]:.0f} / {settled[-1]:.0f} / {told.peak_mb:.0f}",
         "resident MB, second half more than first": f"{grown_mb:+.1f}",

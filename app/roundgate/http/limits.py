@@ -54,11 +54,19 @@ def count_nodes(body: bytes, limit: int) -> int:
     """How many values and keys a JSON text has, or a number over `limit`; of what is no JSON, some number.
 
     Each value but the first is behind a bracket, comma or colon. Counting those in the whole text is an upper bound at
-    the speed of memory; only a text that may have too many is looked at without its strings.
+    the speed of memory; only a text that may have too many is looked at without its strings. Its beginning comes first:
+    that is enough to refuse one that consists of nothing else, at a tenth of the price.
     """
     if (most := _delimiters(body)) <= limit:
         return most
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if _outside_strings(body[: len(body) // 16], limit) > limit:
+        return limit + 1
+    return _outside_strings(body, limit)
+
+
+def _outside_strings(text: bytes, limit: int) -> int:
+    """The same of a text, or of the beginning of one, without what is in its strings."""
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') > 2 * limit:
         return limit + 1
     return _delimiters(b"".join(unescaped.split(b'"')[::2]))
