@@ -40,6 +40,6 @@ def test_a_body_has_too_many_values_exactly_if_reading_it_finds_so_many(value: A
 
 @pytest.mark.parametrize("filler", ["{,:[" * 5_000, '\\"' * 5_000, "\\" * 9_999, '"' * 10_000])
 def test_what_is_in_strings_is_never_counted_wherever_the_beginning_of_a_body_ends(filler: str) -> None:
-    for length in range(0, 64):
+    for length in range(64):
         body = json.dumps(["x" * length, filler, filler]).encode()
         assert count_nodes(body, 10) <= 10
