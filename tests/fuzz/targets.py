@@ -39,6 +39,12 @@ from tests.support.issuer import AUDIENCE, ISSUER, jwks, token
 from tests.support.mutations import VALID
 from tests.support.rounds import KEYS
 
+EVERYTHING_SOUND: Final = """
+from tests.support.functions import *
+from tests.support.jobs import dig
+
+del crash, broken_prompt, broken_note
+"""
 EVENTS: Final = Path(__file__).parents[1] / "functions/events"
 OURS: Final = {502, 504, 500}
 """Statuses that are never right; 503 says that there are too many requests."""
@@ -59,10 +65,14 @@ class Wire(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.answer = bytearray()
         self.is_over = False
+        self.written_too_late = bytearray()
+        """What came after it was closed; the server would swallow an error."""
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        assert not self.is_over, "written to a connection that is closed"
-        self.answer += data
+        if self.is_over:
+            self.written_too_late += data
+        else:
+            self.answer += data
 
     def write_eof(self) -> None:
         self.is_over = True
@@ -122,6 +132,7 @@ async def _exchange(data: bytes) -> bytes:
             break
         await asyncio.sleep(0.005)
     assert not one.tasks, "a call that outlives its connection"
+    assert not client.written_too_late, client.written_too_late
     return bytes(client.answer)
 
 
@@ -139,7 +150,8 @@ def _responses(answer: bytes) -> Iterator[tuple[int, bytes]]:
 def function() -> lambda_http.Function:
     """The function of AWS Lambda, behind an authorizer."""
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    tools = {"kind": "python", "name": "tools", "path": str(Path(__file__).parents[1] / "functions/tools.py")}
+    (place / "everything.py").write_text(EVERYTHING_SOUND)
+    tools = {"kind": "python", "name": "tools", "prefix": "", "path": "everything.py"}
     auth = {"authorizer": "api-gateway", "issuer": "https://issuer.example"}
     path = place / "gateway.json"
     path.write_text(json.dumps({"backends": [tools], "auth": auth}))
@@ -162,19 +174,32 @@ class Lambda:
 
 
 def events(data: bytes) -> None:
-    """What callers and authorizers put into events of API Gateway: lines of kind, path, header, authorizer, body."""
+    """What callers and authorizers put into events of API Gateway: see `answer_to`."""
+    answer = answer_to(data)
+    assert answer["statusCode"] not in OURS, answer
+
+
+def answer_to(data: bytes) -> dict[str, Any]:
+    """What the function says to an event: lines of kind, path, header, authorizer, body."""
     kind, path, header, authorizer, body, *_ = [*data.split(b"\n", 4), *[b""] * 5]
     names = ("http_api_v2", "rest_api_v1", "function_url")
     event = copy.deepcopy(_event(names[len(kind) % len(names)]))
-    event["headers"]["mcp-name"] = header.decode("latin-1")
+    event["headers"] |= _headers_of(body) | ({"mcp-name": header.decode("latin-1")} if header else {})
     event["path" if "path" in event else "rawPath"] = "/" + path.decode("latin-1")
     try:
         event["requestContext"]["authorizer"] = json.loads(authorizer)
     except (ValueError, RecursionError):
         event["requestContext"]["authorizer"] = authorizer.decode("latin-1")
     event["body"], event["isBase64Encoded"] = base64.b64encode(body).decode(), True
-    answer = function()(event, Lambda())  # type: ignore[arg-type]
-    assert answer["statusCode"] not in OURS, answer
+    return function()(event, Lambda())  # type: ignore[arg-type, return-value]
+
+
+def _headers_of(body: bytes) -> dict[str, str]:
+    """Those that go with a body, where it is a request: else all would be refused for their headers."""
+    try:
+        return wire.headers(json.loads(body))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 @cache
@@ -296,10 +321,11 @@ SEEDS: Final[Mapping[str, Callable[[], list[bytes]]]] = MappingProxyType(
         "requests": lambda: [
             *map(_raw, VALID),
             _raw(VALID[0]) * 3,
+            (_raw(VALID[0]) * 3)[:-9],
             b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n",
         ],
         "events": lambda: [
-            b"k" * kind + b'\nmcp\nadd\n{"jwt":{"claims":{"sub":"ada"}}}\n' + json.dumps(asked).encode()
+            b"k" * kind + b'\nmcp\n\n{"jwt":{"claims":{"sub":"ada"}}}\n' + json.dumps(asked).encode()
             for kind, asked in enumerate(VALID)
         ],
         "tokens": lambda: [sealed().encode(), token("ec").rpartition(".")[0].encode() + b".AAAA", b"v1.a.b"],

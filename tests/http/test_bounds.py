@@ -349,3 +349,10 @@ async def test_too_many_requests_without_waiting_for_an_answer_are_refused(serve
     async with connected(server) as (reader, writer):
         writer.write(raw(call("wait", {"name": "pipeline"})) + b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3000)
         assert b" 503 " in await asyncio.wait_for(reader.read(), 5)
+
+
+async def test_a_call_ends_with_its_connection_also_while_another_request_waits_behind_it(server: Server) -> None:
+    async with connected(server) as (_, writer):
+        writer.write(raw(call("wait", {"name": "behind"})) + raw(call("add", {"a": 1, "b": 2})))
+        await asyncio.to_thread(server.logged, msg="waiting", gate="behind")
+    await asyncio.to_thread(server.logged, msg="cancelled", gate="behind")

@@ -136,6 +136,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.connections) > self._bounds.connections:
             self._ask_for_room()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)  # tells the request that came last
+        self.pipeline.clear()
+        if self._running is not None:  # which may wait behind another one: that is the one being served
+            self._running.disconnected = True
+            self._running.message_event.set()
+
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             return
