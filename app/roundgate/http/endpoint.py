@@ -19,17 +19,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.auth.principal import Principal, Verifier
 from roundgate.clock import Clock
-from roundgate.dispatch.dispatcher import CallContext, Dispatcher, Stream
-from roundgate.dispatch.rounds import Reply
 from roundgate.errors import AuthError, GatewayError, InternalError, ProtocolError, TransportError
 from roundgate.http import hosting
 from roundgate.http.challenge import ProtectedResource
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.limits import SMALL, BodyBudget
 from roundgate.http.responder import Responder, State
-from roundgate.protocol import inbound, jsonrpc, wire_errors
-from roundgate.protocol.headers import McpHeaders
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Reply, Stream
+from roundgate.methods.table import Methods
+from roundgate.protocol import jsonrpc
 from roundgate.protocol.jsonrpc import Notification, RequestId
+from roundgate.protocol.v2026_07_28 import validate_request, wire_errors
 from roundgate.tracing import Tracing, context_of
 
 log = logging.getLogger("roundgate.request")
@@ -66,7 +67,7 @@ class McpEndpoint:
         app: ASGIApp,
         *,
         path: str,
-        dispatcher: Dispatcher,
+        methods: Methods,
         verifier: Verifier,
         resource: ProtectedResource | None,
         tracing: Tracing,
@@ -78,7 +79,7 @@ class McpEndpoint:
     ) -> None:
         self._app = app
         self._paths = (path, path + "/")
-        self._dispatcher = dispatcher
+        self._methods = methods
         self._verifier = verifier
         self._resource = resource
         self._tracing = tracing
@@ -121,15 +122,15 @@ class McpEndpoint:
                 await responder.accepted()
                 return
             request_id = message.id
-            request = inbound.climb(message, McpHeaders.read(scope["headers"]), self._dispatcher.features)
-            record.name = request.params.get(request.method.mcp_name) if request.method.mcp_name else None
-            trace = context_of(request.meta.raw)
+            inbound = validate_request(message, scope["headers"], self._methods.features)
+            record.name = inbound.name
+            trace = context_of(inbound.meta.raw)
             record.trace = trace.get("traceparent")
-            span_around = self._tracing.request(request.method.name, record.name, trace)
+            span_around = self._tracing.request(inbound.method, inbound.name, trace)
             with DisconnectWatch(receive) as watch, span_around as span:  # not before: the body has one reader
                 responder.give_up = watch.hang_up
                 await self._serve(
-                    CallContext(request, principal, None, span, host.remaining_ms), accepted, responder, record
+                    RequestContext(inbound, principal, None, span, host.remaining_ms), accepted, responder, record
                 )
             if watch.disconnected and responder.state is not State.DONE:
                 record.outcome = "cancelled"
@@ -145,22 +146,22 @@ class McpEndpoint:
             await self._fail(InternalError(reference), request_id, responder, record)
 
     async def _serve(
-        self, context: CallContext, accepted: frozenset[bytes], responder: Responder, record: Record
+        self, context: RequestContext, accepted: frozenset[bytes], responder: Responder, record: Record
     ) -> None:
-        request, meta = context.inbound, context.inbound.meta
+        inbound, meta = context.inbound, context.inbound.meta
         if _EVENT_STREAM in accepted and (meta.progress_token is not None or meta.log_level is not None):
             context = replace(context, notify=responder.notify)
         try:
-            answer = await self._dispatcher.dispatch(context)
+            answer = await self._methods.serve(context)
         except ProtocolError as error:
             context.span.end("error", wire_errors.look_up(error).code)
             raise
         match answer:
             case Reply(result, outcome):
                 record.outcome = outcome
-                await responder.result(request.id, result, as_event=accepted == {_EVENT_STREAM})
+                await responder.result(inbound.id, result, as_event=accepted == {_EVENT_STREAM})
             case Stream() as stream:
-                await self._stream(request.id, stream, accepted, responder)
+                await self._stream(inbound.id, stream, accepted, responder)
         context.span.end(record.outcome, None)
 
     async def _stream(
@@ -175,7 +176,7 @@ class McpEndpoint:
                 await responder.event(message)
             await responder.result(request_id, stream.closing_result)
         finally:
-            self._dispatcher.end(stream)
+            self._methods.end(stream)
 
     async def _read(self, length: bytes | None, receive: Receive, record: Record) -> bytes:
         if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
