@@ -38,7 +38,7 @@ HOMES = {
     "docstring_parser": {"backends.signature"},
     "jiter": {"protocol.jsonrpc"},
     "orjson": {"protocol.jsonrpc", "protocol.digest"},
-    "time": {"clock", "logs", "http.endpoint", "http.stalls"},
+    "time": {"clock", "logs", "http.exceptions", "http.stalls"},
     "secrets": {"clock", "tokens.keys"},
     "cryptography": {"tokens.sealed"},
     "jwt": {"auth"},

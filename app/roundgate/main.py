@@ -25,9 +25,12 @@ from roundgate.clock import Clock
 from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig
 from roundgate.core import Stores, aws_client, build_core
 from roundgate.errors import ConfigError, Problem
+from roundgate.http.authentication import AuthenticationMiddleware
 from roundgate.http.challenge import ProtectedResource
 from roundgate.http.endpoint import McpEndpoint
+from roundgate.http.exceptions import ExceptionMiddleware
 from roundgate.http.guard import HEALTH, Guard, default_hosts, public_origins
+from roundgate.http.head import HeadMiddleware
 from roundgate.http.limits import BodyBudget
 from roundgate.http.responder import GRACE_S
 from roundgate.http.shutdown import on_stop_signal
@@ -199,19 +202,34 @@ def _middleware(
     return [
         Middleware(Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only),
         Middleware(
-            McpEndpoint,
-            path=http.path,
-            methods=methods,
-            verifier=make_verifier(resource, clock),
+            ExceptionMiddleware,
+            endpoint=http.path,
             resource=resource,
-            tracing=tracing.set_up(),
             clock=clock,
+            send_s=http.send_timeout_s + GRACE_S,
+        ),
+        Middleware(HeadMiddleware),
+        Middleware(
+            AuthenticationMiddleware,
+            verifier=make_verifier(resource, clock),
+            nothing=_nothing(http.path),
+            operator_scope=None if resource is None else resource.config.operator_scope,
+            local_operates=loopback_only,
+        ),
+        Middleware(
+            McpEndpoint,
+            methods=methods,
+            tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
             budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
             keep_alive_s=http.keep_alive_s,
-            send_s=http.send_timeout_s + GRACE_S,
         ),
     ]
+
+
+def _nothing(endpoint: str) -> JSONResponse:
+    """The answer of an address at which there is nothing, or nothing for this caller."""
+    return JSONResponse({"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404)
 
 
 def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource | None) -> None:
@@ -221,8 +239,7 @@ def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource
         return JSONResponse({"status": "ok", "name": config.server.name, "version": config.server.version})
 
     async def not_found(request: Request, error: Exception) -> JSONResponse:
-        hint = f"There is nothing here; the MCP endpoint is POST {config.http.path}"
-        return JSONResponse({"error": hint}, status_code=404)
+        return _nothing(config.http.path)
 
     async def metadata(request: Request) -> JSONResponse:
         return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})
