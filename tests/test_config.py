@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate import config, yaml_file
-from roundgate.config import CacheHint, GatewayConfig, HttpBackendConfig, PythonBackendConfig
+from roundgate.backends.http.config import HttpBackendConfig
+from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.config import CacheHint, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"

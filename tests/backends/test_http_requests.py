@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from roundgate.backends.http import Answer, HttpTool, Outgoing
-from roundgate.config import HttpToolConfig
+from roundgate.backends.http.backend import Answer, HttpTool, Outgoing
+from roundgate.backends.http.config import HttpToolConfig
 from roundgate.errors import BackendError, ToolError
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from roundgate import config, logs, main, settings
 from roundgate.config import ConfigFile, HttpConfig
@@ -43,10 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
+        Multiprocess.handle_hup = _pass_on  # type: ignore[method-assign, assignment]
         uvicorn.run("roundgate.main:create_app", factory=True, workers=arguments.workers, **options)
     else:
         _serve(uvicorn.Config(app, **options))
     return 0
+
+
+def _pass_on(supervisor: Multiprocess) -> None:
+    """SIGHUP to the supervisor of several processes: each reloads. uvicorn would replace them all, and with them end
+    the calls that take longer than a graceful shutdown."""
+    for process in supervisor.processes:
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGHUP)
 
 
 def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -86,6 +96,8 @@ def _put_into_environment(arguments: argparse.Namespace) -> None:
         os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
     if arguments.allow_anonymous:
         os.environ["GATEWAY_ALLOW_ANONYMOUS"] = "true"
+    if arguments.reload:
+        os.environ["GATEWAY_RELOAD"] = "true"
 
 
 def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:

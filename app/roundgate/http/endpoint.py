@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.auth.principal import Principal, Verifier
 from roundgate.clock import Clock
-from roundgate.dispatch.dispatcher import CallContext, Dispatcher, Stream
+from roundgate.dispatch.current import CurrentDispatcher
+from roundgate.dispatch.dispatcher import CallContext, Stream
 from roundgate.dispatch.rounds import Reply
 from roundgate.errors import AuthError, GatewayError, InternalError, ProtocolError, TransportError
 from roundgate.http import hosting
@@ -66,7 +67,7 @@ class McpEndpoint:
         app: ASGIApp,
         *,
         path: str,
-        dispatcher: Dispatcher,
+        dispatcher: CurrentDispatcher,
         verifier: Verifier,
         resource: ProtectedResource | None,
         tracing: Tracing,

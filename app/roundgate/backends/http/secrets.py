@@ -15,8 +15,8 @@ from urllib.parse import quote, quote_plus
 
 from pydantic import SecretStr
 
-from roundgate.backends.http_dialogue import Answer
-from roundgate.config import Credential, HttpBackendConfig
+from roundgate.backends.http.config import Credential, HttpBackendConfig
+from roundgate.backends.http.dialogue import Answer
 from roundgate.protocol import jsonrpc
 
 PLACEHOLDER: Final = b"[redacted]"

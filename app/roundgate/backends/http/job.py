@@ -14,10 +14,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from roundgate.backends.http_dialogue import KEY, Answer, Outgoing, Send
-from roundgate.backends.http_paths import path_text
+from roundgate.backends.http.config import HttpJobConfig
+from roundgate.backends.http.dialogue import KEY, Answer, Outgoing, Send
+from roundgate.backends.http.paths import path_text
 from roundgate.backends.json_pointer import point
-from roundgate.config import HttpJobConfig
 from roundgate.errors import BackendError, ParseError
 from roundgate.protocol import jsonrpc
 from roundgate.replay.context import Context

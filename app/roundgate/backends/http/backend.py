@@ -17,15 +17,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
-from roundgate.backends.base import Offering, Tool
-from roundgate.backends.http_body import ACCEPTED, TooLarge, UnknownEncoding, Unpacker, decoded
-from roundgate.backends.http_dialogue import Answer, Outgoing, dialogue, with_key
-from roundgate.backends.http_job import check_job, follow
-from roundgate.backends.http_paths import path_text
-from roundgate.backends.http_secrets import Redactor
+from roundgate.backends.base import Offering, Shared, Tool
+from roundgate.backends.http.body import ACCEPTED, TooLarge, UnknownEncoding, Unpacker, decoded
+from roundgate.backends.http.config import Credential, HttpArgument, HttpBackendConfig, HttpToolConfig
+from roundgate.backends.http.dialogue import Answer, Outgoing, dialogue, with_key
+from roundgate.backends.http.job import check_job, follow
+from roundgate.backends.http.paths import path_text
+from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.json_pointer import point
 from roundgate.backends.policy import with_approval, with_questions
-from roundgate.config import Credential, HttpArgument, HttpBackendConfig, HttpToolConfig, Origin
+from roundgate.config_base import Origin
 from roundgate.errors import BackendError, ConfigError, ParseError, Problem, ToolError
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import (
@@ -63,7 +64,7 @@ _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
 class HttpBackend:
     """One service: its pooled client and its tools."""
 
-    def __init__(self, config: HttpBackendConfig, origin: Origin) -> None:
+    def __init__(self, config: HttpBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
         self.prefix = config.effective_prefix
         self._config = config
@@ -71,7 +72,7 @@ class HttpBackend:
         self._client: httpx.AsyncClient | None = None
         self._redacted = Redactor.of(config)
 
-    def load(self) -> Offering:
+    async def offer(self) -> Offering:
         """The tools as declared.
 
         Raises:
