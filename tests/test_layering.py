@@ -42,7 +42,7 @@ HOMES = {
     "docstring_parser": {"backends.signature"},
     "jiter": {"protocol.jsonrpc"},
     "orjson": {"protocol.jsonrpc", "protocol.digest"},
-    "time": {"clock", "logs", "http.endpoint", "http.stalls"},
+    "time": {"clock", "logs", "http.endpoint", "http.stalls", "backends.python.modules"},
     "secrets": {"clock", "tokens.keys"},
     "cryptography": {"tokens.sealed"},
     "jwt": {"auth"},
@@ -69,10 +69,9 @@ def imports(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            if node.module == "roundgate":
-                yield from (f"roundgate.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            within = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [name for name in within if name.removeprefix("roundgate.") in MODULES]
+            yield from found or [node.module]
 
 
 def layer(name: str) -> int:

@@ -14,7 +14,15 @@ from pydantic.fields import FieldInfo
 
 from roundgate import config, settings
 from roundgate.backends.config import BackendConfig
-from roundgate.backends.http.config import Credential, HttpArgument, HttpBackendConfig, HttpJobConfig, HttpToolConfig
+from roundgate.backends.http.config import (
+    CREDENTIALS,
+    CredentialConfig,
+    HttpArgument,
+    HttpBackendConfig,
+    HttpJobConfig,
+    HttpToolConfig,
+    ServiceConfig,
+)
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.config_base import Model
 from roundgate.errors import ConfigError
@@ -116,7 +124,9 @@ PLACES: dict[type[Model], str] = {
     BackendConfig: "## `backends`",
     PythonBackendConfig: "### `kind: python`",
     HttpBackendConfig: "### `kind: http`",
-    Credential: "### `kind: http`",
+    ServiceConfig: "### `kind: http`",
+    CredentialConfig: "### `kind: http`",
+    **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
     HttpToolConfig: "| setting of a tool",
     HttpArgument: "| setting of an argument",
     HttpJobConfig: "| setting of a job",

@@ -373,11 +373,16 @@ def _problems(error: ValidationError, origin: Origin) -> list[Problem]:
     found: list[Problem] = []
     for detail in error.errors(include_input=False, include_url=False):
         # pydantic puts the tag of a discriminated union into the location; the file has no such step
-        loc = [step for index, step in enumerate(detail["loc"]) if not (index == 2 and step in registry.KINDS)]
+        loc = [step for index, step in enumerate(detail["loc"]) if not _is_tag(index, step)]
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor")
         found.append(origin.at(*loc).problem(message, remedy))
     return found
+
+
+def _is_tag(index: int, step: str | int) -> bool:
+    """A kind of back end, or what a model calls one of several (in brackets, which no setting is)."""
+    return isinstance(step, str) and ((index == 2 and step in registry.KINDS) or step.startswith("<"))
 
 
 def _cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:

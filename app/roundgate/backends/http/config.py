@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 
 from roundgate.backends.config import BackendConfig
 from roundgate.config_base import Model, TaskMode
@@ -23,25 +25,85 @@ HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
 NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
-class Credential(Model):
+class CredentialConfig(Model):
     """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
 
-    bearer: HeaderValue | None = Field(None, description="Sent as Authorization: Bearer ….")
-    basic: SecretStr | None = Field(None, description='"user:password", sent as Authorization: Basic ….')
-    header: str | None = Field(
-        None, description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
-    )
-    query: str | None = Field(None, description="Name of a query parameter that carries an API key.")
-    value: HeaderValue | None = Field(None, description="The API key for header or query.")
+    def headers(self) -> frozenset[str]:
+        """Names of request headers, in small letters, that no argument may have beside it."""
+        return frozenset({"authorization", "cookie", "proxy-authorization"})
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Credential:
-        given = [kind for kind in ("bearer", "basic", "header", "query") if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError("give exactly one of bearer, basic, header and query")
-        if (self.value is None) != (given[0] in ("bearer", "basic")):
-            raise ValueError("header and query take the key in value; bearer and basic have none")
-        return self
+    def queries(self) -> frozenset[str]:
+        """Names of query parameters that no argument may have beside it."""
+        return frozenset()
+
+    def secrets(self) -> frozenset[str]:
+        """What nobody but the service may read."""
+        return frozenset(one.get_secret_value() for one in vars(self).values() if isinstance(one, SecretStr))
+
+
+class BearerCredential(CredentialConfig):
+    """A token."""
+
+    bearer: HeaderValue = Field(description="Sent as Authorization: Bearer ….")
+
+
+class BasicCredential(CredentialConfig):
+    """A user and a password."""
+
+    basic: SecretStr = Field(description='"user:password", sent as Authorization: Basic ….')
+
+    def secrets(self) -> frozenset[str]:
+        """The password, also with the user in front."""
+        return super().secrets() | {self.basic.get_secret_value().partition(":")[2]}
+
+
+class HeaderCredential(CredentialConfig):
+    """An API key in a header."""
+
+    header: str = Field(description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$")
+    value: HeaderValue = Field(description="The API key.")
+
+    def headers(self) -> frozenset[str]:
+        """Its own one too."""
+        return super().headers() | {self.header.lower()}
+
+
+class QueryCredential(CredentialConfig):
+    """An API key in the query."""
+
+    query: str = Field(description="Name of a query parameter that carries an API key.")
+    value: HeaderValue = Field(description="The API key.")
+
+    def queries(self) -> frozenset[str]:
+        """Its own one."""
+        return frozenset({self.query})
+
+
+CREDENTIALS: Final = MappingProxyType(
+    {"bearer": BearerCredential, "basic": BasicCredential, "header": HeaderCredential, "query": QueryCredential}
+)
+"""By the setting that says which it is. Another kind is another model, an entry here, and a flow in `credentials`."""
+
+
+def _tag(given: Any) -> str | None:
+    """Which of them is meant; the tag is in brackets because no setting is, so that it can be told from one in the
+    location of a problem."""
+    names = given if isinstance(given, Mapping) else type(given).model_fields
+    found = [name for name in CREDENTIALS if name in names]
+    return f"<{found[0]}>" if len(found) == 1 else None
+
+
+Credential: TypeAlias = Annotated[
+    Annotated[BearerCredential, Tag("<bearer>")]
+    | Annotated[BasicCredential, Tag("<basic>")]
+    | Annotated[HeaderCredential, Tag("<header>")]
+    | Annotated[QueryCredential, Tag("<query>")],
+    Discriminator(
+        _tag,
+        custom_error_type="credential",
+        custom_error_message="give exactly one of bearer, basic, header and query",
+    ),
+]
 
 
 class HttpArgument(Model):
@@ -134,10 +196,9 @@ class HttpToolConfig(Model):
         return self
 
 
-class HttpBackendConfig(BackendConfig):
-    """Endpoints of an HTTP service, declared one by one."""
+class ServiceConfig(BackendConfig):
+    """What can be set of every back end that is an HTTP service, however its tools are described."""
 
-    kind: Literal["http"]
     base_url: str = Field(
         description="Where the service is; requests never leave this origin.", pattern=r"^https?://[^/?#\s]+[^?#\s]*$"
     )
@@ -146,7 +207,6 @@ class HttpBackendConfig(BackendConfig):
     timeout_s: float = Field(15, description="Seconds for connecting and for the whole answer.", gt=0)
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
     max_connections: int = Field(50, description="Connections kept to the service by one process.", ge=1)
-    tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)
 
     @field_validator("base_url")
     @classmethod
@@ -155,3 +215,10 @@ class HttpBackendConfig(BackendConfig):
         if parts.port == 0 or "@" in parts.netloc:
             raise ValueError("may have a host, a port and a path; a user and password go into credential.basic")
         return value
+
+
+class HttpBackendConfig(ServiceConfig):
+    """Endpoints of an HTTP service, declared one by one."""
+
+    kind: Literal["http"]
+    tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)
