@@ -20,6 +20,7 @@ import pytest
 from tests.support import wire
 from tests.support.asgi import Client
 from tests.support.server import Server, running
+from tests.support.task_client import TaskClient
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP on this system")
 
@@ -341,3 +342,22 @@ print(os.waitpid(pid, 0)[1], flush=True)
         holder.wait()
         holder.stdout.close()
         subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
+
+
+WORKING = """
+from roundgate import Context, tool
+
+@tool(task="required")
+async def dig(ctx: Context) -> str:
+    await ctx.continue_as_task()
+    return "dug"
+"""
+
+
+async def test_tasks_are_worked_on_as_soon_as_a_tool_can_be_one(watching: Server, config: Path) -> None:
+    config.with_name("more.py").write_text(WORKING)
+    save(config, BACKENDS.replace("]", ', {kind: python, name: more, prefix: "", path: more.py}]'))
+    await logged(watching, 1, "reloaded /")
+    async with connected(watching) as mcp:
+        client = TaskClient(mcp)
+        assert await client.text(await client.begin("dig")) == "dug"
