@@ -13,7 +13,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from roundgate import config, settings
-from roundgate.backends.config import BackendConfig
+from roundgate.backends.config import BackendConfig, JobConfig
 from roundgate.backends.http.config import (
     CREDENTIALS,
     CredentialConfig,
@@ -129,6 +129,7 @@ PLACES: dict[type[Model], str] = {
     **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
     HttpToolConfig: "| setting of a tool",
     HttpArgument: "| setting of an argument",
+    JobConfig: "| setting of a job",
     HttpJobConfig: "| setting of a job",
 }
 """Where docs/configuration.md describes the settings of a model: from here to the next heading or table of its own."""

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from roundgate.backends.http.config import HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of
-from roundgate.backends.http.dialogue import Answer, Outgoing
 from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.errors import BackendError, ToolError
 
 

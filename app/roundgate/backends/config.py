@@ -1,8 +1,8 @@
-"""What can be set of every back end, whatever its kind."""
+"""What can be set of back ends of several kinds."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -30,3 +30,20 @@ class BackendConfig(Model):
         """The prefix with its separator."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
+
+
+JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
+"""RFC 6901: "/job/id"; "" is the whole."""
+
+
+class JobConfig(Model):
+    """What a service's answers say of a job that it has started, whatever carries them."""
+
+    variables: dict[str, JsonPointer] = Field(
+        {"id": "/id"}, description="What names the job in later requests, and where the answer of the start has it."
+    )
+    every_s: float = Field(5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400)
+    status: JsonPointer = Field("/status", description="Where the answer of a poll has the job's status.")
+    succeeded: list[str] = Field(description="Statuses of a job that is over and went well.", min_length=1)
+    failed: list[str] = Field([], description="Statuses of a job that is over and did not; a tool error.")
+    error: JsonPointer | None = Field(None, description="Where the answer of a poll has the reason of a failure.")

@@ -10,11 +10,13 @@ import asyncio
 from typing import Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
+from roundgate.backends.exchange import dialogue, follow
 from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
-from roundgate.backends.http.dialogue import Answer, Outgoing, dialogue, with_key
+from roundgate.backends.http.dialogue import exchange_of
 from roundgate.backends.http.endpoint import Endpoint
-from roundgate.backends.http.job import check_job, follow
+from roundgate.backends.http.job import HttpJob, check_job
+from roundgate.backends.http.messages import Answer, Outgoing, with_key
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.policy import with_approval, with_questions
@@ -82,9 +84,9 @@ class HttpBackend:
 
         async def exchange(outgoing: Outgoing, context: Context) -> Answer:
             if config.asks:
-                return await dialogue(send, outgoing, context)
+                return Answer.revived(await dialogue(exchange_of(send, outgoing, context), context))
             if config.job is not None:
-                return await follow(config.job, send, with_key(outgoing, context), context)
+                return Answer.revived(await follow(HttpJob(config.job, send, with_key(outgoing, context)), context))
             answer = await send(with_key(outgoing, context))
             await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
             return answer

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 
-from roundgate.backends.config import BackendConfig
+from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
 from roundgate.config_base import Model, TaskMode
 
 
@@ -124,22 +124,10 @@ class HttpArgument(Model):
     schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
 
 
-JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
-"""RFC 6901: "/job/id"; "" is the whole."""
-
-
-class HttpJobConfig(Model):
+class HttpJobConfig(JobConfig):
     """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
 
-    variables: dict[str, JsonPointer] = Field(
-        {"id": "/id"}, description="Variables of the paths below, and where the answer of the start has their values."
-    )
     poll: str = Field(description="Path below base_url that tells how the job is, such as /jobs/{id}.", pattern=r"^/")
-    every_s: float = Field(5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400)
-    status: JsonPointer = Field("/status", description="Where the answer of a poll has the job's status.")
-    succeeded: list[str] = Field(description="Statuses of a job that is over and went well.", min_length=1)
-    failed: list[str] = Field([], description="Statuses of a job that is over and did not; a tool error.")
-    error: JsonPointer | None = Field(None, description="Where the answer of a poll has the reason of a failure.")
     fetch: str | None = Field(
         None, description="Path of the result. Unset: the last poll's answer is the result.", pattern=r"^/"
     )

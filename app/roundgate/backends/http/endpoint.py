@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from roundgate.backends.http.body import decoded
-from roundgate.backends.http.dialogue import Answer, Outgoing
+from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.paths import path_text
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, ParseError, ToolError
@@ -204,7 +204,7 @@ class Endpoint:
         """
         if answer.status >= 300:
             raise BackendError(f"The service answered {answer.status_line}{_excerpt(answer)}")
-        media_type = answer.content_type.partition(";")[0].strip().lower()
+        media_type = answer.media_type
         is_json = media_type == "application/json" or media_type.endswith("+json")
         if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
             return self._json_result(answer)

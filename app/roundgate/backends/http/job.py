@@ -1,31 +1,21 @@
-"""Jobs of HTTP services: a request starts one, polls follow it, and its result is fetched when it is over.
-
-    step start ──▶ poll … (no worker is held) … poll ──succeeded──▶ step fetch ──▶ result
-                                                  └────failed─────▶ tool error
-
-As a task this survives any process; as an ordinary call it lasts as long as a call may, and sheds.
-"""
+"""Jobs of HTTP services: a request starts one, GET requests follow it, and another fetches its result."""
 
 from __future__ import annotations
 
-import base64
-import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from roundgate.backends.exchange import Kept, NotNow
 from roundgate.backends.http.config import HttpJobConfig
-from roundgate.backends.http.dialogue import KEY, Answer, Outgoing, Send
+from roundgate.backends.http.messages import KEY, Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
-from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, ParseError
 from roundgate.protocol import jsonrpc
-from roundgate.replay.context import Context
 
 _NOT_NOW: Final = (429, 502, 503, 504)
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
-
-log = logging.getLogger("roundgate.backends")
 
 
 def check_job(job: HttpJobConfig) -> None:
@@ -39,80 +29,62 @@ def check_job(job: HttpJobConfig) -> None:
             raise ValueError(f"job path {path!r} needs {', '.join(unknown)}, which job.variables does not have")
 
 
-async def follow(job: HttpJobConfig, send: Send, outgoing: Outgoing, context: Context) -> Answer:
-    """The answer that has the job's result.
+@dataclass(frozen=True, slots=True)
+class HttpJob:
+    """A job that a request starts (`roundgate.backends.exchange.Job`)."""
 
-    Raises:
-        BackendError: the job could not be started, or failed.
-    """
-    values = await context.step("start", lambda: _start(job, send, outgoing))
-    # steps without arguments: a credential or an endpoint may change while the job runs
-    polled = _get(job.poll, values, outgoing)
-    over = await context.poll("poll", lambda: _poll(job, send, polled), every_s=job.every_s)
-    if job.fetch is None:
-        return _revived(over)
-    fetched = _get(job.fetch, values, outgoing)
-    return _revived(await context.poll("fetch", lambda: _fetch(send, fetched), every_s=job.every_s))
+    config: HttpJobConfig
+    send: Send
+    outgoing: Outgoing
 
+    @property
+    def has_result(self) -> bool:
+        """Whether there is a path to fetch it from."""
+        return self.config.fetch is not None
 
-async def _start(job: HttpJobConfig, send: Send, outgoing: Outgoing) -> dict[str, str]:
-    """The values of the variables, from the answer of the start."""
-    answer = _good(await send(outgoing), "starting the job")
-    try:
-        found = {name: point(jsonrpc.decode(answer.body), pointer) for name, pointer in job.variables.items()}
-    except (ParseError, LookupError):
-        raise BackendError("The service started a job but did not say where to follow it") from None
-    return {name: value if isinstance(value, str) else jsonrpc.encode(value).decode() for name, value in found.items()}
+    async def start(self) -> Any:
+        """Send the request.
 
+        Raises:
+            BackendError: the service did not take it, or did not answer with JSON.
+        """
+        try:
+            return jsonrpc.decode(_good(await self.send(self.outgoing), "starting the job").body)
+        except ParseError:
+            raise BackendError("The service started a job but did not say where to follow it") from None
 
-async def _poll(job: HttpJobConfig, send: Send, outgoing: Outgoing) -> dict[str, Any] | None:
-    """The answer of a poll that found the job over and well; `None` while it runs, or cannot be asked."""
-    try:
-        answer = await send(outgoing)
-    except BackendError as error:
-        _note(str(error))
-        return None
-    if answer.status >= 500 or answer.status == 429:
-        _note(answer.status_line)
-        return None
-    try:
-        told = jsonrpc.decode(_good(answer, "following the job").body)
-        status = point(told, job.status)
-        reason = None if job.error is None else point(told, job.error)
-    except ParseError:
-        raise BackendError("The service told of the job in something that is not JSON") from None
-    except LookupError:
-        status, reason = _status_alone(told, job), None
-    text = status if isinstance(status, str) else jsonrpc.encode(status).decode()
-    if text in job.failed:
-        raise BackendError(f"The job ended as {text[:100]}" + ("" if reason is None else f": {_short(reason)}"))
-    return _kept(answer) if text in job.succeeded else None
+    async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
+        """Ask how it is.
 
+        Raises:
+            NotNow: the service cannot be reached, or has a trouble of its own.
+            BackendError: it does not know the job, or does not answer with JSON.
+        """
+        answer = await self._get(self.config.poll, values)
+        if answer.status >= 500 or answer.status == 429:
+            raise NotNow(answer.status_line)
+        try:
+            return jsonrpc.decode(_good(answer, "following the job").body), answer.kept()
+        except ParseError:
+            raise BackendError("The service told of the job in something that is not JSON") from None
 
-def _status_alone(told: Any, job: HttpJobConfig) -> Any:
-    """The status where there is no reason beside it, which there only is of a failure."""
-    try:
-        return point(told, job.status)
-    except LookupError:
-        raise BackendError(f"The service's answer about the job has nothing at {job.status}") from None
+    async def fetch(self, values: Mapping[str, str]) -> Kept:
+        """Ask for the result.
 
+        Raises:
+            NotNow: it cannot be had just now.
+        """
+        answer = await self._get(self.config.fetch or self.config.poll, values)
+        if answer.status in _NOT_NOW:
+            raise NotNow(answer.status_line)
+        return answer.kept()
 
-async def _fetch(send: Send, outgoing: Outgoing) -> dict[str, Any] | None:
-    """The result; `None` while it cannot be had, because what took hours is not given up for a gateway's 503."""
-    try:
-        answer = await send(outgoing)
-    except BackendError as error:
-        _note(str(error))
-        return None
-    if answer.status in _NOT_NOW:
-        _note(answer.status_line)
-        return None
-    return _kept(answer)
-
-
-def _note(reason: str) -> None:
-    """A job goes on while its service cannot be asked."""
-    log.warning("a job could not be polled, trying again later", extra={"fields": {"error": reason}})
+    async def _get(self, template: str, values: Mapping[str, str]) -> Answer:
+        request = _request(template, values, self.outgoing)
+        try:
+            return await self.send(request)
+        except BackendError as error:
+            raise NotNow(str(error)) from None
 
 
 def _good(answer: Answer, doing: str) -> Answer:
@@ -121,7 +93,7 @@ def _good(answer: Answer, doing: str) -> Answer:
     return answer
 
 
-def _get(template: str, values: Mapping[str, str], started: Outgoing) -> Outgoing:
+def _request(template: str, values: Mapping[str, str], started: Outgoing) -> Outgoing:
     path = template
     for name, value in values.items():
         try:
@@ -133,16 +105,3 @@ def _get(template: str, values: Mapping[str, str], started: Outgoing) -> Outgoin
             ) from None
     headers = {name: value for name, value in started.headers.items() if name.lower() not in ("content-type", KEY)}
     return Outgoing("GET", path, [], headers, None)
-
-
-def _short(reason: Any) -> str:
-    return (reason if isinstance(reason, str) else jsonrpc.encode(reason).decode())[:500]
-
-
-def _kept(answer: Answer) -> dict[str, Any]:
-    body = base64.b64encode(answer.body).decode()
-    return {"status": answer.status, "reason": answer.reason, "content_type": answer.content_type, "body": body}
-
-
-def _revived(kept: Mapping[str, Any]) -> Answer:
-    return Answer(kept["status"], kept["reason"], kept["content_type"], base64.b64decode(kept["body"]))

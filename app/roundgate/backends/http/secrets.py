@@ -16,7 +16,7 @@ from urllib.parse import quote, quote_plus
 from pydantic import SecretStr
 
 from roundgate.backends.http.config import ServiceConfig
-from roundgate.backends.http.dialogue import Answer
+from roundgate.backends.http.messages import Answer
 from roundgate.protocol import jsonrpc
 
 PLACEHOLDER: Final = b"[redacted]"

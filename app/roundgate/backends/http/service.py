@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from roundgate.backends.http.body import ACCEPTED, TooLarge, UnknownEncoding, Unpacker
 from roundgate.backends.http.config import ServiceConfig
-from roundgate.backends.http.dialogue import Answer, Outgoing
+from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError
 
