@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.auth.principal import Principal, Verifier
 from roundgate.errors import InsufficientScope
-from roundgate.http import exchange, hosting
+from roundgate.http import exchange
 from roundgate.http.guard import HEALTH
 
 PUBLIC: Final = "/.well-known/"
@@ -50,7 +50,7 @@ class AuthenticationMiddleware:
             found = exchange.of(scope)
             if found.is_mcp or not (found.path == HEALTH or found.path.startswith(PUBLIC)):
                 authorization = found.headers.get(b"authorization")
-                found.principal = await self._verifier.principal(authorization, hosting.of(scope).claims)
+                found.principal = await self._verifier.principal(authorization, found.host.claims)
                 if not found.is_mcp and not self._operates(found.principal):
                     await self._nothing(scope, receive, send)
                     return

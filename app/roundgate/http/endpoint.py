@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import ProtocolError, TransportError
 from roundgate.http import exchange as exchanges
-from roundgate.http import hosting
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
@@ -83,8 +82,8 @@ class McpEndpoint:
         with DisconnectWatch(receive) as watch, span_around as span:  # not before: the body has one reader
             responder.give_up = watch.hang_up
             notify = responder.notify if _wants_notifications(inbound.meta, exchange.accepted) else None
-            remaining_ms = hosting.of(scope).remaining_ms
-            await self._serve(RequestContext(inbound, exchange.caller, notify, span, remaining_ms), exchange)
+            context = RequestContext(inbound, exchange.caller, notify, span, exchange.host.remaining_ms)
+            await self._serve(context, exchange)
         if watch.disconnected and responder.state is not State.DONE:
             exchange.outcome = "cancelled"
 

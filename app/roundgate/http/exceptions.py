@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, GatewayError, InternalError
 from roundgate.http.challenge import ProtectedResource
-from roundgate.http.exchange import Exchange, by_name, route_path
+from roundgate.http.exchange import Exchange
 from roundgate.http.responder import Responder, State
 from roundgate.protocol.v2026_07_28 import wire_errors
 
@@ -39,9 +39,8 @@ class ExceptionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, path = time.perf_counter(), route_path(scope)
-        exchange = Exchange(path, path in self._endpoint, by_name(scope["headers"]), Responder(send, self._send_s))
-        exchange.put(scope)
+        started = time.perf_counter()
+        exchange = Exchange(scope, self._endpoint, Responder(send, self._send_s))
         try:
             try:
                 await self._app(scope, receive, send)

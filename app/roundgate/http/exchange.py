@@ -6,13 +6,13 @@ ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ Authenticati
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 from starlette.types import Scope
 
 from roundgate.auth.principal import Principal
+from roundgate.http import hosting
 from roundgate.http.responder import Responder
 from roundgate.protocol.jsonrpc import RequestId
 
@@ -21,16 +21,9 @@ log = logging.getLogger("roundgate.request")
 _KEY: Final = "roundgate.exchange"
 
 
-@dataclass(slots=True, eq=False)
 class Exchange:
-    """One request and its answer."""
+    """One request and its answer. What nobody has found out yet has the value that stands here."""
 
-    path: str
-    """As the app's own routes have it, without what a proxy puts in front."""
-    is_mcp: bool
-    """Whether it is for the MCP endpoint."""
-    headers: Mapping[bytes, bytes]
-    responder: Responder
     accepted: frozenset[bytes] = frozenset()
     """Which of JSON and event streams the client takes."""
     principal: Principal | None = None
@@ -44,6 +37,16 @@ class Exchange:
     held_bytes: int = 0
     """What its body has taken of the budget."""
 
+    def __init__(self, scope: Scope, endpoint: Collection[str], responder: Responder) -> None:
+        self.path = route_path(scope) if scope.get("root_path") else scope["path"]
+        """As the app's own routes have it, without what a proxy puts in front."""
+        self.is_mcp = self.path in endpoint
+        """Whether it is for the MCP endpoint, which has these paths."""
+        self.headers = by_name(scope["headers"])
+        self.host = hosting.of(scope)
+        self.responder = responder
+        scope[_KEY] = self
+
     @property
     def caller(self) -> Principal:
         """Who it is from.
@@ -54,10 +57,6 @@ class Exchange:
         if self.principal is None:
             raise RuntimeError("the request was not authenticated")
         return self.principal
-
-    def put(self, scope: Scope) -> None:
-        """Into an ASGI scope."""
-        scope[_KEY] = self
 
     def write_line(self, took_ms: float) -> None:
         """The line of this request; nothing that callers said to tools, or tools to callers, is in it."""
@@ -81,12 +80,14 @@ class Exchange:
 
 def of(scope: Scope) -> Exchange:
     """From an ASGI scope of an HTTP request, inside `ExceptionMiddleware`."""
-    return cast("Exchange", scope[_KEY])
+    found: Exchange = scope[_KEY]
+    return found
 
 
 def route_path(scope: Scope) -> str:
     """The path as the app's own routes have it: Starlette's rule, which the router follows too."""
-    path, root = cast("str", scope["path"]), cast("str", scope.get("root_path", ""))
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
     return path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path
 
 

@@ -10,9 +10,12 @@ from roundgate.replay.call import Notify
 from roundgate.tracing import Span
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RequestContext:
-    """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that."""
+    """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that.
+
+    Nobody changes one, as with `Inbound`.
+    """
 
     inbound: Inbound
     principal: Principal

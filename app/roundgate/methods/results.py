@@ -6,9 +6,9 @@ A handler here says what there is to tell; `resultType`, `serverInfo` and cachin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from roundgate.clock import Clock
 from roundgate.config import CacheHint
@@ -17,8 +17,6 @@ from roundgate.methods.hub import Subscription
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol.content import ToolResult
 from roundgate.tasks.outcome import log_failure
-
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,10 @@ class Results:
         Raises:
             InternalError: a handler put something into it that is not JSON.
         """
-        return self._written(self._format.write, result, cache)
+        try:
+            return self._format.write(result, cache)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._failed(error) from error
 
     def reply(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> Reply:
         """The reply of a request that went well. Raises InternalError as `write` does."""
@@ -93,11 +94,11 @@ class Results:
 
     def input_required(self, asked: InputRequired) -> Reply:
         """The round ended with questions, or only with state."""
-        wire = self._written(self._format.input_required, asked.requests, asked.request_state)
-        return Reply(wire, "input_required")
-
-    def _written(self, write: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs) -> bytes:
         try:
-            return write(*args, **kwargs)
+            written = self._format.input_required(asked.requests, asked.request_state)
         except (TypeError, ValueError, RecursionError) as error:
-            raise InternalError(log_failure("writing the result", error, self._clock)) from error
+            raise self._failed(error) from error
+        return Reply(written, "input_required")
+
+    def _failed(self, error: Exception) -> InternalError:
+        return InternalError(log_failure("writing the result", error, self._clock))

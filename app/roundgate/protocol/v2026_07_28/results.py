@@ -29,6 +29,7 @@ class Results:
 
     def __init__(self, server_info: Mapping[str, Any]) -> None:
         self._server_info = dict(server_info)
+        self._end = b',"_meta":%b}' % encode({SERVER_INFO: self._server_info})
 
     def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
         """One result as JSON; it is complete unless it has a `resultType` of its own.
@@ -36,9 +37,12 @@ class Results:
         Raises:
             TypeError, ValueError, RecursionError: something in it is not JSON.
         """
-        hint = {} if cache is None else {"ttlMs": cache.ttl_ms, "cacheScope": cache.scope}
-        meta = {**result.get("_meta", {}), SERVER_INFO: self._server_info}
-        return encode({"resultType": "complete", **result, **hint, "_meta": meta})
+        written = {"resultType": "complete", **result}
+        if cache is not None:
+            written |= {"ttlMs": cache.ttl_ms, "cacheScope": cache.scope}
+        if "_meta" in written:
+            return encode({**written, "_meta": {**written["_meta"], SERVER_INFO: self._server_info}})
+        return encode(written)[:-1] + self._end
 
     def rest(self, cache: CacheHint | None = None) -> bytes:
         """What follows the members of a result that are serialised already: a comma, and all up to the last brace."""
