@@ -41,6 +41,8 @@ class Inbound:
     """The tool, prompt, URI or task that it is about, where its method has one."""
     params: dict[str, Any]
     meta: Meta
+    version: str
+    """The revision that was spoken."""
     param_headers: Mapping[str, str] | None = None
     """The headers that mirror arguments (`x-mcp-header`), by lower-case name, still encoded; `None` in a revision
     without them."""

@@ -75,7 +75,7 @@ def test_a_correct_request_of_every_method_passes(method: str) -> None:
     request = draft(method, name="add", uri="file:///a", taskId="t")
     passed = request.validate()
     named = METHODS[method].mcp_name
-    assert (passed.id, passed.method) == (1, method)
+    assert (passed.id, passed.method, passed.version) == (1, method, "2026-07-28")
     assert passed.name == (None if named is None else request.message["params"][named])
     assert passed.params == request.message["params"]
 

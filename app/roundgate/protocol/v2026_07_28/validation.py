@@ -25,7 +25,7 @@ from roundgate.protocol.inbound import LOG_LEVELS, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.v2026_07_28 import headers, methods
 from roundgate.protocol.v2026_07_28.headers import McpHeaders
-from roundgate.protocol.v2026_07_28.methods import Method
+from roundgate.protocol.v2026_07_28.methods import PROTOCOL_VERSION, Method
 from roundgate.protocol.versions import SUPPORTED_VERSIONS
 
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
@@ -53,7 +53,7 @@ def validate_request(request: Request, raw_headers: Sequence[tuple[bytes, bytes]
     if method is None or (method.feature is not None and method.feature not in features):
         raise methods.not_found(request.method)
     name = None if method.mcp_name is None else _mirrored(request.params.get(method.mcp_name), method, received)
-    return Inbound(request.id, request.method, name, request.params, meta, received.params)
+    return Inbound(request.id, request.method, name, request.params, meta, PROTOCOL_VERSION, received.params)
 
 
 def _check_method_headers(request: Request, received: McpHeaders) -> None:
