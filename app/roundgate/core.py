@@ -17,8 +17,8 @@ from roundgate.backends.python.modules import Modules
 from roundgate.backends.serving import Serving
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.dispatch.subscriptions import Hub
 from roundgate.errors import ConfigError, Problem
+from roundgate.methods.hub import Hub
 from roundgate.settings import Settings
 from roundgate.storage import aws
 from roundgate.storage.base import OnceStore

@@ -24,18 +24,24 @@ from roundgate.backends.serving import Serving, Snapshot, ToolScopes
 from roundgate.clock import Clock
 from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig
 from roundgate.core import Core, Stores, aws_client, build_core
-from roundgate.dispatch.current import CurrentDispatcher, Use
-from roundgate.dispatch.dispatcher import Dispatcher
-from roundgate.dispatch.rounds import Rounds
-from roundgate.dispatch.subscriptions import LIST_CHANGED
 from roundgate.errors import ConfigError, Problem
+from roundgate.http.authentication import AuthenticationMiddleware
 from roundgate.http.challenge import ProtectedResource
 from roundgate.http.endpoint import McpEndpoint
+from roundgate.http.exceptions import ExceptionMiddleware
 from roundgate.http.guard import HEALTH, Guard, default_hosts, public_origins
+from roundgate.http.head import HeadMiddleware
 from roundgate.http.limits import BodyBudget
 from roundgate.http.responder import GRACE_S
 from roundgate.http.shutdown import on_stop_signal
 from roundgate.http.stalls import telling_of_stalls
+from roundgate.methods.current import CurrentMethods, Use
+from roundgate.methods.discovery import server_info
+from roundgate.methods.hub import LIST_CHANGED
+from roundgate.methods.once import Once
+from roundgate.methods.rounds import Rounds
+from roundgate.methods.table import Methods
+from roundgate.protocol import v2026_07_28
 from roundgate.reload import Reloader
 from roundgate.settings import Settings
 from roundgate.tasks.pool import Pool
@@ -82,7 +88,7 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_onion(file.config, using, gateway.dispatcher, resource, clock),
+        middleware=_middleware(file.config, using, gateway.methods, resource, clock),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
@@ -102,22 +108,33 @@ class _Gateway:
         self._clock = clock
         self._owns_process = owns_process
         stores, tasks = core.stores, file.config.tasks
-        self._rounds = Rounds(make_sealer(file.config, using, clock), clock, file.config.state.max_rounds, stores.once)
+        sealer = make_sealer(file.config, using, clock)
+        self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
+        self._once = Once(stores.once, sealer, clock)
         self._watch = Watch(stores.tasks, clock, tasks.poll_interval_ms / 1000)
         self._tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
-        self.dispatcher = CurrentDispatcher(*self._serves(file.config, core.serving.now))
+        self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
         self._reloader = Reloader(file, core.serving, core.modules, self._swap, watches=using.reload)
         self._pool = self._make_pool()
 
-    def _serves(self, config: GatewayConfig, snapshot: Snapshot) -> tuple[Dispatcher, Use]:
-        rounds, tasks, watch, hub = self._rounds, self._tasks, self._watch, self.core.hub
-        streams = self._using.streams
-        made = Dispatcher(config, snapshot.catalog, hub, rounds, tasks, watch, self._clock, streams=streams)
+    def _serves(self, config: GatewayConfig, snapshot: Snapshot) -> tuple[Methods, Use]:
+        made = Methods(
+            config,
+            snapshot.catalog,
+            self.core.hub,
+            self._rounds,
+            self._once,
+            self._tasks,
+            self._watch,
+            self._clock,
+            v2026_07_28.Results(server_info(config.server)),
+            streams=self._using.streams,
+        )
         return made, snapshot.use
 
     def _make_pool(self) -> Pool | None:
         """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
-        if not self._using.works or "tasks" not in self.dispatcher.features:
+        if not self._using.works or "tasks" not in self.methods.features:
             return None
         return self.core.pool(self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process)
 
@@ -126,7 +143,7 @@ class _Gateway:
         serves = self._serves(config, snapshot)
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
-        self.dispatcher.swap(*serves)
+        self.methods.swap(*serves)
         self.config = config
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
@@ -146,7 +163,7 @@ class _Gateway:
         """Around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            for aclose in (self.core.aclose, self._watch.aclose, self._rounds.aclose):  # last to first
+            for aclose in (self.core.aclose, self._watch.aclose, self._once.aclose):  # last to first
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)
             if self._pool is not None:
@@ -228,12 +245,8 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
     return JwtVerifier(resource.config, audience, KeySet(resource.config.jwks_url, clock))
 
 
-def _onion(
-    config: GatewayConfig,
-    using: Settings,
-    dispatcher: CurrentDispatcher,
-    resource: ProtectedResource | None,
-    clock: Clock,
+def _middleware(
+    config: GatewayConfig, using: Settings, methods: CurrentMethods, resource: ProtectedResource | None, clock: Clock
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = config.http
@@ -244,19 +257,34 @@ def _onion(
     return [
         Middleware(Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only),
         Middleware(
-            McpEndpoint,
-            path=http.path,
-            dispatcher=dispatcher,
-            verifier=make_verifier(resource, clock),
+            ExceptionMiddleware,
+            endpoint=http.path,
             resource=resource,
-            tracing=tracing.set_up(),
             clock=clock,
+            send_s=http.send_timeout_s + GRACE_S,
+        ),
+        Middleware(HeadMiddleware),
+        Middleware(
+            AuthenticationMiddleware,
+            verifier=make_verifier(resource, clock),
+            nothing=_nothing(http.path),
+            operator_scope=None if resource is None else resource.config.operator_scope,
+            local_operates=loopback_only,
+        ),
+        Middleware(
+            McpEndpoint,
+            methods=methods,
+            tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
             budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
             keep_alive_s=http.keep_alive_s,
-            send_s=http.send_timeout_s + GRACE_S,
         ),
     ]
+
+
+def _nothing(endpoint: str) -> JSONResponse:
+    """The answer of an address at which there is nothing, or nothing for this caller."""
+    return JSONResponse({"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404)
 
 
 def _add_routes(app: FastAPI, gateway: _Gateway, resource: ProtectedResource | None) -> None:
@@ -267,8 +295,7 @@ def _add_routes(app: FastAPI, gateway: _Gateway, resource: ProtectedResource | N
         return JSONResponse({"status": "ok", "name": server.name, "version": server.version})
 
     async def not_found(request: Request, error: Exception) -> JSONResponse:
-        hint = f"There is nothing here; the MCP endpoint is POST {gateway.config.http.path}"
-        return JSONResponse({"error": hint}, status_code=404)
+        return _nothing(gateway.config.http.path)
 
     async def metadata(request: Request) -> JSONResponse:
         return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})
