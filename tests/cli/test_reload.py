@@ -299,6 +299,13 @@ async def test_every_process_of_several_reloads(environment: dict[str, str], con
         assert server.stop() == 0
 
 
+def wait_for(text: str, log: Path) -> None:
+    until_s = time.monotonic() + 20
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < until_s, text
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("prefix", "options", "ends"),
     [([], [], True), ([], ["--workers", "2"], True), (["nohup"], [], False)],
@@ -335,17 +342,15 @@ print(os.waitpid(pid, 0)[1], flush=True)
     assert holder.stdout is not None
     pid = int(holder.stdout.readline())
     try:
-        until_s = time.monotonic() + 20
-        while not log.exists() or "serving" not in log.read_text():
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
+        wait_for("serving", log)
         time.sleep(1)
         close.touch()
         if ends:
+            holder.wait(20)
             assert holder.stdout.readline() == b"0\n"
         else:
-            time.sleep(1)
-            os.kill(pid, 0)  # it is still there
+            wait_for("reloaded", log)  # what SIGHUP means otherwise
+            assert holder.poll() is None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
