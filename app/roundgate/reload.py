@@ -168,10 +168,10 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
     if number is None or threading.current_thread() is not threading.main_thread():
         yield  # Windows; a test's server thread, or an embedding that owns the signals
         return
-    had_terminal = has_terminal()
+    is_gone = terminal_watch()
 
     def handle() -> None:
-        if had_terminal and not has_terminal():
+        if is_gone():
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             action()
@@ -185,8 +185,15 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
         signal.signal(number, before)
 
 
-def has_terminal() -> bool:
-    """Whether the process has a terminal that controls it."""
+def terminal_watch() -> Callable[[], bool]:
+    """What tells whether the terminal of now, if there is one, has been closed since. Always `False` in a process that
+    is to outlive it (`nohup` ignores SIGHUP for the program that it starts)."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
+        return lambda: False
+    return lambda: not _has_terminal()
+
+
+def _has_terminal() -> bool:
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

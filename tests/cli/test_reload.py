@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -299,49 +299,64 @@ async def test_every_process_of_several_reloads(environment: dict[str, str], con
         assert server.stop() == 0
 
 
-def test_a_closed_terminal_ends_the_server(environment: dict[str, str], config: Path) -> None:
+def wait_for(text: str, log: Path) -> None:
+    until_s = time.monotonic() + 20
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < until_s, text
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options", "ends"),
+    [([], [], True), ([], ["--workers", "2"], True), (["nohup"], [], False)],
+    ids=["one process", "several", "nohup"],
+)
+def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_outlive_it(
+    environment: dict[str, str], config: Path, prefix: list[str], options: list[str], ends: bool
+) -> None:
     """A program that holds a terminal starts the server in it, and goes away: the kernel sends SIGHUP."""
     code = """
 import os, pty, sys, time
 pid, terminal = pty.fork()
 if pid == 0:
-    os.execv(sys.argv[1], sys.argv[1:])
+    log = os.open(os.environ["LOG"], os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.execvp(sys.argv[1], sys.argv[1:])
 print(pid, flush=True)
 while not os.path.exists(os.environ["CLOSE"]):
-    os.set_blocking(terminal, False)
-    try:
-        os.write(2, os.read(terminal, 10000))
-    except BlockingIOError:
-        time.sleep(0.05)
+    time.sleep(0.05)
 os.close(terminal)
 print(os.waitpid(pid, 0)[1], flush=True)
 """
     close = config.parent / "close"
     log = config.with_suffix(".log")
-    command = [str(Path(sys.executable).with_name("roundgate")), "serve", str(config), "--port", "0"]
-    with log.open("wb") as out:
-        holder = subprocess.Popen(
-            [sys.executable, "-c", code, *command],
-            env=os.environ | environment | {"CLOSE": str(close)},
-            stdout=subprocess.PIPE,
-            stderr=out,
-            start_new_session=True,
-        )
+    serve = [str(Path(sys.executable).with_name("roundgate")), "serve", str(config), "--port", "0"]
+    command = [*prefix, *serve, *options]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, *command],
+        env=os.environ | environment | {"CLOSE": str(close), "LOG": str(log)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
     assert holder.stdout is not None
     pid = int(holder.stdout.readline())
     try:
-        until_s = time.monotonic() + 20
-        while "serving" not in log.read_text():
-            assert time.monotonic() < until_s, log.read_text()
-            time.sleep(0.05)
+        wait_for("serving", log)
         time.sleep(1)
         close.touch()
-        assert holder.stdout.readline() == b"0\n"
+        if ends:
+            holder.wait(20)
+            assert holder.stdout.readline() == b"0\n"
+        else:
+            wait_for("reloaded", log)  # what SIGHUP means otherwise
+            assert holder.poll() is None
     finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
         holder.kill()
         holder.wait()
         holder.stdout.close()
-        subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
 
 
 WORKING = """

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from roundgate import config, logs, main, settings
 from roundgate.config import ConfigFile, HttpConfig
 from roundgate.errors import ConfigError
 from roundgate.http import server
+from roundgate.reload import terminal_watch
 from roundgate.settings import Settings
 
 STARTUP_FAILURE: Final = 3
@@ -44,19 +46,28 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
-        Multiprocess.handle_hup = _pass_on  # type: ignore[method-assign, assignment]
+        if hasattr(signal, "SIGHUP"):
+            Multiprocess.handle_hup = _on_hangup()  # type: ignore[method-assign, assignment]
         uvicorn.run("roundgate.main:create_app", factory=True, workers=arguments.workers, **options)
     else:
         _serve(uvicorn.Config(app, **options))
     return 0
 
 
-def _pass_on(supervisor: Multiprocess) -> None:
-    """SIGHUP to the supervisor of several processes: each reloads. uvicorn would replace them all, and with them end
-    the calls that take longer than a graceful shutdown."""
-    for process in supervisor.processes:
-        if process.pid is not None:
-            os.kill(process.pid, signal.SIGHUP)
+def _on_hangup() -> Callable[[Multiprocess], None]:
+    """What the supervisor of several processes does on SIGHUP: it passes it on, and each reloads. uvicorn would replace
+    them all, and with them end the calls that take longer than a graceful shutdown."""
+    is_gone = terminal_watch()
+
+    def handle(supervisor: Multiprocess) -> None:
+        if is_gone():  # the others have been told as well
+            supervisor.should_exit.set()
+            return
+        for process in supervisor.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
+
+    return handle
 
 
 def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
