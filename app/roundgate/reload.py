@@ -3,7 +3,7 @@
     trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         calls that run stay with the old catalog
                      └───────────────┴──────────┴─▶ a problem        said in the log; what was served still is
 
-Files are watched by looking: how they are written, every `POLL_S` (docs/decisions/0019). What a process is built around
+Files are watched by looking: how they are written, every `POLL_S` (docs/decisions/0020). What a process is built around
 cannot change while it runs: `RESTART` says which sections, and a change in them is logged and left out.
 """
 
