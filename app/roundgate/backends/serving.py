@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from roundgate.backends.base import Backend
@@ -31,30 +31,35 @@ class CatalogSource(Protocol):
 
 
 class Snapshot:
-    """A catalog and the back ends behind it, with the number of calls that use them."""
+    """A catalog and the back ends behind it, with the number of calls that use them.
+
+    `with snapshot.use()` costs every call: no generator, and no event before somebody waits for the last of them.
+    """
 
     def __init__(self, catalog: Catalog, backends: Sequence[Backend]) -> None:
         self.catalog = catalog
         self._backends = backends
         self._users = 0
-        self._unused = asyncio.Event()
-        self._unused.set()
+        self._unused: asyncio.Event | None = None
 
-    @contextmanager
-    def use(self) -> Iterator[Catalog]:
-        """Keeps the back ends open until the block has ended."""
+    def use(self) -> AbstractContextManager[Catalog]:
+        """Keeps the back ends open until the block has ended; many may use it at once."""
+        return self
+
+    def __enter__(self) -> Catalog:
         self._users += 1
-        self._unused.clear()
-        try:
-            yield self.catalog
-        finally:
-            self._users -= 1
-            if not self._users:
-                self._unused.set()
+        return self.catalog
+
+    def __exit__(self, *exception: object) -> None:
+        self._users -= 1
+        if self._unused is not None and not self._users:
+            self._unused.set()
 
     async def unused(self) -> None:
         """Return when nobody uses it."""
-        await self._unused.wait()
+        while self._users:
+            self._unused = asyncio.Event()
+            await self._unused.wait()
 
     async def aclose(self) -> None:
         """Close the back ends; the trouble of one keeps no other open."""
