@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from roundgate.errors import LeaseLost
 from roundgate.protocol.tasks import OPEN, Event, Status, sources, target
 from roundgate.storage.noted import Noted
-from roundgate.storage.sqlite import Database, transaction
+from roundgate.storage.sqlite import Database, snapshot, transaction
 from roundgate.storage.tasks import (
     NOTHING,
     Added,
@@ -101,12 +101,9 @@ class SqliteTasks:
         """See `TaskStore`."""
 
         def look(db: sqlite3.Connection) -> TaskRecord | None:
-            db.execute("begin")  # the row and its payloads as of one moment
-            try:
+            with snapshot(db):  # the row and its payloads
                 row = _row(db, ref)
                 return None if row is None or row["expires_ms"] <= now_ms else _record(db, row)
-            finally:
-                db.execute("rollback")
 
         return await self._database.read(look)
 
