@@ -1,8 +1,8 @@
 """A TCP proxy in front of a service, in a thread of its own: a network that takes its time, falls silent or refuses.
 
-    client ──▶ proxy ── latency_s ──▶ service          OPEN
-    client ──▶ proxy    (nothing comes back)           SILENT: what was sent before may have been done
-    client ──▶ ✗ (reset)                               SHUT: connections end, and new ones are refused
+client ──▶ proxy ── latency_s ──▶ service          OPEN
+client ──▶ proxy    (nothing comes back)           SILENT: what was sent before may have been done
+client ──▶ ✗ (reset)                               SHUT: connections end, and new ones are refused
 """
 
 from __future__ import annotations
