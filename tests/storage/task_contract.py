@@ -1295,6 +1295,9 @@ class TaskStoreContract:
         (task,) = await store.due(UNTIL, 10)
         assert await store.postpone(task, UNTIL + 1)
         assert not await unsent(), "the sweep sends one"
+        (task,) = await store.due(UNTIL + 1, 10)
+        assert await store.postpone_many([Move(task, UNTIL + 2, resends=False, unsent=True)]) == [True]
+        assert await unsent(), "a worker that has it wait does not"
         await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 2_000)
         assert not await unsent(), "its worker has sent one that is delayed"
         lease = (await claim(store, now_ms=SOON)).lease

@@ -197,6 +197,28 @@ async def test_without_processes_a_suspect_runs_while_nothing_else_does(share: S
     assert beside == [{99}, {99}]
 
 
+async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was_sent(share: Share) -> None:
+    """It waits in the memory of a process that may die; each time it did, the sweep waited twice as long for it."""
+    over_now = asyncio.Event()
+
+    async def work(ctx: Context, waits: bool) -> None:
+        if waits:
+            await over_now.wait()
+
+    shop = share(Clock(), requeue_after_s=2).workshop(work=work)
+    hung = await shop.begin("work", waits=True)
+    suspect = await suspected(shop, await shop.begin("work", waits=False))
+    (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == suspect]
+    assert await shop.store.postpone(late, shop.clock.now_ms() + 500_000)
+    async with at_work(shop.pool):
+        until = time.monotonic() + 5
+        while ((await shop.record(suspect)).due_ms or 0) > shop.clock.now_ms() + 2_000:
+            assert time.monotonic() < until, "nobody looks for minutes"
+            await asyncio.sleep(0.02)
+        over_now.set()
+        await over(shop, hung, suspect, within_s=8)
+
+
 def test_no_more_suspects_than_a_bound_wait_in_memory_and_each_once() -> None:
     quarantine = Quarantine()
     for number in range(3 * MAX_WAITING):

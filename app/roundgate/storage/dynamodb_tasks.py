@@ -408,7 +408,7 @@ class DynamoDbTasks:
     async def _move(self, move: Move) -> bool:
         resends = {"resends": move.task.resends + 1} if move.resends else {}
         change = Change(
-            {"due_ms": move.due_ms, "unsent": None, **resends},
+            {"due_ms": move.due_ms, "unsent": 1 if move.unsent else None, **resends},
             # Whoever moved it before us does what is to be done; what is terminal has none.
             when=["#due_ms = :due"],
             values={":due": move.task.due_ms},

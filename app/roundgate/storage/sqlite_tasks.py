@@ -325,12 +325,12 @@ class SqliteTasks:
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. One transaction."""
         statement = (
-            "update tasks set due_ms = ?, resends = resends + ?, unsent = 0 where owner = ? and id = ? and due_ms = ?"
+            "update tasks set due_ms = ?, resends = resends + ?, unsent = ? where owner = ? and id = ? and due_ms = ?"
         )
 
         def write(db: sqlite3.Connection) -> list[bool]:
             with transaction(db):
-                facts = ((move.due_ms, move.resends, *_key(move.task)) for move in moves)
+                facts = ((move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves)
                 return [db.execute(statement, one).rowcount == 1 for one in facts]
 
         return await self._database.write(write) if moves else []
