@@ -480,11 +480,11 @@ def _why_not(kind: str, plan: Plan) -> str | None:
 def _plans(count: int) -> dict[str, Plan]:
     limits = {"CHAOS_LIMIT_MB": "1500", "CHAOS_TASK_TIMEOUT_S": "240"}
     skew = {"CHAOS_ALLOWED_SKEW_S": "45"}
-    few = count // 5
+    half = count // 2
     return {
         "poison of each kind": Plan(count, KINDS * max(1, count // 250), environment=limits),
         "SIGKILL, SIGSTOP past the lease": Plan(count, (), kill_every_s=4, stop_every_s=7, seconds=0.5),
         "the store away for 30 s": Plan(count, (), away_s=30, seconds=0.5),
         "the disk full for 30 s": Plan(count, (), full_s=30, seconds=0.5),
-        "clocks 40 s apart, SIGKILL": Plan(few, (), kill_every_s=15, skew_s=40, seconds=1.5, environment=skew),
+        "clocks 40 s apart, SIGKILL": Plan(half, (), kill_every_s=8, skew_s=40, seconds=1.5, environment=skew),
     }
