@@ -52,6 +52,7 @@ DISK_MB = 32
 FULL = "database or disk is full"
 """What SQLite says, and then a worker's log."""
 UNKNOWN = "unknown"
+AT_ONCE = 16
 LONG = 100
 """Innocents from which on a run is no short one."""
 SETTLED = {Status.COMPLETED, Status.FAILED, Status.CANCELLED}
@@ -241,6 +242,19 @@ async def begin(tasks: Tasks, tool: str, **arguments: Any) -> TaskRef:
     return TaskRef(owner_of(LOCAL), created["taskId"])
 
 
+async def _begin_all(
+    tasks: Tasks, wanted: Sequence[tuple[str, dict[str, Any]]]
+) -> Sequence[tuple[TaskRef, str, dict[str, Any]]]:
+    """All of them wait when the first worker begins."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(tool: str, facts: dict[str, Any]) -> tuple[TaskRef, str, dict[str, Any]]:
+        async with room:
+            return await begin(tasks, tool, **facts), tool, facts
+
+    return await asyncio.gather(*(one(tool, facts) for tool, facts in wanted))
+
+
 async def run(kind: str, plan: Plan, seed: int, title: str) -> bool:
     """One run; whether everything was as it must be."""
     dice = random.Random(seed)
@@ -250,9 +264,9 @@ async def run(kind: str, plan: Plan, seed: int, title: str) -> bool:
         effects.touch()
         fleet = Fleet([_member(number, where, plan, directory) for number in range(plan.workers)])
         async with shop(where.environment) as (tasks, stores):
+            refs = await _begin_all(tasks, _wanted(plan, dice))
             began = time.monotonic()
             with fleet:
-                refs = [(await begin(tasks, tool, **facts), tool, facts) for tool, facts in _wanted(plan, dice)]
                 troubles = [asyncio.create_task(trouble) for trouble in _troubles(plan, fleet, where, dice)]
                 found = await _ends(tasks, stores, refs)
                 for trouble in troubles:
