@@ -319,14 +319,12 @@ class SqliteTasks:
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
         """See `TaskStore`."""
-        (moved,) = await self.postpone_many([Move(task, due_ms)])
+        (moved,) = await self.postpone_many([Move(task, due_ms, task.resends + 1)])
         return moved
 
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. One transaction."""
-        statement = (
-            "update tasks set due_ms = ?, resends = resends + ?, unsent = ? where owner = ? and id = ? and due_ms = ?"
-        )
+        statement = "update tasks set due_ms = ?, resends = ?, unsent = ? where owner = ? and id = ? and due_ms = ?"
 
         def write(db: sqlite3.Connection) -> list[bool]:
             with transaction(db):

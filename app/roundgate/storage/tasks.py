@@ -233,12 +233,12 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A late task and its new due time."""
+    """A task as it was seen, and its new due time."""
 
     task: OpenTask
     due_ms: int
-    resends: bool = True
-    """Whether this counts in `TaskRecord.resends`."""
+    resends: int
+    """The new `TaskRecord.resends`."""
     unsent: bool = False
     """Whether no message is sent for it."""
 

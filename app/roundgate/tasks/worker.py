@@ -94,9 +94,9 @@ class Worker:
         now_ms = self._clock.now_ms()
         due_ms = now_ms + int(self._config.requeue_after_s * 1000)
         found = await self._store.read(ref, now_ms)
-        if found is not None and found.due_ms is not None and found.due_ms > due_ms:
+        if found is not None and found.due_ms is not None and (found.due_ms > due_ms or found.resends):
             task = OpenTask(ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms)
-            await self._store.postpone_many([Move(task, due_ms, resends=False, unsent=True)])
+            await self._store.postpone_many([Move(task, due_ms, resends=0, unsent=True)])
 
     async def work(self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False) -> Turn:
         """A whole turn.
