@@ -11,6 +11,7 @@ import pytest
 APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
+    {"carrier"},
     {"errors", "clock"},
     {"protocol"},
     {"yaml_file", "settings", "logs", "tracing", "metrics", "watchdog"},
@@ -39,7 +40,7 @@ HOMES = {
     "jiter": {"protocol.jsonrpc"},
     "orjson": {"protocol.jsonrpc", "protocol.digest"},
     "time": {"clock", "logs", "http.endpoint", "http.stalls"},
-    "secrets": {"clock", "tokens.keys"},
+    "secrets": {"tokens.keys"},
     "cryptography": {"tokens.sealed"},
     "jwt": {"auth"},
     "botocore": {"core", "storage.aws"},

@@ -47,6 +47,8 @@ KINDS = ("exit", "segv", "block", "burn", "hoard", "hang", "quit", "swallow")
 STEPS = 4
 LEASE_S = 3
 GIVE_UP_S = 420
+TROUBLE_S = 180
+"""How long processes are killed and stopped."""
 FILE = "gateway.sqlite3"
 DISK_MB = 32
 FULL = "database or disk is full"
@@ -128,9 +130,11 @@ class Fleet:
                 continue
             began = time.monotonic()
             process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(LEASE_S * 1.8)
-            process.send_signal(signal.SIGCONT)
-            self.stops.append((process.pid, began, time.monotonic()))
+            try:
+                await asyncio.sleep(LEASE_S * 1.8)
+            finally:
+                process.send_signal(signal.SIGCONT)
+                self.stops.append((process.pid, began, time.monotonic()))
 
     def __enter__(self) -> Fleet:
         for member in self.members:
@@ -303,14 +307,21 @@ def _wanted(plan: Plan, dice: random.Random) -> list[tuple[str, dict[str, Any]]]
 
 def _troubles(plan: Plan, fleet: Fleet, where: Store, dice: random.Random) -> Iterator[Coroutine[Any, Any, None]]:
     yield fleet.keep_alive()
+    # for a while: where processes take longer to begin than they live, nothing would ever end
     if plan.kill_every_s:
-        yield fleet.kill(plan.kill_every_s, dice)
+        yield _for_a_while(fleet.kill(plan.kill_every_s, dice))
     if plan.stop_every_s:
-        yield fleet.stop(plan.stop_every_s, dice)
+        yield _for_a_while(fleet.stop(plan.stop_every_s, dice))
     if plan.away_s:
         yield _soon(where.be_away(plan.away_s))
     if plan.full_s:
         yield _soon(where.be_full(plan.full_s))
+
+
+async def _for_a_while(what: Coroutine[Any, Any, None]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(TROUBLE_S):
+            await what
 
 
 async def _soon(what: Coroutine[Any, Any, None]) -> None:

@@ -26,7 +26,8 @@ from tests.support.worker import working
 Share = Callable[..., Shared]
 
 TOOLS = '''
-import asyncio, os, time
+import asyncio, os, re, time
+from contextlib import suppress
 from roundgate import Context, tool
 
 def tell(line):
@@ -48,6 +49,11 @@ async def effect(number, step):
 async def poison(ctx: Context, kind: str) -> str:
     """Ends its process, or blocks it."""
     tell(f"poison {kind}")
+    if kind == "burn":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    while kind == "hang":
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
     await asyncio.sleep(0.3)
     os._exit(9) if kind == "exit" else time.sleep(600)
 '''
@@ -149,6 +155,34 @@ async def test_a_death_in_such_a_process_counts_at_once_against_the_one_that_was
     assert not await children.run(ref)
     assert (await shop.record(ref)).status is Status.FAILED
     await children.aclose()
+
+
+@pytest.mark.parametrize("kind", ["burn", "hang"])
+async def test_a_process_for_suspects_ends_whatever_its_suspect_does(
+    share: Share, config: Path, environment: dict[str, str], kind: str
+) -> None:
+    """It holds the interpreter's lock from its first moment on; it takes no cancellation."""
+    shop = share(Clock()).workshop(innocent=None, poison=None)
+    children = Children(child_command(), shop.store, shop.clock)
+    ref = await suspected(shop, await shop.begin("poison", kind=kind))
+    async with asyncio.timeout(40):
+        turn = asyncio.create_task(children.run(ref))
+        while not effects(environment):  # noqa: ASYNC110 (another process writes them)
+            await asyncio.sleep(0.05)
+        if kind == "hang":
+            await shop.cancel(ref)
+        assert await turn is (kind == "burn"), "whether it died"
+        pid = int(effects(environment)[0][0])
+        while is_running(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await children.aclose()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def test_a_process_for_suspects_ends_with_the_one_that_began_it(

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from roundgate.auth.principal import Principal
 from roundgate.backends.catalog import Catalog, ServedTool
+from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.config import CacheHint, GatewayConfig, ServerConfig
 from roundgate.dispatch.rounds import IDEMPOTENCY_KEY, BecomesTask, InputRequired, Reply, Round, Rounds, Target
@@ -64,7 +65,7 @@ MAX_STREAM_S: Final = 30 * 86_400
 _UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class CallContext:
     """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that."""
 

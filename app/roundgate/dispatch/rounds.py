@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from roundgate.auth.principal import Principal
+from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import (
     GatewayError,
@@ -68,7 +69,7 @@ _UNKNOWN_OUTCOME: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Target:
     """What is called: bound into the token, so that it opens for the same call alone."""
 
@@ -81,7 +82,7 @@ class Target:
         return Binding.of(self.method, self.name, self.arguments)
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Round:
     """A call on its way: which round this is, and what is known from the ones before."""
 
@@ -110,7 +111,7 @@ class Round:
         return self.task_id if self.is_keyed else None
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Reply:
     """A result, serialised, and what the log says of it: ok, tool_error, input_required or task."""
 

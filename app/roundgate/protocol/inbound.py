@@ -16,9 +16,10 @@ Rungs 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool an
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
+from roundgate.carrier import carrier
 from roundgate.errors import HeaderMismatch, InvalidParams, UnsupportedVersion
 from roundgate.protocol import capabilities, headers, methods
 from roundgate.protocol.capabilities import ClientCapabilities
@@ -34,7 +35,7 @@ LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", 
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Meta:
     """The per-request envelope of `params._meta` (SEP-2575)."""
 
@@ -46,7 +47,7 @@ class Meta:
     """All of `_meta`, for what is not ours to interpret: trace context, extensions."""
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Inbound:
     """A request that passed rungs 1 to 6."""
 
