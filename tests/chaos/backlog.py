@@ -330,7 +330,8 @@ def main(arguments: argparse.Namespace) -> bool:
             results.append(drained.is_well)
             lines.append(drained.line(name))
             print(lines[-1], flush=True)
-        for kind in ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]:
+        kinds = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
+        for kind in kinds if arguments.part != "drain" else ():
             if kind == "dynamodb" and (reason := why_not()):
                 print(f"skipped: {reason}")
                 continue
