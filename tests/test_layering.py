@@ -20,7 +20,7 @@ LAYERS = [
     {"tokens", "storage", "replay"},
     {"backends"},
     {"tasks"},
-    {"dispatch"},
+    {"methods"},
     {"core"},
     {"http"},
     {"main"},
@@ -39,7 +39,7 @@ HOMES = {
     "docstring_parser": {"backends.signature"},
     "jiter": {"protocol.jsonrpc"},
     "orjson": {"protocol.jsonrpc", "protocol.digest"},
-    "time": {"clock", "logs", "http.endpoint", "http.stalls"},
+    "time": {"clock", "logs", "http.exceptions", "http.stalls"},
     "secrets": {"tokens.keys"},
     "cryptography": {"tokens.sealed"},
     "jwt": {"auth"},
@@ -107,13 +107,23 @@ def test_the_protocol_is_pure(name: str) -> None:
     assert not {imported.partition(".")[0] for imported in imports(MODULES[name])} & PURE
 
 
+def is_of_a_revision(name: str) -> bool:
+    return name.split(".")[:1] == ["protocol"] and name.count(".") >= 1 and name.split(".")[1].startswith("v20")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith(("protocol", "methods", "replay"))])
+def test_what_all_revisions_share_knows_none_of_them(name: str) -> None:
+    if not is_of_a_revision(name):
+        assert not [one for one in imports(MODULES[name]) if is_of_a_revision(one.removeprefix("roundgate."))]
+
+
 def loaded_after(statement: str) -> set[str]:
     code = f"{statement}\nimport sys; print(*sorted(sys.modules))"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 def test_the_protocol_loads_no_web_framework() -> None:
-    loaded = loaded_after("import roundgate.protocol.inbound, roundgate.protocol.wire_errors")
+    loaded = loaded_after("import roundgate.protocol.v2026_07_28.wire_errors")
     assert not loaded & {"fastapi", "starlette", "httpx", "asyncio"}
 
 

@@ -40,7 +40,7 @@ def test_fields_become_members() -> None:
 
 
 def test_a_logger_of_its_own_is_named() -> None:
-    assert line("roundgate.dispatch")["logger"] == "roundgate.dispatch"
+    assert line("roundgate.methods")["logger"] == "roundgate.methods"
     assert "logger" not in line("roundgate.request")
 
 

@@ -102,6 +102,7 @@ PLACES: dict[type[config.Model], str] = {
     config.ServerConfig: "## `server`",
     config.HttpConfig: "## `http`",
     config.LimitsConfig: "## `limits`",
+    config.CallersConfig: "## `auth`",
     config.JwtAuthConfig: "## `auth`",
     config.AuthorizerConfig: "| setting of an authorizer",
     config.StateConfig: "## `state`",

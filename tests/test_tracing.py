@@ -76,6 +76,7 @@ async def test_a_request_continues_the_trace_that_it_names(mcp: Client, exporter
     await mcp.http.post("/mcp", json=asked, headers=wire.headers(asked))
     (span,) = spans(exporter)
     assert span.name == "tools/list"
+    assert (span.attributes or {})["mcp.protocol.version"] == "2026-07-28"
     assert span.parent is not None
     assert f"{span.parent.trace_id:032x}" in PARENT
 
@@ -132,7 +133,7 @@ def test_spans_are_made_where_an_sdk_is_set_up(exporter: InMemorySpanExporter) -
 
 
 def test_without_an_sdk_the_context_is_passed_on() -> None:
-    with NoTracing().request("tools/list", None, {"traceparent": PARENT}) as span:
+    with NoTracing().request("tools/list", None, {"traceparent": PARENT}, "2026-07-28") as span:
         span.link({"traceparent": PARENT})
         span.end("ok", None)
         assert span.carrier() == {"traceparent": PARENT}

@@ -212,7 +212,28 @@ TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
 """Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is refused."""
 
 
-class JwtAuthConfig(Model):
+class CallersConfig(Model):
+    """What callers with tokens need, whoever verifies them."""
+
+    scopes: list[str] = Field([], description="Scopes that every call needs.")
+    scopes_supported: list[str] | None = Field(
+        None, description="What the metadata document offers. Unset: the scopes that tools need and `scopes`."
+    )
+    operator_scope: str | None = Field(
+        None,
+        description="The scope that makes a caller an operator, who may use what is served beside the MCP endpoint."
+        " Unset: nobody is one. No metadata document offers it unless scopes_supported does.",
+        pattern=r"^[!#-\[\]-~]+$",
+    )
+
+    @model_validator(mode="after")
+    def _operators_are_few(self) -> CallersConfig:
+        if self.operator_scope in self.scopes:
+            raise ValueError("operator_scope must be none of scopes: every caller has those")
+        return self
+
+
+class JwtAuthConfig(CallersConfig):
     """Bearer JWTs of one authorization server."""
 
     issuer: str = Field(description="The `iss` of its tokens.", min_length=1)
@@ -225,13 +246,9 @@ class JwtAuthConfig(Model):
         ["RS256", "ES256"], description="Signature algorithms that are taken.", min_length=1
     )
     leeway_s: float = Field(30, description="By how many seconds the clocks may differ.", ge=0, le=300)
-    scopes: list[str] = Field([], description="Scopes that every call needs.")
-    scopes_supported: list[str] | None = Field(
-        None, description="What the metadata document offers. Unset: the scopes that tools need and `scopes`."
-    )
 
 
-class AuthorizerConfig(Model):
+class AuthorizerConfig(CallersConfig):
     """Callers that an authorizer of API Gateway in front has verified; on AWS Lambda only."""
 
     authorizer: Literal["api-gateway"] = Field(description="Who has verified the token: the authorizer of the API.")
@@ -241,10 +258,6 @@ class AuthorizerConfig(Model):
     subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
     client_claim: str = Field("client_id", description="The claim that names the client; azp stands in for it.")
     scope_claim: str = Field("scope", description="The claim that has the scopes: a list, or text with blanks.")
-    scopes: list[str] = Field([], description="Scopes that every call needs.")
-    scopes_supported: list[str] | None = Field(
-        None, description="What the metadata document offers. Unset: the scopes that tools need and `scopes`."
-    )
 
 
 class CacheHint(Model):

@@ -19,8 +19,8 @@ from roundgate.backends.base import Backend
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBackendConfig
-from roundgate.dispatch.subscriptions import Hub
 from roundgate.errors import ConfigError, Problem
+from roundgate.methods.hub import Hub
 from roundgate.settings import Settings
 from roundgate.storage import aws
 from roundgate.storage.base import OnceStore

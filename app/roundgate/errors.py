@@ -30,7 +30,7 @@
     ├── LeaseLost                     a task is no longer this worker's to write to
     └── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
 
-Classes carry facts, never codes: `protocol.wire_errors` alone knows JSON-RPC codes and HTTP statuses.
+Classes carry facts, never codes: a revision's `wire_errors` alone knows JSON-RPC codes and HTTP statuses.
 The text of a `ProtocolError`, `TransportError` or `ToolError` is said to the caller, so it must not hold secrets.
 """
 

@@ -24,16 +24,22 @@ from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock
 from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig
 from roundgate.core import Stores, aws_client, build_core
-from roundgate.dispatch.dispatcher import Dispatcher
-from roundgate.dispatch.rounds import Rounds
 from roundgate.errors import ConfigError, Problem
+from roundgate.http.authentication import AuthenticationMiddleware
 from roundgate.http.challenge import ProtectedResource
 from roundgate.http.endpoint import McpEndpoint
+from roundgate.http.exceptions import ExceptionMiddleware
 from roundgate.http.guard import HEALTH, Guard, default_hosts, public_origins
+from roundgate.http.head import HeadMiddleware
 from roundgate.http.limits import BodyBudget
 from roundgate.http.responder import GRACE_S
 from roundgate.http.shutdown import on_stop_signal
 from roundgate.http.stalls import telling_of_stalls
+from roundgate.methods.discovery import server_info
+from roundgate.methods.once import Once
+from roundgate.methods.rounds import Rounds
+from roundgate.methods.table import Methods
+from roundgate.protocol import v2026_07_28
 from roundgate.settings import Settings
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.watch import Watch
@@ -73,12 +79,16 @@ def build_app(
     """
     clock = clock or Clock()
     core = build_core(file, using, clock, stores)
-    rounds = Rounds(make_sealer(file.config, using, clock), clock, file.config.state.max_rounds, core.stores.once)
+    sealer = make_sealer(file.config, using, clock)
+    rounds, once = Rounds(sealer, clock, file.config.state.max_rounds), Once(core.stores.once, sealer, clock)
     watch = Watch(core.stores.tasks, clock, file.config.tasks.poll_interval_ms / 1000)
     tasks = Tasks(core.stores.tasks, core.stores.queue, clock, file.config.tasks)
-    dispatcher = Dispatcher(file.config, core.catalog, core.hub, rounds, tasks, watch, clock, streams=using.streams)
+    written = v2026_07_28.Results(server_info(file.config.server))
+    methods = Methods(
+        file.config, core.catalog, core.hub, rounds, once, tasks, watch, clock, written, streams=using.streams
+    )
     resource = make_resource(file, using, core.catalog)
-    works = using.works and "tasks" in dispatcher.features
+    works = using.works and "tasks" in methods.features
     pool = core.pool(file.config, clock, stop_grace_s=STOP_GRACE_S, owns_process=owns_process) if works else None
 
     def stop_soon() -> None:
@@ -89,7 +99,7 @@ def build_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for aclose in (core.aclose, watch.aclose, rounds.aclose):  # last to first
+            for aclose in (core.aclose, watch.aclose, once.aclose):  # last to first
                 stack.push_async_callback(aclose)
             if pool is not None:
                 pool.start()
@@ -102,7 +112,7 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=lifespan,
-        middleware=_onion(file.config, using, dispatcher, resource, clock),
+        middleware=_middleware(file.config, using, methods, resource, clock),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
@@ -180,8 +190,8 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
     return JwtVerifier(resource.config, audience, KeySet(resource.config.jwks_url, clock))
 
 
-def _onion(
-    config: GatewayConfig, using: Settings, dispatcher: Dispatcher, resource: ProtectedResource | None, clock: Clock
+def _middleware(
+    config: GatewayConfig, using: Settings, methods: Methods, resource: ProtectedResource | None, clock: Clock
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = config.http
@@ -192,19 +202,34 @@ def _onion(
     return [
         Middleware(Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only),
         Middleware(
-            McpEndpoint,
-            path=http.path,
-            dispatcher=dispatcher,
-            verifier=make_verifier(resource, clock),
+            ExceptionMiddleware,
+            endpoint=http.path,
             resource=resource,
-            tracing=tracing.set_up(),
             clock=clock,
+            send_s=http.send_timeout_s + GRACE_S,
+        ),
+        Middleware(HeadMiddleware),
+        Middleware(
+            AuthenticationMiddleware,
+            verifier=make_verifier(resource, clock),
+            nothing=_nothing(http.path),
+            operator_scope=None if resource is None else resource.config.operator_scope,
+            local_operates=loopback_only,
+        ),
+        Middleware(
+            McpEndpoint,
+            methods=methods,
+            tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
             budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
             keep_alive_s=http.keep_alive_s,
-            send_s=http.send_timeout_s + GRACE_S,
         ),
     ]
+
+
+def _nothing(endpoint: str) -> JSONResponse:
+    """The answer of an address at which there is nothing, or nothing for this caller."""
+    return JSONResponse({"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404)
 
 
 def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource | None) -> None:
@@ -214,8 +239,7 @@ def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource
         return JSONResponse({"status": "ok", "name": config.server.name, "version": config.server.version})
 
     async def not_found(request: Request, error: Exception) -> JSONResponse:
-        hint = f"There is nothing here; the MCP endpoint is POST {config.http.path}"
-        return JSONResponse({"error": hint}, status_code=404)
+        return _nothing(config.http.path)
 
     async def metadata(request: Request) -> JSONResponse:
         return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})

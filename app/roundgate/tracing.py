@@ -37,8 +37,10 @@ class Span(Protocol):
 class Tracing(Protocol):
     """Makes spans."""
 
-    def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> AbstractContextManager[Span]:
-        """A span around one request that continues a trace context."""
+    def request(
+        self, method: str, target: str | None, trace: Mapping[str, str], version: str
+    ) -> AbstractContextManager[Span]:
+        """A span around one request in a revision that continues a trace context."""
 
     def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
         """A span around one turn of a worker at a task, linked to where its call began."""
@@ -63,7 +65,9 @@ class PassedOn:
 class NoTracing:
     """Where no SDK is set up."""
 
-    def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> AbstractContextManager[Span]:
+    def request(
+        self, method: str, target: str | None, trace: Mapping[str, str], version: str
+    ) -> AbstractContextManager[Span]:
         return nullcontext(PassedOn(trace))
 
     def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
@@ -79,11 +83,11 @@ class OpenTelemetry:
         self._tracer = trace.get_tracer("roundgate")
 
     @contextmanager
-    def request(self, method: str, target: str | None, trace: Mapping[str, str]) -> Iterator[Span]:
+    def request(self, method: str, target: str | None, trace: Mapping[str, str], version: str) -> Iterator[Span]:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
-        attributes = {"mcp.method.name": method, "mcp.protocol.version": "2026-07-28"}
+        attributes = {"mcp.method.name": method, "mcp.protocol.version": version}
         if method == "tools/call" and target is not None:
             attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": target}
         with self._tracer.start_as_current_span(

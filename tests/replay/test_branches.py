@@ -30,11 +30,11 @@ class Mortal(Home):
 
     died = False
 
-    async def checkpoint(self, entry: Entry) -> None:
+    async def checkpoint(self, *entries: Entry) -> None:
         await asyncio.sleep(random.random() / 500)
         if not self.died:
             self.died = True
-            await super().checkpoint(entry)
+            await super().checkpoint(*entries)
         raise Suspend
 
 

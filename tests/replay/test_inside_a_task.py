@@ -133,7 +133,8 @@ async def test_a_step_goes_on_only_when_it_is_written() -> None:
             order.append(f"after {name}")
 
     class Slow(Home):
-        async def checkpoint(self, entry: Entry) -> None:
+        async def checkpoint(self, *entries: Entry) -> None:
+            (entry,) = entries
             order.append(f"writing {entry.key}")
             await asyncio.sleep(0)
             order.append(f"written {entry.key}")

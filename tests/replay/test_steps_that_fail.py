@@ -103,9 +103,9 @@ async def test_a_step_that_a_failing_sibling_cuts_is_cut_by_it_again(task: Home)
 
 async def test_a_checkpoint_is_finished_though_its_handler_is_being_cancelled() -> None:
     class Slow(Home):
-        async def checkpoint(self, entry: Entry) -> None:
+        async def checkpoint(self, *entries: Entry) -> None:
             await asyncio.sleep(1)
-            await super().checkpoint(entry)
+            await super().checkpoint(*entries)
 
     async def done() -> str:
         return "done"

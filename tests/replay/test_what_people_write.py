@@ -45,9 +45,9 @@ async def replayed(handler: Handler, home: Home | None = None) -> tuple[Any, Any
 class Slow(Home):
     """A store that takes its time."""
 
-    async def checkpoint(self, entry: Entry) -> None:
+    async def checkpoint(self, *entries: Entry) -> None:
         await asyncio.sleep(0.1)
-        await super().checkpoint(entry)
+        await super().checkpoint(*entries)
 
 
 @contextmanager
@@ -213,6 +213,26 @@ async def test_a_turn_that_is_given_back_is_given_back_whatever_limit_is_around_
         outcome = await home.run(handler)
     assert isinstance(outcome, Suspended)
     assert outcome.wake_ms is None
+
+
+async def test_a_branch_that_nobody_cuts_again_does_not_hold_the_others_up() -> None:
+    runs: list[int] = []
+
+    async def handler(ctx: Context) -> None:
+        runs.append(1)
+        part = asyncio.create_task(ctx.sleep(3600, "part"))
+        await ctx.step("beside", asyncio.sleep, 0.01)
+        if len(runs) == 1:
+            part.cancel()
+            await asyncio.wait([part])
+        await ctx.sleep(60, "later")
+
+    home = Home(clock=SkippingClock())
+    for _ in range(2):
+        async with asyncio.timeout(3):
+            outcome = await home.run(handler)
+        assert isinstance(outcome, Suspended)
+        assert outcome.wake_ms is not None
 
 
 async def test_a_task_that_outlives_a_limit_goes_on() -> None:

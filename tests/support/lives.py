@@ -158,13 +158,14 @@ class _Life:
     async def admit(self) -> None:
         await self._moment("admit")
 
-    async def checkpoint(self, entry: Entry) -> None:
+    async def checkpoint(self, *entries: Entry) -> None:
         await self._moment("write")
         await asyncio.sleep(0)
         if self.died.is_set():
             raise Suspend
         journal = Journal.from_json(jsonrpc.decode(self._story.stored))
-        journal.add(from_row(jsonrpc.decode(jsonrpc.encode(row(entry)))))
+        for entry in entries:
+            journal.add(from_row(jsonrpc.decode(jsonrpc.encode(row(entry)))))
         self._story.keep(journal)
         await self._moment("written")
 

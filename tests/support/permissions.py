@@ -59,7 +59,7 @@ OPERATIONS: Mapping[str, Permission] = {
 OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")}
 """What the event source mapping does in the worker's name."""
 
-GATEWAY = ("app/roundgate/dispatch/rounds.py", "app/roundgate/tasks/service.py", "app/roundgate/tasks/watch.py")
+GATEWAY = ("app/roundgate/methods/once.py", "app/roundgate/tasks/service.py", "app/roundgate/tasks/watch.py")
 WORKER = (
     "app/roundgate/tasks/checkpointer.py",
     "app/roundgate/tasks/ending.py",

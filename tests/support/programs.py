@@ -13,8 +13,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -31,7 +31,7 @@ STEPS = ("returns", "no arguments", "plain", "partial", "raises", "tells", "too 
 LEAVES = ("step", "step", "step", "ask", "ask", "sleep", "long sleep", "poll", "shed", "wait", "wait", "fails", "cut",
           "cut sleep", "limited", "key")  # fmt: skip
 TREES = ("loop", "try", "gather", "group", "create", "map", "map at most", "completed", "first", "wait for", "named",
-         "in time", "in limit", "shielded", "orphan")  # fmt: skip
+         "in time", "in limit", "shielded", "orphan", "race")  # fmt: skip
 BLOCKING_LEAVES = ("step", "step", "step", "ask", "sleep", "long sleep", "poll", "shed", "fails", "limited", "key")
 BLOCKING_TREES = ("loop", "try", "map", "map at most", "named", "in limit")
 
@@ -58,7 +58,10 @@ def can_fail(body: Program) -> bool:
     return any(
         operation[0] == "fails"
         or (
-            operation[0] != "try" and len(operation) > 1 and operation[0] != "step" and any(map(can_fail, operation[1]))
+            operation[0] not in ("try", "race")
+            and len(operation) > 1
+            and operation[0] != "step"
+            and any(map(can_fail, operation[1]))
         )
         for operation in body
     )
@@ -71,6 +74,8 @@ class World:
         self.effects: Counter[str] = Counter()
         self.is_alive: Callable[[], bool] = lambda: True
         self.at_most_once: set[str] = set()
+        self.retried: set[str] = set()
+        """Effects of steps that are tried three times, in a branch that may or may not come so far."""
 
     def happens(self, what: str) -> Any:
         if not self.is_alive():
@@ -85,6 +90,8 @@ class World:
         """The function of a step, what it is called with, and how it is run. Names of functions say nothing."""
 
         what = f"?{what}" if how == "too slow" else what  # it may be too slow even for its effect
+        if how == "retried":
+            self.retried.add(what)
 
         async def work(what: str = what) -> Any:
             await asyncio.sleep(random.choice((0, 0, 0, 0.0005, 0.002)))
@@ -182,8 +189,14 @@ class Direct:
             _limit.reset(token)
 
 
+_is_race: ContextVar[bool] = ContextVar("is_race", default=False)
+"""Whether it matters what is first: then nothing may depend on a time that nobody remembers."""
+
+
 async def real_wait() -> None:
     """Takes another time in every run."""
+    if _is_race.get():
+        return
     await asyncio.sleep(random.choice((0, 0, 0.0003, 0.001, 0.003)))
 
 
@@ -292,6 +305,8 @@ async def _of_bodies(ctx: Any, what: str, bodies: list[Program], world: World, p
             return await _first(ctx, bodies, world, place)
         case "orphan":
             return await _orphan(ctx, bodies, world, place)
+        case "race":
+            return await _race(ctx, bodies, world, place)
     is_certain = len(bodies) == 1 or not any(map(can_fail, bodies))
     prefix = "" if is_certain or place.startswith("?") else "?"
     branches = [(body, world, f"{prefix}{place}:{at}") for at, body in enumerate(bodies)]
@@ -321,8 +336,7 @@ async def _side_by_side(ctx: Any, what: str, branches: list[Any]) -> Any:
             at_most = 1 if what == "map at most" else None
             return await ctx.map(functools.partial(branch, ctx), branches, at_most=at_most, key=lambda one: len(one[0]))
         case "completed":
-            done = [await one for one in asyncio.as_completed([branch(ctx, one) for one in branches])]
-            return sorted(done, key=repr)
+            return await _as_completed(ctx, branches)
     raise AssertionError(what)
 
 
@@ -339,10 +353,57 @@ async def _first(ctx: Any, bodies: list[Program], world: World, place: str) -> A
     pending: set[asyncio.Task[Any]] = {first, *others}
     while not first.done():
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    while others:  # `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes as its wait ends
+        for task in others:
+            task.cancel()
+        others = [*(await asyncio.wait(others, timeout=1))[1]]
     return first.result()
+
+
+@contextmanager
+def _race_begun() -> Iterator[None]:
+    token = _is_race.set(True)
+    try:
+        yield
+    finally:
+        _is_race.reset(token)
+
+
+async def _as_completed(ctx: Any, branches: list[Any]) -> Any:
+    """What is done is noted one by one, in the same order in every run."""
+    learned: list[str] = []
+    with _race_begun():
+        tasks = [asyncio.create_task(branch(ctx, one)) for one in branches]
+    pending = set(tasks)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in filter(done.__contains__, tasks):  # asyncio.as_completed has those of one moment in any order
+            learned.append(repr(await task))
+            await _note(ctx, branches[0][1], f"?{branches[0][2]} {sum(map(len, learned))} {learned[-1]}")
+    return sorted(learned)
+
+
+async def _race(ctx: Any, bodies: list[Program], world: World, place: str) -> Any:
+    """What was first is used, and the others are given up: which of them it was is the same in every run."""
+    given = [(body, world, f"{'' if place[0] == '?' else '?'}{place}:{at}") for at, body in enumerate(bodies)]
+    with _race_begun():
+        tasks = [asyncio.create_task(branch(ctx, one)) for one in given]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    firsts = [at for at, task in enumerate(tasks) if task in done]
+    await _note(ctx, world, f"?{place} {firsts}")
+    while pending:
+        for task in pending:
+            task.cancel()
+        pending = (await asyncio.wait(pending, timeout=1))[1]
+    for task in tasks:
+        task.cancelled() or task.exception()
+    return "raced"
+
+
+async def _note(ctx: Any, world: World, what: str) -> None:
+    """A step that is another one if anything before it came in another order."""
+    function, args, _ = world.step("returns", what)
+    await ctx.step("note", function, *args)
 
 
 async def _orphan(ctx: Any, bodies: list[Program], world: World, place: str) -> Any:

@@ -240,7 +240,7 @@ class Story:
         raise AssertionError(f"it goes on and on: {shown}")
 
     async def _call(self, shop: Workshop, life: Life) -> None:
-        """`tools/call`, as the dispatcher serves it: run until the handler wants to be a task."""
+        """`tools/call`, as `methods.tools` serves it: run until the handler wants to be a task."""
         declared = ClientCapabilities(CAPABILITIES)
         call = Call(
             principal=self.client.principal,

@@ -63,6 +63,6 @@ class Home:
     async def admit(self) -> None:
         """Every step may begin."""
 
-    async def checkpoint(self, entry: Entry) -> None:
+    async def checkpoint(self, *entries: Entry) -> None:
         """Keep what would have been written."""
-        self.written.append(entry)
+        self.written += entries

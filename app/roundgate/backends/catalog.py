@@ -13,12 +13,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
-from roundgate.protocol import headers
-from roundgate.protocol.headers import ParamHeader
 from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.pages import Pages
 from roundgate.protocol.schemas import Schema
 from roundgate.protocol.uri_template import UriTemplate
+from roundgate.protocol.v2026_07_28 import headers
+from roundgate.protocol.v2026_07_28.headers import ParamHeader
 
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256

@@ -15,8 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from roundgate.errors import AuthError, GatewayError, TransportError
-from roundgate.protocol import jsonrpc, sse, wire_errors
+from roundgate.protocol import jsonrpc, sse
 from roundgate.protocol.jsonrpc import RequestId
+from roundgate.protocol.v2026_07_28 import wire_errors
 from roundgate.replay.alarms import Limit
 
 JSON: Final = b"application/json"

@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 
 from roundgate.config import HttpConfig
 from roundgate.errors import TransportError, Unavailable
-from roundgate.protocol import wire_errors
+from roundgate.protocol.v2026_07_28 import wire_errors
 
 try:
     import resource

@@ -1,35 +1,17 @@
-"""The validation ladder: (message, headers) → `Inbound`, or the error of the first rung that fails.
+"""A valid request, whichever revision it came in: what a revision's package makes of a message and its headers.
 
-The order is fixed by what clients and the conformance suite expect of each mistake when a request has several:
-
-    1  version and method headers are there, once; `Mcp-Method` equals the body's method     -32020
-    2  `params._meta` is there with its required fields, a string and an object               -32602
-    3  `MCP-Protocol-Version` equals `_meta`'s version                                        -32020
-    4  the version is supported                                                               -32022
-       and the rest of `_meta` is as this version has it                                      -32602
-    5  the method is served                                                                   -32601
-    6  `Mcp-Name` equals the body's name, uri or taskId                                       -32020
-
-Rungs 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool and are climbed in `dispatch`.
+`protocol.v2026_07_28.validate_request` makes one; `methods` serves it without knowing the revision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Final
 
 from roundgate.carrier import carrier
-from roundgate.errors import HeaderMismatch, InvalidParams, UnsupportedVersion
-from roundgate.protocol import capabilities, headers, methods
 from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.headers import McpHeaders
-from roundgate.protocol.jsonrpc import MAX_ID, Request, RequestId
-from roundgate.protocol.methods import Method
-
-VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
-CLIENT_INFO_KEY: Final = "io.modelcontextprotocol/clientInfo"
-LOG_LEVEL_KEY: Final = "io.modelcontextprotocol/logLevel"
+from roundgate.protocol.jsonrpc import RequestId
 
 LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
@@ -37,100 +19,28 @@ LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", 
 
 @carrier
 class Meta:
-    """The per-request envelope of `params._meta` (SEP-2575)."""
+    """What the client says about itself and about the answer that it wants."""
 
     capabilities: ClientCapabilities
     client_info: dict[str, Any] | None
     log_level: str | None
     progress_token: str | int | None
     raw: Mapping[str, Any] = field(default_factory=dict)
-    """All of `_meta`, for what is not ours to interpret: trace context, extensions."""
+    """All of `params._meta`, for what is not ours to interpret: trace context, extensions."""
 
 
 @carrier
 class Inbound:
-    """A request that passed rungs 1 to 6."""
+    """One request that is valid in its revision and whose method is served."""
 
     id: RequestId
-    method: Method
+    method: str
+    name: str | None
+    """The tool, prompt, URI or task that it is about, where its method has one."""
     params: dict[str, Any]
     meta: Meta
-    headers: McpHeaders
-
-
-def climb(request: Request, received: McpHeaders, features: Container[str]) -> Inbound:
-    """Rungs 1 to 6 for one request. `features` are those this server has something to serve for.
-
-    Raises:
-        ProtocolError: of the first rung that fails.
-    """
-    if request.method == "initialize":  # an older client can send neither the headers nor `_meta`, and must be told why
-        raise methods.not_found(request.method)
-    _check_method_headers(request, received)
-    envelope = _envelope(request.params)
-    _check_version(envelope[VERSION_KEY], received)
-    meta = _meta(envelope)
-    method = methods.METHODS.get(request.method)
-    if method is None or (method.feature is not None and method.feature not in features):
-        raise methods.not_found(request.method)
-    if method.mcp_name is not None:
-        _check_name(request.params.get(method.mcp_name), method, received)
-    return Inbound(request.id, method, request.params, meta, received)
-
-
-def _check_method_headers(request: Request, received: McpHeaders) -> None:
-    if received.repeated is not None:
-        raise HeaderMismatch(f"Header mismatch: {received.repeated} is sent more than once")
-    if received.protocol_version is None:
-        raise HeaderMismatch(f"Header mismatch: {headers.PROTOCOL_VERSION} is missing")
-    if received.method is None:
-        raise HeaderMismatch(f"Header mismatch: {headers.METHOD} is missing; it must mirror the body's method")
-    if received.method != request.method:
-        raise HeaderMismatch(f"Header mismatch: {headers.METHOD} does not match the body's method (case counts)")
-
-
-def _envelope(params: dict[str, Any]) -> dict[str, Any]:
-    envelope = params.get("_meta")
-    if not isinstance(envelope, dict):
-        raise InvalidParams(f'params._meta must be an object with "{VERSION_KEY}" and "{capabilities.META_KEY}"')
-    for key in (VERSION_KEY, capabilities.META_KEY):
-        if key not in envelope:
-            raise InvalidParams(f'params._meta lacks the required "{key}"')
-    if not isinstance(envelope[VERSION_KEY], str):
-        raise InvalidParams(f'params._meta["{VERSION_KEY}"] must be a string')
-    if not isinstance(envelope[capabilities.META_KEY], dict):
-        raise InvalidParams(f'params._meta["{capabilities.META_KEY}"] must be an object; {{}} declares no capability')
-    return envelope
-
-
-def _check_version(version: str, received: McpHeaders) -> None:
-    if received.protocol_version != version:
-        raise HeaderMismatch(f'Header mismatch: {headers.PROTOCOL_VERSION} does not match _meta["{VERSION_KEY}"]')
-    if version not in methods.SUPPORTED_VERSIONS:
-        raise UnsupportedVersion(version, methods.SUPPORTED_VERSIONS)
-
-
-def _meta(envelope: dict[str, Any]) -> Meta:
-    declared = ClientCapabilities.parse(envelope[capabilities.META_KEY])
-    client_info, log_level = envelope.get(CLIENT_INFO_KEY), envelope.get(LOG_LEVEL_KEY)
-    if client_info is not None and not isinstance(client_info, dict):
-        raise InvalidParams(f'params._meta["{CLIENT_INFO_KEY}"] must be an object with name and version')
-    if log_level is not None and log_level not in LOG_LEVELS:
-        raise InvalidParams(f'params._meta["{LOG_LEVEL_KEY}"] must be one of {", ".join(LOG_LEVELS)}')
-    token = envelope.get("progressToken")
-    return Meta(declared, client_info, log_level, token if _is_usable(token) else None, envelope)
-
-
-def _is_usable(token: Any) -> bool:
-    """Whether a progress token is one that the protocol allows, and short enough to be repeated with every event."""
-    return len(token) <= MAX_ID if isinstance(token, str) else isinstance(token, int) and not isinstance(token, bool)
-
-
-def _check_name(name: Any, method: Method, received: McpHeaders) -> None:
-    if not isinstance(name, str):
-        raise InvalidParams(f"params.{method.mcp_name} must be a string")
-    if received.name is None:
-        if method.needs_mcp_name:
-            raise HeaderMismatch(f"Header mismatch: {headers.NAME} is missing; it must mirror params.{method.mcp_name}")
-    elif headers.decode_value(headers.NAME, received.name) != name:
-        raise HeaderMismatch(f"Header mismatch: {headers.NAME} does not match params.{method.mcp_name}")
+    version: str
+    """The revision that was spoken."""
+    param_headers: Mapping[str, str] | None = None
+    """The headers that mirror arguments (`x-mcp-header`), by lower-case name, still encoded; `None` in a revision
+    without them."""

@@ -35,7 +35,7 @@ class Suspend(BaseException):
     """Ends a run that cannot go on now. Not an `Exception`, so that a handler does not catch it by accident."""
 
 
-_PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "shed", "timeout", "key")})
+_PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "shed", "task", "timeout", "key")})
 
 
 class Branch:

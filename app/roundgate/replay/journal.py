@@ -135,8 +135,21 @@ class Slept:
     what: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something that has no outcome of its own came to its branch here, among the outcomes of steps: a sleep was over,
+    questions were answered. Kept in a handler that has branches."""
+
+    key: str
+
+    @classmethod
+    def of(cls, place: str) -> Told:
+        """That of a place."""
+        return cls(f"told:{place}")
+
+
 QuestionEntry: TypeAlias = Asked | Answered | Unanswered
-Step: TypeAlias = Finished | Raised | Tried | Cut | Began | Passed | Slept
+Step: TypeAlias = Finished | Raised | Tried | Cut | Began | Passed | Slept | Told
 Entry: TypeAlias = Step | QuestionEntry
 
 _TAGS: Final[Mapping[str, type[Entry]]] = {
@@ -150,6 +163,7 @@ _TAGS: Final[Mapping[str, type[Entry]]] = {
     "u": Unanswered,
     "p": Passed,
     "w": Slept,
+    "o": Told,
 }
 _TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
 _REQUIRED: Final = {

@@ -1,13 +1,15 @@
-"""Branches learn what is remembered in the order in which it became known.
+"""Branches learn things one by one, and in every run in the order in which they learned them first.
 
-    run 1   quote b finished ── "b was first": use b ── quote a finished
-    run 2   a and b are both known: b is told first, then whatever follows from it happens, then a is told
+    run 1   quote b finished ── "b was first": use b ── the answer came ── quote a finished
+    run 2   all three are known: b is told first, then whatever follows from it happens, then the answer, then a
 
 So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)`, and what a branch does when a failed sibling cancels it,
-go the same way in every run. Nothing new begins before all that is remembered has been told.
+go the same way in every run. What is learned is the outcome of a step, the end of a sleep, answers, and that something
+was given up. Each has a *rank*: the place of its entry in the journal, and while a run goes on one behind all others.
 
-What nobody asks for holds the others up for `GRACE_S` once: a new version of the handler may have dropped it, and
-branches that wait for something outside of the engine come when they come.
+Nothing new is learned before all that is remembered has been told. What nobody asks for holds the others up for
+`GRACE_S` once: a new version of the handler may have dropped it, and branches that wait for something outside of the
+engine come when they come.
 """
 
 from __future__ import annotations
@@ -15,76 +17,161 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from roundgate.replay.journal import Entry, Finished, Raised
+from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 
-TURNS: Final = 4
+TURNS: Final = 5
 """Turns of the event loop in which the end of a branch reaches who waits for it, for each level of branches."""
-GRACE_S: Final = 0.02
+LEVELS: Final = 3
+"""Levels that are added: those of branches that ask the engine for nothing."""
+GRACE_S: Final = 0.5
+
+
+def _has_rank(entry: Entry) -> bool:
+    return isinstance(entry, (Cut, Told)) or (isinstance(entry, (Finished, Raised)) and entry.what is not None)
 
 
 class Order:
-    """Whose turn it is to learn what is remembered. Without branches it is always the caller's."""
+    """Whose turn it is to learn something. Without branches it is always the caller's."""
 
-    __slots__ = ("_depth", "_generation", "_next", "_ranks", "_waiting")
+    __slots__ = (
+        "_arrivals",
+        "_depth",
+        "_expected",
+        "_generation",
+        "_gone",
+        "_is_open",
+        "_is_settling",
+        "_issued",
+        "_known",
+        "_loop",
+        "_next",
+        "_ranks",
+        "_waiting",
+    )
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        outcomes = (one.key for one in entries if isinstance(one, (Finished, Raised)) and one.what is not None)
-        self._ranks: dict[str, int] = {key: rank for rank, key in enumerate(outcomes)}
+        """`entries` are those of the journal as the run begins."""
+        self._ranks = {entry.key: rank for rank, entry in enumerate(filter(_has_rank, entries))}
+        self._known = self._issued = len(self._ranks)
         self._next = 0
+        self._gone: set[int] = set()
+        self._expected: set[int] = set()
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._loop = asyncio.get_running_loop()
+        self._arrivals = 0
         self._generation = 0
         self._depth = 1
+        self._is_settling = False
+        self._is_open = False
 
     @property
     def is_over(self) -> bool:
         """Whether all that was remembered when the run began has been told."""
-        return self._next >= len(self._ranks)
+        return self._next >= self._known
+
+    def rank(self, key: str) -> float:
+        """Of what was remembered under a key when the run began; else infinite: it comes when that has been told."""
+        return self._ranks.get(key, math.inf)
+
+    def is_new(self, key: str) -> bool:
+        """Whether nothing was remembered under a key when the run began."""
+        return key not in self._ranks
 
     def pass_by(self, key: str) -> None:
         """The only line of the handler learns something: there is nobody to wait for."""
         self._next = max(self._next, self._ranks.get(key, -1) + 1)
 
-    async def turn(self, key: str, depth: int) -> None:
-        """Return when a branch that deep may learn what is under a key, or may begin something new there."""
-        rank = self._ranks.get(key, math.inf)
-        if self.is_over or rank < self._next:
+    def new_rank(self) -> int:
+        """The rank of something that has just become known. It has to be given to `turn` or to `drop`."""
+        self._issued += 1
+        return self._issued - 1
+
+    def drop(self, rank: float) -> None:
+        """Nobody will be told what has this rank."""
+        if rank < self._next or rank == math.inf:
+            return
+        self._gone.add(int(rank))
+        self._advance()
+        self._settle()
+
+    @contextmanager
+    def expected(self, rank: float) -> Iterator[None]:
+        """Somebody is there to be told, who waits for something else inside the block: nobody is told before."""
+        if rank == math.inf:
+            yield
+            return
+        self._expected.add(int(rank))
+        try:
+            yield
+        finally:
+            self._expected.discard(int(rank))
+            self._settle()
+
+    async def turn(self, rank: float, depth: int) -> None:
+        """Return when a branch that deep may learn what has a rank; or something new, if that is infinite.
+
+        Whatever the handler can do without that happens before, now as in every later run.
+        """
+        if self._is_open or rank < self._next or (rank == math.inf and self.is_over):
             return
         self._depth = max(self._depth, depth)
-        self._generation += 1
-        future = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (rank, self._generation, future))
-        self._settle()
+        future = self._loop.create_future()
+        self._arrivals += 1
+        heapq.heappush(self._waiting, (rank, self._arrivals, future))
+        if not (self.is_over and self._is_settling):  # of what has just become known the ranks say all
+            self._settle()
         await future
 
+    def open(self) -> None:
+        """The run has ended: nobody waits any more."""
+        self._is_open = True
+        for _, _, future in self._waiting:
+            _wake(future)
+        self._waiting.clear()
+
     def _settle(self) -> None:
-        turns = TURNS * (self._depth + 1)
-        asyncio.get_running_loop().call_soon(self._look, self._generation, turns)
+        """Look who is next when whatever follows from the last thing told has happened, and nobody new has come."""
+        self._is_settling = True
+        self._generation += 1
+        if not self._is_open and not self._loop.is_closed():  # as when Python closes what is left of a handler
+            self._loop.call_soon(self._look, self._generation, TURNS * (self._depth + LEVELS))
 
     def _look(self, generation: int, turns: int) -> None:
+        if generation != self._generation or self._is_open:
+            return
+        if turns > 0:
+            self._loop.call_soon(self._look, generation, turns - 1)
+            return
         while self._waiting and self._waiting[0][2].done():  # its branch was cancelled
             heapq.heappop(self._waiting)
-        if generation != self._generation or not self._waiting:
-            return
-        loop = asyncio.get_running_loop()
-        if turns > 0:
-            loop.call_soon(self._look, generation, turns - 1)
-        elif self._waiting[0][0] > self._next and turns == 0:
-            loop.call_later(GRACE_S, self._look, generation, -1)
+        if self._waiting and (self._waiting[0][0] <= self._next or turns < 0):
+            rank, _, future = heapq.heappop(self._waiting)
+            _wake(future)
+            self._tell_next(rank)
+        elif not self._waiting or self._next in self._expected or self.is_over:
+            self._is_settling = False  # who is next comes, or is dropped
         else:
-            self._tell()
+            self._loop.call_later(GRACE_S, self._look, generation, -1)
 
-    def _tell(self) -> None:
-        rank, _, future = heapq.heappop(self._waiting)
-        future.set_result(None)
-        self._next = len(self._ranks) if rank == math.inf else int(rank) + 1
-        self._generation += 1
+    def _tell_next(self, rank: float) -> None:
+        self._next = max(self._next, self._known if rank == math.inf else int(rank) + 1)
+        self._advance()
+        self._settle()
+
+    def _advance(self) -> None:
+        while self._next in self._gone:
+            self._gone.remove(self._next)
+            self._next += 1
         if self.is_over:
-            for _, _, other in self._waiting:
-                if not other.done():
-                    other.set_result(None)
-            self._waiting.clear()
-        elif self._waiting:
-            self._settle()
+            for rank, _, future in self._waiting:
+                if rank == math.inf:
+                    _wake(future)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

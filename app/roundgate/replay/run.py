@@ -35,6 +35,7 @@ from roundgate.replay.journal import (
     Passed,
     Raised,
     Slept,
+    Told,
     Tried,
     Unanswered,
     plain,
@@ -66,6 +67,8 @@ _TICK_MS: Final = 10
 """A limit that is over ends its block within this: the timers of an event loop are late by a moment."""
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""
+CUT_HOLD_S: Final = 0.5
+"""For how much of that it holds up a run that is at rest otherwise."""
 
 
 class Stop(StrEnum):
@@ -91,8 +94,8 @@ class Checkpointer(Protocol):
             Suspend: it may not.
         """
 
-    async def checkpoint(self, entry: Entry) -> None:
-        """Return once an entry is durable.
+    async def checkpoint(self, *entries: Entry) -> None:
+        """Return once these entries are durable, all of them or none.
 
         Raises:
             Suspend: it will not be.
@@ -170,6 +173,8 @@ class Run:
         self._made_quiescence: Quiescence | None = None
         self._wires: Wires | None = None
         self._order = Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
+        self._unwritten: list[Entry] = []
+        """What is written with the next step."""
         self._is_stopping = False
         self._steps_run = 0
         self._longest_ms = 0.0
@@ -207,6 +212,8 @@ class Run:
                 else:
                     opened.append((name, known, question))
             if not opened:
+                async with self._noting_cut(given_up):
+                    await self._learn(branch, given_up)
                 return answers
             async with self._noting_cut(given_up):
                 await self._within_scopes(branch)
@@ -331,16 +338,22 @@ class Run:
         """
         branch = await self._enter("step", name)
         task = self._task("step", branch, name, function, args, kwargs or {})
-        await self._in_order(branch, task.key)
+        match self.journal.steps.get(task.key):
+            case Finished() | Raised():
+                await self._in_order(branch, task.key)
+            case Began():
+                async with self._noting_cut(task.key, task.what):
+                    await self._learn(branch, task.key)
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised, Began)):
-            match known:
-                case Cut():
-                    await self._be_cut_again(branch, known)
-                case Tried(again_ms=again_ms):
-                    await self._wait_until(branch, again_ms)
+            if isinstance(known, Cut):
+                await self._be_cut_again(branch, known)
             check_return(function, name)
-            await self._before_step(branch, needs_task=options.at_most_once)
-            await self._run_step(task, options, known.attempts if isinstance(known, Tried) else 0)
+            async with self._noting_cut(task.key, task.what):
+                await self._in_order(branch, task.key)
+                if isinstance(known, Tried):
+                    await self._wait_until(branch, known.again_ms)
+                await self._before_step(branch, needs_task=options.at_most_once)
+                await self._run_step(branch, task, options, known.attempts if isinstance(known, Tried) else 0)
         return outcome_of(known, name)
 
     async def poll(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float) -> Any:
@@ -351,28 +364,77 @@ class Run:
         """
         branch = await self._enter("step", name)
         task = self._task("poll", branch, name, function, args, {})
-        await self._in_order(branch, task.key)
+        if isinstance(self.journal.steps.get(task.key), (Finished, Raised)):
+            await self._in_order(branch, task.key)
         while not isinstance(known := self.journal.steps.get(task.key), (Finished, Raised)):
             if isinstance(known, Cut):
                 await self._be_cut_again(branch, known)
-            await self._before_step(branch)
-            said = await self._run_step(task, ONCE, 0, only_values=True)
-            if said is None:
-                async with self._noting_cut(task.key, task.what):
+            async with self._noting_cut(task.key, task.what):
+                await self._in_order(branch, task.key)
+                await self._before_step(branch)
+                said = await self._run_step(branch, task, ONCE, 0, only_values=True)
+                if said is None:
                     await self._wait_until(branch, self._clock.now_ms() + round(every_s * 1000))
         return outcome_of(known, name)
 
+    # what branches learn, in order
+
     async def _in_order(self, branch: Branch, key: str) -> None:
-        """Wait until all has been told that became known before, and what follows from it has happened."""
-        if self._order is None or self._order.is_over or isinstance(self.journal.steps.get(key), (Cut, Began)):
+        """Wait until all has been told that became known before, and what follows from it has happened.
+
+        What the branch learned in an earlier run before it was given up it learns before that in this run, too.
+        """
+        order = self._order
+        if order is None or order.is_over:
             return
         if not self.root.has_branched:
-            self._order.pass_by(key)
+            order.pass_by(key)
             return
+        cancelled: list[asyncio.Task[Any]] = []
+        while True:
+            try:
+                await self._turn(branch, order, order.rank(key))
+                break
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or order.is_new(key) or self.stopped is not None or self._is_being_ended():
+                    raise
+                task.uncancel()
+                cancelled.append(task)
+        for task in cancelled:
+            task.cancel()
+
+    async def _learn(self, branch: Branch, place: str) -> None:
+        """Return when a branch may learn what has no entry of its own: that a sleep is over, or what was answered."""
+        if self.journal.version == 1 or (self._order is None and not self.root.has_branched):
+            return
+        entry = Told.of(place)
+        await self._in_order(branch, entry.key)
+        if self.root.has_branched and entry.key not in self.journal.steps:
+            self.journal.add(entry)
+            self._unwritten.append(entry)
+            await self._tell(branch, self._order_here.new_rank())
+
+    async def _tell(self, branch: Branch, rank: float) -> None:
+        """Return when a branch may learn what has a rank. If it is given up before, nobody does."""
+        try:
+            await self._turn(branch, self._order_here, rank)
+        except BaseException:
+            self._order_here.drop(rank)
+            raise
+
+    async def _turn(self, branch: Branch, order: Order, rank: float) -> None:
         with self.quiescence.moving():
-            await self._order.turn(key, branch.path.count("/"))
+            await order.turn(rank, branch.path.count("/"))
         if self.stopped is not None:
             await self._refuse()
+
+    @property
+    def _order_here(self) -> Order:
+        """Made for a handler that has branches and begins anew."""
+        if self._order is None:
+            self._order = Order(())
+        return self._order
 
     def _task(
         self,
@@ -417,22 +479,21 @@ class Run:
                 await self._checkpointer.admit()
 
     async def _run_step(
-        self, task: Task, options: Options, attempts: int, *, only_values: bool = False
+        self, branch: Branch, task: Task, options: Options, attempts: int, *, only_values: bool = False
     ) -> Entry | None:
         """What is remembered of the step now; `None` if that is nothing."""
         with self.quiescence.moving():
             begun_ms = self._clock.monotonic_ms()
-            async with self._noting_cut(task.key, task.what):
-                if options.at_most_once:
-                    await self._remember(Began(task.key, task.what))
-                    await self._be_admitted()  # to write that may have taken longer than the lease lasts
-                try:
-                    with inside(InStep(self._owner, task.key)):
-                        entry = await attempt(task, options.timeout_s, self.call.step_threads)
-                finally:
-                    self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
-                self._steps_run += 1
-                return await self._note(entry, options, attempts + 1, only_values=only_values)
+            if options.at_most_once:
+                await self._remember(Began(task.key, task.what))
+                await self._be_admitted()  # to write that may have taken longer than the lease lasts
+            try:
+                with inside(InStep(self._owner, task.key)):
+                    entry = await attempt(task, options.timeout_s, self.call.step_threads)
+            finally:
+                self._longest_ms = max(self._longest_ms, self._clock.monotonic_ms() - begun_ms)
+            self._steps_run += 1
+            return await self._note(branch, entry, options, attempts + 1, only_values=only_values)
 
     @asynccontextmanager
     async def _noting_cut(self, key: str, what: str | None = None) -> AsyncIterator[None]:
@@ -446,7 +507,9 @@ class Run:
             yield
         except asyncio.CancelledError:
             if self.stopped is None and not self._is_being_ended():
-                await self._remember(Cut(key, round(self._clock.monotonic_ms() - begun_ms), what))
+                place = here.get()
+                branch = place if isinstance(place, Branch) else self.root
+                await self._remember(Cut(key, round(self._clock.monotonic_ms() - begun_ms), what), branch)
             raise
 
     def _is_being_ended(self) -> bool:
@@ -454,7 +517,7 @@ class Run:
         return self.driver is not None and self.driver.cancelling() > self.driver_cancelling
 
     async def _note(
-        self, entry: Finished | Raised, options: Options, attempts: int, *, only_values: bool
+        self, branch: Branch, entry: Finished | Raised, options: Options, attempts: int, *, only_values: bool
     ) -> Entry | None:
         if only_values and isinstance(entry, Finished) and entry.value is None:
             return None
@@ -463,16 +526,32 @@ class Run:
             tried = Tried(entry.key, attempts, again_ms, entry.what)
             await self._remember(tried)
             return tried
-        await self._remember(entry)
+        await self._remember(entry, branch)
         return entry
 
-    async def _remember(self, entry: Entry) -> None:
-        """Make an entry durable. A handler that is being cancelled waits for that first."""
-        if self._checkpointer is None:
-            self.journal.add(entry)
+    async def _remember(self, entry: Entry, told_to: Branch | None = None) -> None:
+        """Make an entry durable, and wait for the turn of the branch to which it is told.
+
+        A handler that is being cancelled waits first until the entry is durable.
+        """
+        if told_to is None or not self.root.has_branched or self.journal.version == 1:
+            await self._write(entry)
             return
+        rank = self._order_here.new_rank()
+        try:
+            await self._write(entry)
+        except BaseException:
+            self._order_here.drop(rank)
+            raise
+        await self._tell(told_to, rank)
+
+    async def _write(self, entry: Entry) -> None:
+        self.journal.add(entry)
+        if self._checkpointer is None:
+            return
+        entries, self._unwritten = [*self._unwritten, entry], []
         with inside(None):
-            writing = asyncio.ensure_future(self._checkpointer.checkpoint(entry))
+            writing = asyncio.ensure_future(self._checkpointer.checkpoint(*entries))
         cancelled: asyncio.CancelledError | None = None
         while not writing.done():
             try:
@@ -480,7 +559,6 @@ class Run:
             except asyncio.CancelledError as error:
                 cancelled = error
         writing.result()
-        self.journal.add(entry)
         if cancelled is not None:
             raise cancelled
 
@@ -490,10 +568,22 @@ class Run:
             await self._be_cut_again(branch, known)
 
     async def _be_cut_again(self, branch: Branch, cut: Cut) -> NoReturn:
-        """Wait to be cancelled as in the run in which it was cut: by the same time-out, or the same sibling."""
+        """Wait to be cancelled as in the run in which it was cut: by the same time-out, or the same sibling.
+
+        One whose siblings are gone may never be; it does not keep the others for long.
+        """
         self._fire_scopes(branch)
-        with self.quiescence.moving():
-            await asyncio.sleep(cut.after_ms / 1000 + CUT_GRACE_S)
+        order = self._order_here
+        order.drop(order.rank(Told.of(cut.key).key))
+        rank = order.rank(cut.key)
+        try:
+            with self.quiescence.moving(), order.expected(rank):
+                await asyncio.sleep(cut.after_ms / 1000 + CUT_HOLD_S)
+            await asyncio.sleep(CUT_GRACE_S - CUT_HOLD_S)
+        except asyncio.CancelledError:
+            await self._tell(branch, rank)
+            raise
+        order.drop(rank)
         raise StepFailed(f"{cut.key!r} was given up by its handler in an earlier run, and was not in this one")
 
     async def key_for(self, name: str) -> str:
@@ -517,13 +607,22 @@ class Run:
         if key not in self.journal.steps:
             await self._remember(Passed(key))
             await self._park(branch)
+        await self._pass(branch, key)
 
     async def continue_as_task(self) -> None:
         """End the ordinary call here, if it may go on as a task; nothing happens if it may not, or already is one."""
         branch = await self._enter("task")
+        key = self._place(branch).key("task", "task")
         if self.call.may_become_task:
             self.wants_task = True
             await self._park(branch)
+        await self._pass(branch, key)
+
+    async def _pass(self, branch: Branch, key: str) -> None:
+        """Go on behind a place where the turn was given back."""
+        await self._be_cut_if_before(branch, key)
+        async with self._noting_cut(key):
+            await self._learn(branch, key)
 
     async def restart(self, arguments: Mapping[str, Any]) -> NoReturn:
         """End this run, and begin another with a fresh journal and these arguments."""
@@ -538,7 +637,7 @@ class Run:
         until_ms = self._time_of(key, "sleep", seconds)
         await self._be_cut_if_before(branch, key)
         async with self._noting_cut(key, self._time_identity("sleep", seconds)):
-            await self._wait_until(branch, until_ms)
+            await self._sleep_until(branch, key, until_ms)
 
     async def sleep_until(self, name: str, until_ms: int) -> None:
         """Wait for a moment, in milliseconds since the epoch."""
@@ -549,7 +648,12 @@ class Run:
         await self._be_cut_if_before(branch, key)
         self.journal.add(Slept(key, until_ms, what))
         async with self._noting_cut(key, what):
+            await self._sleep_until(branch, key, until_ms)
+
+    async def _sleep_until(self, branch: Branch, key: str, until_ms: int) -> None:
+        if Told.of(key).key not in self.journal.steps:
             await self._wait_until(branch, until_ms)
+        await self._learn(branch, key)
 
     async def begin_limit(self, name: str, seconds: float) -> tuple[Branch, int]:
         """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
@@ -692,6 +796,8 @@ class Run:
             self.wake_ms = None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
         self.quiescence.unpark(Suspend)
+        if self._order is not None:
+            self._order.open()
 
     def fail(self, error: Exception) -> None:
         """End the run with an error that its handler cannot catch."""

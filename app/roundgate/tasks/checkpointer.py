@@ -107,8 +107,8 @@ class Checkpointer:
         except Exception as error:
             self._give_up(error)
 
-    async def checkpoint(self, entry: Entry) -> None:
-        """Return once a step is remembered.
+    async def checkpoint(self, *entries: Entry) -> None:
+        """Return once a step is remembered, and what led to it.
 
         The engine calls this in an asyncio task of its own, which a cancellation of the handler does not reach.
 
@@ -116,11 +116,11 @@ class Checkpointer:
             Suspend: it cannot be.
         """
         try:
-            self._account(entry)
+            self._account(entries)
             async with self._keeping:  # of a write that failed nobody knows whether it happened: no other before that
-                added = self._added([entry])
+                added = self._added(entries)
                 await self._patience.attempt("a checkpoint", lambda: self._write(added))
-                self._saved[_place(entry)] = entry
+                self._saved.update((_place(entry), entry) for entry in entries)
         except NotJson:  # ctx.state: the handler's own
             raise
         except LeaseLost:
@@ -129,11 +129,12 @@ class Checkpointer:
         except Exception as error:
             self._give_up(error)
 
-    def _account(self, entry: Entry) -> None:
-        self._bytes += len(encode(row(entry)))
+    def _account(self, entries: Sequence[Entry]) -> None:
+        self._bytes += sum(len(encode(row(entry))) for entry in entries)
         if self._bytes > self._max_bytes:
             journal = self.run.journal
-            journal.add(entry)
+            for entry in entries:
+                journal.add(entry)
             raise ToolError(
                 f"The task had more remembered than {self._max_bytes} bytes; the largest is {journal.largest()}"
             )

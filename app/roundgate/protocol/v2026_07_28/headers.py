@@ -1,8 +1,8 @@
 """The headers that mirror the body: `MCP-Protocol-Version`, `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`.
 
 Streamable-http, "Request Metadata": values are encoded for HTTP (the base64 sentinel), decoded before they are
-compared, and any disagreement with the body is a `HeaderMismatch`. Nothing here knows which method needs which header;
-that is the ladder's business (`inbound`).
+compared, and any disagreement with the body is a `HeaderMismatch`. Nothing here knows which method needs which header:
+`validation` does.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from roundgate.errors import (
     Unavailable,
     UnsupportedVersion,
 )
-from roundgate.protocol.wire_errors import TABLE, look_up, render
+from roundgate.protocol.v2026_07_28.wire_errors import TABLE, look_up, render
 from tests.support import wire
 
 ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [

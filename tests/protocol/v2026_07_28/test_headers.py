@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
 from roundgate.errors import HeaderMismatch
-from roundgate.protocol.headers import McpHeaders, decode_value, encode_value
+from roundgate.protocol.v2026_07_28.headers import McpHeaders, decode_value, encode_value
 from tests.support import json_values
 
 HEADER = "Mcp-Name"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from roundgate import Completion, Context, prompt, resource, tool
-from roundgate.protocol.methods import METHODS
 from roundgate.protocol.tasks import EXTENSION
+from roundgate.protocol.v2026_07_28 import METHODS
 from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway
@@ -41,7 +41,7 @@ TASK_METHODS = {"tasks/get", "tasks/update", "tasks/cancel"}
 
 
 def test_there_is_an_example_of_every_method() -> None:
-    elsewhere = {"subscriptions/listen", *TASK_METHODS}  # test_listen.py, test_tasks.py
+    elsewhere = {"subscriptions/listen", *TASK_METHODS}  # test_listen.py, test_task_methods.py
     assert EXAMPLES.keys() | elsewhere == METHODS.keys()
 
 

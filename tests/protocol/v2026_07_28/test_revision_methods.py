@@ -6,7 +6,8 @@ import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import CLIENT_REQUESTS
 
-from roundgate.protocol.methods import METHODS, PROTOCOL_VERSION, SUCCESSORS, SUPPORTED_VERSIONS, not_found
+from roundgate.protocol.v2026_07_28.methods import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
+from roundgate.protocol.versions import SUPPORTED_VERSIONS
 
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}
 TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}

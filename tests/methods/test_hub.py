@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL, Principal
-from roundgate.dispatch.subscriptions import Hub, Subscription
 from roundgate.errors import TransportError
+from roundgate.methods.hub import Hub, Subscription
 from roundgate.protocol.params import SubscriptionFilter
 from roundgate.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
 

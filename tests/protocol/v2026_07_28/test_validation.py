@@ -1,4 +1,4 @@
-"""The ladder: each rung alone, every two mistakes together, and whatever else may come."""
+"""Validating requests: each mistake alone, every two together, and whatever else may come."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 
 from roundgate.errors import HeaderMismatch, InvalidParams, MethodNotFound, ProtocolError, UnsupportedVersion
-from roundgate.protocol import inbound, jsonrpc, wire_errors
-from roundgate.protocol.headers import McpHeaders
-from roundgate.protocol.inbound import Inbound
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.inbound import LOG_LEVELS, Inbound
 from roundgate.protocol.jsonrpc import Notification
-from roundgate.protocol.methods import METHODS, SUPPORTED_VERSIONS
+from roundgate.protocol.v2026_07_28 import METHODS, validate_request, wire_errors
+from roundgate.protocol.v2026_07_28.validation import CLIENT_INFO_KEY, LOG_LEVEL_KEY
+from roundgate.protocol.versions import SUPPORTED_VERSIONS
 from tests.support import json_values, wire
 
 FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions", "tasks"})
@@ -39,16 +40,16 @@ class Draft:
         meta: dict[str, Any] = self.message["params"]["_meta"]
         return meta
 
-    def climb(self, features: frozenset[str] = FEATURES) -> Inbound:
+    def validate(self, features: frozenset[str] = FEATURES) -> Inbound:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in self.headers.items()]
         raw += [(self.twice.encode(), b"add")] * 2 if self.twice else []
         request = jsonrpc.parse(json.dumps(self.message).encode())
         assert not isinstance(request, Notification)
-        return inbound.climb(request, McpHeaders.read(raw), features)
+        return validate_request(request, raw, features)
 
     def error(self) -> ProtocolError:
         with pytest.raises(ProtocolError) as caught:
-            self.climb()
+            self.validate()
         return caught.value
 
 
@@ -64,7 +65,7 @@ def draft(method: str = "tools/call", **params: Any) -> Draft:
 def test_about_a_task_the_name_may_be_missing_but_not_another(method: str) -> None:
     asked = draft(method, taskId="one")
     del asked.headers["mcp-name"]
-    assert asked.climb().params["taskId"] == "one"
+    assert asked.validate().params["taskId"] == "one"
     asked.headers["mcp-name"] = "other"
     assert isinstance(asked.error(), HeaderMismatch)
 
@@ -72,54 +73,56 @@ def test_about_a_task_the_name_may_be_missing_but_not_another(method: str) -> No
 @pytest.mark.parametrize("method", METHODS)
 def test_a_correct_request_of_every_method_passes(method: str) -> None:
     request = draft(method, name="add", uri="file:///a", taskId="t")
-    passed = request.climb()
-    assert (passed.id, passed.method) == (1, METHODS[method])
+    passed = request.validate()
+    named = METHODS[method].mcp_name
+    assert (passed.id, passed.method, passed.version) == (1, method, "2026-07-28")
+    assert passed.name == (None if named is None else request.message["params"][named])
     assert passed.params == request.message["params"]
 
 
 def test_a_request_needs_no_more_than_version_and_capabilities() -> None:
     request = draft("server/discover")
-    del request.meta[inbound.CLIENT_INFO_KEY]
-    meta = request.climb().meta
+    del request.meta[CLIENT_INFO_KEY]
+    meta = request.validate().meta
     assert (meta.client_info, meta.log_level, meta.progress_token) == (None, None, None)
 
 
 def test_the_envelope_is_read() -> None:
     request = draft()
-    request.meta.update({inbound.LOG_LEVEL_KEY: "warning", "progressToken": "p", "traceparent": "00", "x.y/z": []})
+    request.meta.update({LOG_LEVEL_KEY: "warning", "progressToken": "p", "traceparent": "00", "x.y/z": []})
     request.meta[wire.PREFIX + "clientCapabilities"] = {"roots": {"listChanged": True}}
-    meta = request.climb().meta
+    meta = request.validate().meta
     assert meta.client_info == {"name": "tests", "version": "1"}
     assert (meta.log_level, meta.progress_token) == ("warning", "p")
     assert meta.capabilities.declared == {"roots": {"listChanged": True}}
 
 
 def test_log_levels_are_those_of_the_schema() -> None:
-    for level in inbound.LOG_LEVELS:
+    for level in LOG_LEVELS:
         official.LoggingMessageNotificationParams.model_validate({"level": level, "data": ""})
         request = draft()
-        request.meta[inbound.LOG_LEVEL_KEY] = level
-        assert request.climb().meta.log_level == level
+        request.meta[LOG_LEVEL_KEY] = level
+        assert request.validate().meta.log_level == level
 
 
 @pytest.mark.parametrize("token", ["", "a", 0, -1, 2**70])
 def test_a_progress_token_is_a_string_or_an_integer(token: Any) -> None:
     request = draft()
     request.meta["progressToken"] = token
-    assert request.climb().meta.progress_token == token
+    assert request.validate().meta.progress_token == token
 
 
 @pytest.mark.parametrize("token", [None, True, False, 1.5, 1.0, [], {"a": 1}])
 def test_any_other_progress_token_is_ignored(token: Any) -> None:
     request = draft()
     request.meta["progressToken"] = token
-    assert request.climb().meta.progress_token is None
+    assert request.validate().meta.progress_token is None
 
 
 def test_optional_members_of_the_envelope_may_be_null() -> None:
     request = draft()
-    request.meta.update({inbound.CLIENT_INFO_KEY: None, inbound.LOG_LEVEL_KEY: None})
-    assert request.climb().meta.client_info is None
+    request.meta.update({CLIENT_INFO_KEY: None, LOG_LEVEL_KEY: None})
+    assert request.validate().meta.client_info is None
 
 
 @pytest.mark.parametrize(
@@ -135,14 +138,14 @@ def test_optional_members_of_the_envelope_may_be_null() -> None:
 def test_mcp_name_is_decoded_before_it_is_compared(name: str, header: str) -> None:
     request = draft(name=name)
     request.headers["mcp-name"] = header
-    assert request.climb().params["name"] == name
+    assert request.validate().params["name"] == name
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.mcp_name is None])
 def test_where_no_name_is_mirrored_the_header_is_ignored(method: str) -> None:
     request = draft(method, name="a")
     request.headers["mcp-name"] = "=?base64?!?="
-    request.climb()
+    request.validate()
 
 
 # --- one mistake ---
@@ -186,14 +189,14 @@ def other_method(request: Draft) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    rung: float
+    check: float
     name: str
     make: Callable[[Draft], None]
     error: type[ProtocolError]
     says: str
 
 
-# Rungs as in the docstring of `inbound`; 4.5 is the second half of rung 4.
+# Numbers as in the docstring of `validation`; 4.5 is the second half of check 4.
 MISTAKES = [
     Mistake(1, "version twice", twice("mcp-protocol-version"), HeaderMismatch, "-version is sent more than once"),
     Mistake(1, "name twice", twice("mcp-name"), HeaderMismatch, "mcp-name is sent more than once"),
@@ -224,7 +227,7 @@ MISTAKES = [
     Mistake(6, "name not ASCII", header("mcp-name", "\xe4dd"), HeaderMismatch, "outside visible ASCII"),
     Mistake(6, "name is a number", param("name", 5), InvalidParams, "params.name must be a string"),
 ]
-PAIRS = [(a, b) for a, b in combinations(MISTAKES, 2) if a.rung < b.rung]
+PAIRS = [(a, b) for a, b in combinations(MISTAKES, 2) if a.check < b.check]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
@@ -237,7 +240,7 @@ def test_each_mistake_has_its_error(mistake: Mistake) -> None:
 
 
 @pytest.mark.parametrize(("lower", "higher"), PAIRS, ids=[f"{a.name} and {b.name}" for a, b in PAIRS])
-def test_of_two_mistakes_the_lower_rung_is_told(lower: Mistake, higher: Mistake) -> None:
+def test_of_two_mistakes_the_one_of_the_earlier_check_is_told(lower: Mistake, higher: Mistake) -> None:
     alone, both = draft(), draft()
     lower.make(alone)
     higher.make(both)
@@ -263,11 +266,11 @@ def test_other_revisions_do_not_pass(version: str) -> None:
 def test_a_method_is_served_only_with_its_feature(method: str) -> None:
     request = draft(method, name="add", uri="file:///a", taskId="t")
     with pytest.raises(MethodNotFound, match="see server/discover"):
-        request.climb(FEATURES - {METHODS[method].feature or ""})
+        request.validate(FEATURES - {METHODS[method].feature or ""})
 
 
 def test_discovery_needs_no_feature() -> None:
-    draft("server/discover").climb(frozenset())
+    draft("server/discover").validate(frozenset())
 
 
 @pytest.mark.parametrize("params", [{}, {"_meta": {}}, {"protocolVersion": "2025-11-25", "capabilities": {}}])
@@ -336,7 +339,7 @@ def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(sent: tuple
         if isinstance(message, Notification):
             return
         request_id = message.id
-        passed = inbound.climb(message, McpHeaders.read(raw), FEATURES)
+        passed = validate_request(message, raw, FEATURES)
     except ProtocolError as error:
         status, answer = wire_errors.render(error, request_id)
         response = official.JSONRPCErrorResponse.model_validate_json(answer)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -29,17 +28,7 @@ from typing import Any, Final, TypeVar
 from roundgate.auth.principal import Principal
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
-from roundgate.errors import (
-    GatewayError,
-    InternalError,
-    InvalidParams,
-    MissingCapability,
-    ResourceNotFound,
-    StateTooLarge,
-    ToolError,
-    Unavailable,
-)
-from roundgate.protocol import jsonrpc
+from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
 from roundgate.protocol.digest import digest
 from roundgate.protocol.params import InputParams
 from roundgate.replay import engine
@@ -48,7 +37,6 @@ from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Failed, Restarted, Suspended
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run
-from roundgate.storage.base import OnceRecord, OnceStore
 from roundgate.tokens.request_state import Binding, Destiny, Opened, StateSealer
 
 T = TypeVar("T")
@@ -61,12 +49,6 @@ The prefix is ours and of one label: no name that the protocol keeps for itself 
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,256}")
 _DOUBT_PAUSE_S: Final = 0.5
 """A client sends a round without questions again at once; a store that is away for a moment is given that moment."""
-_POLL_S: Final = 0.05
-_LATE_MS: Final = 5_000
-_UNKNOWN_OUTCOME: Final = (
-    "An earlier attempt at this step ended without a known outcome; "
-    "find out whether it took effect before calling again"
-)
 
 
 @carrier
@@ -111,19 +93,12 @@ class Round:
         return self.task_id if self.is_keyed else None
 
 
-@carrier
-class Reply:
-    """A result, serialised, and what the log says of it: ok, tool_error, input_required or task."""
-
-    result: bytes
-    outcome: str = "ok"
-
-
 @dataclass(frozen=True, slots=True)
 class InputRequired:
-    """The round ended with questions, or only with state; `wire` is the `InputRequiredResult`."""
+    """The round ended with questions, or only with state: the facts of an `InputRequiredResult`."""
 
-    wire: dict[str, Any]
+    requests: Mapping[str, Any]
+    request_state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +112,10 @@ class BecomesTask:
 class Rounds:
     """Opens, runs and seals."""
 
-    def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int, once: OnceStore) -> None:
+    def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int) -> None:
         self._sealer = sealer
         self._clock = clock
         self._max_rounds = max_rounds
-        self._once = once
-        self._working: set[asyncio.Future[bytes]] = set()
-
-    async def aclose(self) -> None:
-        """Let rounds whose clients have hung up come to their end, so that the retries find their outcomes."""
-        await asyncio.gather(*self._working, return_exceptions=True)
 
     def begin(
         self,
@@ -223,9 +192,7 @@ class Rounds:
             return Failed(error)
 
     def _input_required(self, outcome: Suspended, round_: Round, principal: Principal) -> InputRequired:
-        state = self._seal(outcome.journal, round_, principal, round_.destiny)
-        questions = {"inputRequests": dict(outcome.requests)} if outcome.requests else {}
-        return InputRequired({"resultType": "input_required", **questions, "requestState": state})
+        return InputRequired(outcome.requests, self._seal(outcome.journal, round_, principal, round_.destiny))
 
     async def in_doubt(self, round_: Round, call: Call, journal: Journal, ended: Any = None) -> InputRequired:
         """The end of a round whose task may have been written or not: state alone, with the task's id inside.
@@ -243,7 +210,7 @@ class Rounds:
             state = self._seal(journal, round_, call.principal, Destiny(round_.task_id, ended))
         except (StateTooLarge, TypeError):
             raise Unavailable("The task of this call could not be written; send the same request again") from None
-        return InputRequired({"resultType": "input_required", "requestState": state})
+        return InputRequired({}, state)
 
     def _seal(self, journal: Journal, round_: Round, principal: Principal, destiny: Destiny | None) -> str:
         return self._sealer.seal(
@@ -255,59 +222,6 @@ class Rounds:
             destiny=destiny,
         )
 
-    async def once(self, round_: Round, asked: InputParams, call: Call, serve: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Serve a round of a `once` tool: the same retry gets the same outcome, and it is served once.
-
-        The first round has no token, so, unless the client gave the call a key, nothing to be once about: a new call is
-        a new call.
-
-        Raises:
-            StateRefused: the token was used with other answers.
-            Unavailable: the same retry is being served elsewhere and takes longer than this one can wait; or a store
-                cannot be reached.
-            ToolError: it was being served where it will never be finished.
-        """
-        once_id = round_.once_id
-        if once_id is None:
-            return await serve()
-        answers = digest(asked.input_responses or {})
-        now_ms = self._clock.now_ms()
-        give_up_ms = now_ms + int(call.deadline.remaining_ms() or 0) + _LATE_MS
-        forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
-        record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
-        if record is not None:
-            return _unpacked(await self._outcome_of_twin(once_id, record, answers, call))
-        # the client may hang up now: the round is served to its end all the same, so that its retry finds an outcome
-        work = asyncio.ensure_future(self._serve_and_record(once_id, serve))
-        self._working.add(work)
-        work.add_done_callback(self._working.discard)
-        return _unpacked(await asyncio.shield(work))
-
-    async def _serve_and_record(self, token_id: str, serve: Callable[[], Awaitable[Reply]]) -> bytes:
-        try:
-            reply = await serve()
-            outcome = b"%b %b" % (reply.outcome.encode(), reply.result)
-        except Unavailable:  # what the handler did until then it may have done; its journal is gone
-            with suppress(Unavailable):
-                await self._once.finish(token_id, _packed(ToolError(_UNKNOWN_OUTCOME)))
-            raise
-        except GatewayError as error:
-            outcome = _packed(error)
-        await self._once.finish(token_id, outcome)
-        return outcome
-
-    async def _outcome_of_twin(self, token_id: str, record: OnceRecord, answers: str, call: Call) -> bytes:
-        if record.answers != answers:
-            raise self._sealer.refused("used before with other answers", call.principal)
-        while record.outcome is None:
-            if self._clock.now_ms() > record.give_up_ms:
-                raise ToolError(_UNKNOWN_OUTCOME)
-            if call.deadline.is_past:
-                raise Unavailable("The same request is still being served; send it again")
-            await asyncio.sleep(_POLL_S)
-            record = await self._once.read(token_id) or record
-        return record.outcome
-
 
 def _id_for_key(key: Any, target: Target, principal: Principal) -> str:
     """The id that follows from a client's key; it is one for this tool and these arguments alone."""
@@ -315,35 +229,3 @@ def _id_for_key(key: Any, target: Target, principal: Principal) -> str:
         raise InvalidParams(f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters')
     owner = [principal.issuer, principal.subject, principal.client_id]
     return digest(["key", owner, key, target.method, target.name, digest(target.arguments)])
-
-
-def _packed(error: GatewayError) -> bytes:
-    """An error as an outcome: what it takes to raise it again for a twin."""
-    match error:
-        case MissingCapability():
-            facts: list[Any] = ["MissingCapability", str(error), dict(error.missing)]
-        case ResourceNotFound():
-            facts = ["ResourceNotFound", error.uri]
-        case InternalError():
-            facts = ["InternalError", error.reference]
-        case ToolError():
-            facts = ["ToolError", str(error)]
-        case _:
-            facts = ["InvalidParams", str(error)]
-    return b"error " + jsonrpc.encode(facts)
-
-
-def _unpacked(outcome: bytes) -> Reply:
-    """The reply that an outcome is.
-
-    Raises:
-        GatewayError: it is an error.
-    """
-    word, _, body = outcome.partition(b" ")
-    if word != b"error":
-        return Reply(body, word.decode())
-    name, *facts = jsonrpc.decode(body)
-    kinds = {
-        kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
-    }
-    raise kinds[name](*facts)

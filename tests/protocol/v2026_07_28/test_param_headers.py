@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
 from roundgate.errors import HeaderMismatch
-from roundgate.protocol import headers
-from roundgate.protocol.headers import ParamHeader, encode_value
+from roundgate.protocol.v2026_07_28 import headers
+from roundgate.protocol.v2026_07_28.headers import ParamHeader, encode_value
 from tests.support import json_values
 
 REGION = {"type": "string", "x-mcp-header": "Region"}

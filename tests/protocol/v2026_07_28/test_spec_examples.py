@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate import errors
-from roundgate.protocol import inbound, jsonrpc, params
+from roundgate.protocol import jsonrpc, params
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.content import (
     Annotations,
@@ -28,9 +28,9 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.headers import McpHeaders
 from roundgate.protocol.jsonrpc import Request
-from roundgate.protocol.wire_errors import TABLE
+from roundgate.protocol.v2026_07_28 import validate_request
+from roundgate.protocol.v2026_07_28.wire_errors import TABLE
 from tests.support import wire
 
 EXAMPLES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("spec_examples.json").read_text("utf-8"))
@@ -77,10 +77,10 @@ def test_every_request_of_the_specification_passes(kind: str, request_: dict[str
     message = jsonrpc.parse(json.dumps(request_).encode())
     assert isinstance(message, Request)
     raw = [(name.encode(), value.encode()) for name, value in wire.headers(request_).items()]
-    passed = inbound.climb(message, McpHeaders.read(raw), FEATURES)
-    assert passed.method.name == request_["method"]
-    if passed.method.name in MODELS:
-        params.validate(MODELS[passed.method.name], passed.params)
+    passed = validate_request(message, raw, FEATURES)
+    assert passed.method == request_["method"]
+    if passed.method in MODELS:
+        params.validate(MODELS[passed.method], passed.params)
 
 
 def test_the_specification_has_an_example_for_every_method() -> None:

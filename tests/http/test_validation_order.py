@@ -1,4 +1,4 @@
-"""The validation ladder over HTTP: each mistake alone, and each mistake together with those of every later rung."""
+"""The order of validation over HTTP: each mistake alone, and with those of every later check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLD = "2025-11-25"
 class Mistake:
     """What is wrong with a call of `mirrored`, and what must be answered."""
 
-    rung: float
+    check: float
     status: int
     code: int
     headers: dict[str, str | None] = field(default_factory=dict)
@@ -87,10 +87,10 @@ async def test_a_mistake_is_answered_with_its_code(mcp: Client, name: str) -> No
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-async def test_of_two_mistakes_the_one_on_the_lower_rung_is_answered(mcp: Client, name: str) -> None:
+async def test_of_two_mistakes_the_one_of_the_earlier_check_is_answered(mcp: Client, name: str) -> None:
     first = MISTAKES[name]
     for later in MISTAKES.values():
-        if later.rung > first.rung and not later.headers.keys() & first.headers.keys():
+        if later.check > first.check and not later.headers.keys() & first.headers.keys():
             if first.params and later.meta:
                 continue  # there is no _meta to make the second mistake in
             assert await ask(mcp, first, later) == (first.status, first.code), later

@@ -1,7 +1,7 @@
-"""The method table: what the revision defines for a client to call, and what earlier revisions did.
+"""The methods of the revision: what it defines for a client to call, and what earlier revisions did.
 
 A server capability decides whether a method is served (`MethodNotFound` otherwise), so what `server/discover`
-advertises and what is answered cannot differ.
+advertises and what is answered cannot differ. Who serves a method is in the table of `roundgate.methods.table`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from roundgate.errors import MethodNotFound
+from roundgate.protocol.versions import SUPPORTED_VERSIONS
 
 PROTOCOL_VERSION: Final = "2026-07-28"
-SUPPORTED_VERSIONS: Final = (PROTOCOL_VERSION,)
 
 
 @dataclass(frozen=True, slots=True)

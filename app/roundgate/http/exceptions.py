@@ -1,0 +1,75 @@
+"""Whatever is raised in the layers inside becomes exactly one well-formed answer, and one line in the log.
+
+An `AuthError` is answered in OAuth's words, any other `GatewayError` as a JSON-RPC error. What nobody expected is told
+by a reference to the log; outside the MCP endpoint it is left to Starlette.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from roundgate.clock import Clock
+from roundgate.errors import AuthError, GatewayError, InternalError
+from roundgate.http.challenge import ProtectedResource
+from roundgate.http.exchange import Exchange
+from roundgate.http.responder import Responder, State
+from roundgate.protocol.v2026_07_28 import wire_errors
+
+failures = logging.getLogger("roundgate.http")
+
+
+class ExceptionMiddleware:
+    """`endpoint` is the path of the MCP endpoint; `send_s` how long a client may take for an event."""
+
+    def __init__(
+        self, app: ASGIApp, *, endpoint: str, resource: ProtectedResource | None, clock: Clock, send_s: float
+    ) -> None:
+        self._app = app
+        self._endpoint = (endpoint, endpoint + "/")
+        self._resource = resource
+        self._clock = clock
+        self._send_s = send_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        exchange = Exchange(scope, self._endpoint, Responder(send, self._send_s))
+        try:
+            try:
+                await self._app(scope, receive, send)
+            except AuthError as error:
+                await self._challenge(error, exchange)
+            except GatewayError as error:
+                await self._fail(error, exchange)
+            except ClientDisconnect:
+                exchange.outcome = "cancelled"
+            except Exception as error:
+                if not exchange.is_mcp:
+                    raise
+                reference = self._clock.new_id()
+                failures.error("request failed", exc_info=error, extra={"fields": {"reference": reference}})
+                await self._fail(InternalError(reference), exchange)
+        except asyncio.CancelledError:
+            exchange.outcome = "cancelled"
+            raise
+        finally:
+            if exchange.is_mcp or exchange.error is not None:
+                exchange.write_line((time.perf_counter() - started) * 1000)
+
+    async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
+        exchange.outcome, exchange.error = "unauthorized", str(error)
+        challenge = b"Bearer" if self._resource is None else self._resource.challenge(error)
+        await exchange.responder.refused(error, challenge)
+
+    async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
+        exchange.code = wire_errors.look_up(error).code
+        exchange.outcome, exchange.error = "error", str(error)
+        if exchange.responder.state is not State.DONE:
+            await exchange.responder.error(error, exchange.request_id)

@@ -1,0 +1,102 @@
+"""One HTTP request on its way through the layers: what each of them has found out, and its line in the log.
+
+ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ AuthenticationMiddleware ─principal→ McpEndpoint
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from starlette.types import Scope
+
+from roundgate.auth.principal import Principal
+from roundgate.http import hosting
+from roundgate.http.responder import Responder
+from roundgate.protocol.jsonrpc import RequestId
+
+log = logging.getLogger("roundgate.request")
+
+_KEY: Final = "roundgate.exchange"
+
+
+class Exchange:
+    """One request and its answer. What nobody has found out yet has the value that stands here."""
+
+    accepted: frozenset[bytes] = frozenset()
+    """Which of JSON and event streams the client takes."""
+    principal: Principal | None = None
+    request_id: RequestId | None = None
+    method: str | None = None
+    name: str | None = None
+    code: int | None = None
+    outcome: str = "ok"
+    error: str | None = None
+    trace: str | None = None
+    held_bytes: int = 0
+    """What its body has taken of the budget."""
+
+    def __init__(self, scope: Scope, endpoint: Collection[str], responder: Responder) -> None:
+        self.path = route_path(scope) if scope.get("root_path") else scope["path"]
+        """As the app's own routes have it, without what a proxy puts in front."""
+        self.is_mcp = self.path in endpoint
+        """Whether it is for the MCP endpoint, which has these paths."""
+        self.headers = by_name(scope["headers"])
+        self.host = hosting.of(scope)
+        self.responder = responder
+        scope[_KEY] = self
+
+    @property
+    def caller(self) -> Principal:
+        """Who it is from.
+
+        Raises:
+            RuntimeError: nobody has looked: no layer authenticates requests.
+        """
+        if self.principal is None:
+            raise RuntimeError("the request was not authenticated")
+        return self.principal
+
+    def write_line(self, took_ms: float) -> None:
+        """The line of this request; nothing that callers said to tools, or tools to callers, is in it."""
+        if not log.isEnabledFor(logging.INFO):
+            return
+        fields: dict[str, Any] = {
+            "method": self.method and self.method[:100],
+            "name": self.name and self.name[:200],
+            "subject": self.principal and self.principal.subject,
+            "status": self.responder.status or None,
+            "outcome": self.outcome,
+            "code": self.code,
+            "error": self.error,
+            "trace": self.trace and self.trace[:55],
+            "ms": round(took_ms, 2),
+            "bytes": self.responder.bytes_sent,
+        }
+        fields = {name: value for name, value in fields.items() if value is not None}
+        log.info("request", extra={"fields": fields})
+
+
+def of(scope: Scope) -> Exchange:
+    """From an ASGI scope of an HTTP request, inside `ExceptionMiddleware`."""
+    found: Exchange = scope[_KEY]
+    return found
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the app's own routes have it: Starlette's rule, which the router follows too."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path
+
+
+def by_name(lines: Sequence[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
+    """Lines of one name are one list (RFC 9110, section 5.3): a client may say in two lines what it accepts."""
+    headers = dict(lines)
+    if len(headers) == len(lines):
+        return headers
+    values: dict[bytes, list[bytes]] = {}
+    for name, value in lines:
+        values.setdefault(name, []).append(value)
+    return {name: b", ".join(several) for name, several in values.items()}

@@ -1,0 +1,72 @@
+"""What the methods that run a handler have in common: a request → its round and its `Call`; an outcome → its value."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from roundgate.backends.catalog import ServedTool
+from roundgate.clock import Clock
+from roundgate.errors import CallTimeout, InternalError, InvalidParams, ProtocolError, ToolError
+from roundgate.methods.request import RequestContext
+from roundgate.methods.rounds import Round, Rounds, Target
+from roundgate.protocol import tasks
+from roundgate.protocol.params import InputParams
+from roundgate.replay.call import Call, Publish
+from roundgate.replay.engine import Completed, Failed
+from roundgate.tasks.outcome import log_failure
+
+T = TypeVar("T")
+
+
+class Calls:
+    """Begins calls and reads their outcomes."""
+
+    def __init__(self, rounds: Rounds, publish: Publish, clock: Clock, timeout_ms: float) -> None:
+        self._rounds = rounds
+        self._publish = publish
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+
+    def begin(self, target: Target, asked: InputParams, context: RequestContext, *, key: Any = None) -> Round:
+        """The round that this request is; a later one is linked to where the call began.
+
+        Raises:
+            StateRefused, InvalidParams: see `Rounds.begin`.
+        """
+        round_ = self._rounds.begin(target, asked, context.principal, context.span.carrier(), key=key)
+        if round_.opened is not None:
+            context.span.link(round_.origin)
+        return round_
+
+    def call(self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None) -> Call:
+        """The carrier of a request's call: of a tool's, if `served` is one."""
+        mode = "forbidden" if served is None else served.tool.task
+        limit_ms = self._timeout_ms if context.remaining_ms is None else context.remaining_ms
+        return Call(
+            principal=context.principal,
+            meta=context.inbound.meta,
+            deadline=self._clock.deadline(min(limit_ms, self._timeout_ms)),
+            notify=context.notify,
+            publish=self._publish,
+            may_become_task=mode != "forbidden" and context.inbound.meta.capabilities.has(tasks.REQUIRED),
+            needs_row=mode == "required",
+            takes_unasked=served is not None and served.tool.unasked_answers,
+            idempotency=None if round_ is None else round_.task_id,
+        )
+
+    def value(self, outcome: Completed[T] | Failed, what: str) -> T:
+        """What a handler returned, where there is no tool error to answer with.
+
+        Raises:
+            ProtocolError: the handler's own, or -32602 with the text of its `ToolError`.
+            InternalError: any other failure; its cause is in the log.
+        """
+        match outcome:
+            case Completed(value):
+                return value
+            case Failed(ProtocolError() as error):
+                raise error
+            case Failed(ToolError() as error) if not isinstance(error, CallTimeout):
+                raise InvalidParams(str(error))
+            case Failed(error):
+                raise InternalError(log_failure(what, error, self._clock))

@@ -1,0 +1,64 @@
+"""server/discover: what the server is, speaks and can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roundgate.backends.catalog import Catalog
+from roundgate.config import CacheHint, ServerConfig
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Reply, Results
+from roundgate.protocol.content import without_none
+from roundgate.protocol.params import Params
+from roundgate.protocol.tasks import EXTENSION
+from roundgate.protocol.versions import SUPPORTED_VERSIONS
+
+
+class DiscoveryMethods:
+    """The answer is the same for everybody until the catalog changes."""
+
+    def __init__(self, features: frozenset[str], instructions: str | None, cache: CacheHint, results: Results) -> None:
+        discovered = {
+            "supportedVersions": list(SUPPORTED_VERSIONS),
+            "capabilities": capabilities(features),
+            **without_none(instructions=instructions),
+        }
+        self._reply = results.reply(discovered, cache)
+
+    async def discover(self, context: RequestContext, asked: Params) -> Reply:
+        """server/discover"""
+        return self._reply
+
+
+def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
+    """What there is something to serve for; a revision asks this before it lets a request in."""
+    served = {
+        "tools": bool(catalog.tools),
+        "prompts": bool(catalog.prompts),
+        "resources": bool(catalog.resources or catalog.templates),
+        "completions": catalog.can_complete,
+        "subscriptions": streams,
+        "tasks": any(served.tool.task != "forbidden" for served in catalog.tools.values()),
+    }
+    return frozenset(feature for feature, is_served in served.items() if is_served)
+
+
+def capabilities(features: frozenset[str]) -> dict[str, Any]:
+    """The schema's `ServerCapabilities`: exactly what the features let through."""
+    changes = {"listChanged": True} if "subscriptions" in features else {}
+    found: dict[str, Any] = {name: dict(changes) for name in ("tools", "prompts", "resources") if name in features}
+    if "resources" in found and changes:
+        found["resources"]["subscribe"] = True
+    if "completions" in features:
+        found["completions"] = {}
+    if found:
+        found["logging"] = {}  # any handler may log to a client that asks for it
+    if "tasks" in features:
+        found["extensions"] = {EXTENSION: {}}
+    return found
+
+
+def server_info(server: ServerConfig) -> dict[str, Any]:
+    """The schema's `Implementation`."""
+    optional = without_none(title=server.title, description=server.description, websiteUrl=server.website_url)
+    return {"name": server.name, "version": server.version, **optional}

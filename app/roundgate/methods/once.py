@@ -1,0 +1,140 @@
+"""Rounds of `once` tools: the same retry gets the same outcome, and what it does is done once.
+
+    retry    ──claim──▶ (won)  served, its outcome written ──▶ answered
+    its twin ──claim──▶ (lost) waits for the outcome       ──▶ answered with it
+
+A token proves integrity, not single use. So a round is claimed by a conditional write under the id of its token, or
+under the client's key, with a digest of the answers that came with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from roundgate.clock import Clock
+from roundgate.errors import (
+    GatewayError,
+    InternalError,
+    InvalidParams,
+    MissingCapability,
+    ResourceNotFound,
+    ToolError,
+    Unavailable,
+)
+from roundgate.methods.results import Reply
+from roundgate.methods.rounds import Round
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.digest import digest
+from roundgate.protocol.params import InputParams
+from roundgate.replay.call import Call
+from roundgate.storage.base import OnceRecord, OnceStore
+from roundgate.tokens.request_state import StateSealer
+
+_POLL_S: Final = 0.05
+_LATE_MS: Final = 5_000
+_UNKNOWN_OUTCOME: Final = (
+    "An earlier attempt at this step ended without a known outcome; "
+    "find out whether it took effect before calling again"
+)
+
+
+class Once:
+    """Serves rounds once."""
+
+    def __init__(self, store: OnceStore, sealer: StateSealer, clock: Clock) -> None:
+        self._once = store
+        self._sealer = sealer
+        self._clock = clock
+        self._working: set[asyncio.Future[bytes]] = set()
+
+    async def aclose(self) -> None:
+        """Let rounds whose clients have hung up come to their end, so that the retries find their outcomes."""
+        await asyncio.gather(*self._working, return_exceptions=True)
+
+    async def serve(self, round_: Round, asked: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Serve a round of a `once` tool: the same retry gets the same outcome, and it is served once.
+
+        The first round has no token, so, unless the client gave the call a key, nothing to be once about: a new call is
+        a new call.
+
+        Raises:
+            StateRefused: the token was used with other answers.
+            Unavailable: the same retry is being served elsewhere and takes longer than this one can wait; or a store
+                cannot be reached.
+            ToolError: it was being served where it will never be finished.
+        """
+        once_id = round_.once_id
+        if once_id is None:
+            return await run()
+        answers = digest(asked.input_responses or {})
+        now_ms = self._clock.now_ms()
+        give_up_ms = now_ms + int(call.deadline.remaining_ms() or 0) + _LATE_MS
+        forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
+        record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
+        if record is not None:
+            return _unpacked(await self._outcome_of_twin(once_id, record, answers, call))
+        # the client may hang up now: the round is served to its end all the same, so that its retry finds an outcome
+        work = asyncio.ensure_future(self._serve_and_record(once_id, run))
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
+        return _unpacked(await asyncio.shield(work))
+
+    async def _serve_and_record(self, token_id: str, run: Callable[[], Awaitable[Reply]]) -> bytes:
+        try:
+            reply = await run()
+            outcome = b"%b %b" % (reply.outcome.encode(), reply.result)
+        except Unavailable:  # what the handler did until then it may have done; its journal is gone
+            with suppress(Unavailable):
+                await self._once.finish(token_id, _packed(ToolError(_UNKNOWN_OUTCOME)))
+            raise
+        except GatewayError as error:
+            outcome = _packed(error)
+        await self._once.finish(token_id, outcome)
+        return outcome
+
+    async def _outcome_of_twin(self, token_id: str, record: OnceRecord, answers: str, call: Call) -> bytes:
+        if record.answers != answers:
+            raise self._sealer.refused("used before with other answers", call.principal)
+        while record.outcome is None:
+            if self._clock.now_ms() > record.give_up_ms:
+                raise ToolError(_UNKNOWN_OUTCOME)
+            if call.deadline.is_past:
+                raise Unavailable("The same request is still being served; send it again")
+            await asyncio.sleep(_POLL_S)
+            record = await self._once.read(token_id) or record
+        return record.outcome
+
+
+def _packed(error: GatewayError) -> bytes:
+    """An error as an outcome: what it takes to raise it again for a twin."""
+    match error:
+        case MissingCapability():
+            facts: list[Any] = ["MissingCapability", str(error), dict(error.missing)]
+        case ResourceNotFound():
+            facts = ["ResourceNotFound", error.uri]
+        case InternalError():
+            facts = ["InternalError", error.reference]
+        case ToolError():
+            facts = ["ToolError", str(error)]
+        case _:
+            facts = ["InvalidParams", str(error)]
+    return b"error " + jsonrpc.encode(facts)
+
+
+def _unpacked(outcome: bytes) -> Reply:
+    """The reply that an outcome is.
+
+    Raises:
+        GatewayError: it is an error.
+    """
+    word, _, body = outcome.partition(b" ")
+    if word != b"error":
+        return Reply(body, word.decode())
+    name, *facts = jsonrpc.decode(body)
+    kinds = {
+        kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
+    }
+    raise kinds[name](*facts)

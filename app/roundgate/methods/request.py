@@ -1,0 +1,21 @@
+"""What the handler of a method is given of a request, beside its params."""
+
+from __future__ import annotations
+
+from roundgate.auth.principal import Principal
+from roundgate.carrier import carrier
+from roundgate.protocol.inbound import Inbound
+from roundgate.replay.call import Notify
+from roundgate.tracing import Span
+
+
+@carrier
+class RequestContext:
+    """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that."""
+
+    inbound: Inbound
+    principal: Principal
+    notify: Notify | None
+    span: Span
+    remaining_ms: float | None = None
+    """For how long the environment lets the request run, in milliseconds, if it says so."""

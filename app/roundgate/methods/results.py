@@ -1,0 +1,105 @@
+"""What a request is answered with: a result in the format of its revision, or a stream that ends with one.
+
+A handler here says what there is to tell; `resultType`, `serverInfo` and caching hints are the revision's business
+(`ResultFormat`, implemented by `protocol.v2026_07_28.Results`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from roundgate.carrier import carrier
+from roundgate.clock import Clock
+from roundgate.config import CacheHint
+from roundgate.errors import InternalError
+from roundgate.methods.hub import Subscription
+from roundgate.methods.rounds import InputRequired
+from roundgate.protocol.content import ToolResult
+from roundgate.tasks.outcome import log_failure
+
+
+@carrier
+class Reply:
+    """A result, serialised, and what the log says of it: ok, tool_error, input_required or task."""
+
+    result: bytes
+    outcome: str = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """subscriptions/listen: the open subscription and the result that closes it."""
+
+    subscription: Subscription
+    closing_result: bytes
+
+
+Answer: TypeAlias = Reply | Stream
+
+
+class ResultFormat(Protocol):
+    """How one revision writes results."""
+
+    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+        """A result as JSON.
+
+        Raises:
+            TypeError, ValueError, RecursionError: something in it is not JSON.
+        """
+
+    def rest(self, cache: CacheHint | None = None) -> bytes:
+        """What follows the members of a result that are serialised already: all up to the last brace."""
+
+    def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
+        """The result that asks: questions by key, or none, and the state of the call.
+
+        Raises:
+            TypeError, ValueError, RecursionError: as `write`.
+        """
+
+
+class Results:
+    """Makes replies in one format."""
+
+    def __init__(self, result_format: ResultFormat, clock: Clock) -> None:
+        self._format = result_format
+        self._clock = clock
+        self.rest = result_format.rest
+        self.acknowledged = Reply(result_format.write({}))
+        """What says no more than that a request was taken."""
+
+    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+        """A result as JSON.
+
+        Raises:
+            InternalError: a handler put something into it that is not JSON.
+        """
+        try:
+            return self._format.write(result, cache)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._failed(error) from error
+
+    def reply(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> Reply:
+        """The reply of a request that went well. Raises InternalError as `write` does."""
+        return Reply(self.write(result, cache))
+
+    def tool(self, result: ToolResult) -> Reply:
+        """What a tool returned, or its error. Raises InternalError as `write` does."""
+        return Reply(self.write(result.to_wire()), "tool_error" if result.is_error else "ok")
+
+    def task(self, created: Mapping[str, Any]) -> Reply:
+        """The call goes on as a task: `created` is the schema's `CreateTaskResult`."""
+        return Reply(self.write(created), "task")
+
+    def input_required(self, asked: InputRequired) -> Reply:
+        """The round ended with questions, or only with state."""
+        try:
+            written = self._format.input_required(asked.requests, asked.request_state)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._failed(error) from error
+        return Reply(written, "input_required")
+
+    def _failed(self, error: Exception) -> InternalError:
+        return InternalError(log_failure("writing the result", error, self._clock))

@@ -1,0 +1,49 @@
+"""What a caller's scopes let it do: tools, and the tasks of their calls.
+
+Scopes are looked at when a thing is used, not only when it is made: what a caller may do is what its token of now
+grants. Without authentication nothing needs any.
+"""
+
+from __future__ import annotations
+
+from roundgate.auth.principal import Principal
+from roundgate.backends.catalog import Catalog
+from roundgate.errors import InsufficientScope
+from roundgate.protocol.pages import Pages
+
+
+class Scopes:
+    """The scopes that the tools of a catalog need; `are_checked` where callers are authenticated."""
+
+    def __init__(self, catalog: Catalog, *, are_checked: bool) -> None:
+        self._catalog = catalog
+        scoped = [served.tool for served in catalog.tools.values() if served.tool.scopes] if are_checked else []
+        self._are_checked = are_checked
+        self.any_tool = bool(scoped)
+        """Whether callers may see different tools."""
+        self.any_task = any(tool.task != "forbidden" for tool in scoped)
+        """Whether any task is of a tool that needs scopes."""
+
+    def check(self, tool: str, principal: Principal) -> None:
+        """Do nothing if the caller may use a tool and see its tasks.
+
+        A tool that is not served here was taken away, or is yet to be deployed: its tasks remain their owners'.
+
+        Raises:
+            InsufficientScope
+        """
+        served = self._catalog.tools.get(tool)
+        if self._are_checked and served is not None and not served.tool.scopes <= principal.scopes:
+            raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
+
+    def allow(self, tool: str, principal: Principal) -> bool:
+        """Whether the caller may use a tool and see its tasks."""
+        try:
+            self.check(tool, principal)
+        except InsufficientScope:
+            return False
+        return True
+
+    def tool_pages(self, principal: Principal) -> Pages:
+        """The list of the tools that the caller may use."""
+        return self._catalog.tool_pages_for(principal.scopes) if self._are_checked else self._catalog.tool_pages

@@ -1,0 +1,84 @@
+"""subscriptions/listen: opens a stream of changes (basic/patterns/subscriptions); `hub` has the streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.methods.hub import SUBSCRIPTION_ID, Hub, Subscription
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Results, Stream
+from roundgate.methods.scopes import Scopes
+from roundgate.protocol import tasks
+from roundgate.protocol.params import ListenParams
+from roundgate.storage.tasks import TaskRecord
+from roundgate.tasks.service import Tasks
+from roundgate.tasks.watch import Watch
+
+MAX_STREAM_S: Final = 30 * 86_400
+"""How long a stream lives whose token holds for longer than anybody should hold one."""
+
+
+class SubscriptionMethods:
+    """Streams of what changes here, and of the caller's tasks wherever they change."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        features: frozenset[str],
+        own_tasks: Tasks,
+        watch: Watch,
+        scopes: Scopes,
+        results: Results,
+        clock: Clock,
+    ) -> None:
+        self._hub = hub
+        self._features = features
+        self._tasks = own_tasks
+        self._watch = watch
+        self._scopes = scopes
+        self._results = results
+        self._clock = clock
+
+    async def listen(self, context: RequestContext, asked: ListenParams) -> Stream:
+        """subscriptions/listen"""
+        wanted, inbound = asked.notifications, context.inbound
+        closing = self._results.write({"_meta": {SUBSCRIPTION_ID: inbound.id}})
+        records = await self._tasks_of(context, wanted.task_ids)
+        task_ids = [record.ref.id for record in records]
+        subscription = self._hub.subscribe(inbound.id, context.principal, wanted, self._features, task_ids)
+        for record in records:
+            self._follow(subscription, record)
+        self._end_with_token(subscription, context.principal)
+        return Stream(subscription, closing)
+
+    def _end_with_token(self, subscription: Subscription, principal: Principal) -> None:
+        """Close a stream when the token that opened it expires: from then on nobody may be told anything on it."""
+        if principal.expires_at_s is None:
+            return
+        left_s = principal.expires_at_s - self._clock.now_ms() / 1000
+        timer = asyncio.get_running_loop().call_later(min(max(0.0, left_s), MAX_STREAM_S), subscription.close)
+        subscription.ends.append(timer.cancel)
+
+    async def _tasks_of(self, context: RequestContext, task_ids: Sequence[str]) -> list[TaskRecord]:
+        """Those of the tasks that there are, that are the caller's, and whose tools it may call."""
+        if not task_ids:
+            return []
+        context.inbound.meta.capabilities.require(tasks.REQUIRED, "listening to tasks")
+        if "tasks" not in self._features:
+            return []
+        who = context.principal
+        found = [await self._tasks.record(who, task_id) for task_id in dict.fromkeys(task_ids)]
+        return [record for record in found if record is not None and self._scopes.allow(record.tool, who)]
+
+    def _follow(self, subscription: Subscription, record: TaskRecord) -> None:
+        """Tell a stream how a task is now, and each time that changes."""
+
+        def tell(record: TaskRecord) -> None:
+            subscription.offer((tasks.NOTIFICATION, record.ref.id), self._tasks.shown(record))
+
+        tell(record)  # what happened between the client's last look and this is not lost
+        subscription.ends.append(self._watch.begin(record, tell))

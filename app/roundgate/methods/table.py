@@ -1,0 +1,125 @@
+"""The table of the methods: who serves each, how its params look, what its client must have declared.
+
+What a revision calls a method, and which headers mirror it, is in that revision's own table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from roundgate.backends.catalog import Catalog
+from roundgate.clock import Clock
+from roundgate.config import GatewayConfig
+from roundgate.methods.calls import Calls
+from roundgate.methods.completion import CompletionMethods
+from roundgate.methods.discovery import DiscoveryMethods, features_of
+from roundgate.methods.hub import Hub
+from roundgate.methods.once import Once
+from roundgate.methods.prompts import PromptMethods
+from roundgate.methods.request import RequestContext
+from roundgate.methods.resources import ResourceMethods
+from roundgate.methods.results import Answer, ResultFormat, Results, Stream
+from roundgate.methods.rounds import Rounds
+from roundgate.methods.scopes import Scopes
+from roundgate.methods.subscriptions import SubscriptionMethods
+from roundgate.methods.tasks import TaskMethods
+from roundgate.methods.tools import ToolMethods
+from roundgate.protocol import params
+from roundgate.protocol.params import Params
+from roundgate.protocol.tasks import REQUIRED as TASKS
+from roundgate.tasks.service import Tasks
+from roundgate.tasks.watch import Watch
+
+P = TypeVar("P", bound=Params)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[P]):
+    """One row."""
+
+    serve: Callable[[RequestContext, P], Awaitable[Answer]]
+    params: type[P]
+    requires: Mapping[str, Any] | None = None
+    """What the client must have declared, shaped as `ClientCapabilities`."""
+
+
+class Methods:
+    """All methods over one catalog, answering in one revision's format."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        catalog: Catalog,
+        hub: Hub,
+        rounds: Rounds,
+        once: Once,
+        tasks: Tasks,
+        watch: Watch,
+        clock: Clock,
+        result_format: ResultFormat,
+        *,
+        streams: bool,
+    ) -> None:
+        self.features = features_of(catalog, streams=streams)
+        """What there is something to serve for."""
+        self._hub = hub
+        caching, results = config.caching, Results(result_format, clock)
+        scopes = Scopes(catalog, are_checked=config.auth != "none")
+        calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000)
+        most = config.tasks.max_result_bytes
+        self._table = _table(
+            DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
+            ToolMethods(
+                catalog, scopes, calls, rounds, once, tasks, results, clock, cache=caching.tools, max_result_bytes=most
+            ),
+            ResourceMethods(catalog, calls, rounds, results, caching),
+            PromptMethods(catalog, calls, rounds, results, caching.prompts),
+            CompletionMethods(catalog, calls, results, clock),
+            SubscriptionMethods(hub, self.features, tasks, watch, scopes, results, clock),
+            TaskMethods(tasks, scopes, results),
+        )
+
+    async def serve(self, context: RequestContext) -> Answer:
+        """Serve one request.
+
+        Raises:
+            GatewayError: anything that is answered as a JSON-RPC error.
+            AuthError: the caller may not do this.
+        """
+        inbound = context.inbound
+        method = self._table[inbound.method]
+        if method.requires is not None:
+            inbound.meta.capabilities.require(method.requires, inbound.method)
+        return await method.serve(context, params.validate(method.params, inbound.params))
+
+    def end(self, stream: Stream) -> None:
+        """Forget a stream that has ended."""
+        self._hub.unsubscribe(stream.subscription)
+
+
+def _table(
+    discovery: DiscoveryMethods,
+    tools: ToolMethods,
+    resources: ResourceMethods,
+    prompts: PromptMethods,
+    completion: CompletionMethods,
+    subscriptions: SubscriptionMethods,
+    tasks: TaskMethods,
+) -> Mapping[str, Method[Any]]:
+    return {
+        "server/discover": Method(discovery.discover, params.Params),
+        "tools/list": Method(tools.list, params.ListParams),
+        "tools/call": Method(tools.call, params.CallToolParams),
+        "resources/list": Method(resources.list, params.ListParams),
+        "resources/templates/list": Method(resources.list_templates, params.ListParams),
+        "resources/read": Method(resources.read, params.ReadResourceParams),
+        "prompts/list": Method(prompts.list, params.ListParams),
+        "prompts/get": Method(prompts.get, params.GetPromptParams),
+        "completion/complete": Method(completion.complete, params.CompleteParams),
+        "subscriptions/listen": Method(subscriptions.listen, params.ListenParams),
+        "tasks/get": Method(tasks.get, params.TaskParams, requires=TASKS),
+        "tasks/update": Method(tasks.update, params.UpdateTaskParams, requires=TASKS),
+        "tasks/cancel": Method(tasks.cancel, params.TaskParams, requires=TASKS),
+    }

@@ -1,0 +1,199 @@
+"""tools/list and tools/call.
+
+A tool's failure becomes a result with `isError`; what the caller must not see stays in the log under a reference. A
+call goes on as a task where its tool has to be one, or where its handler or its deadline wants it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+from roundgate.backends.catalog import Catalog, ServedTool
+from roundgate.clock import Clock
+from roundgate.config import CacheHint
+from roundgate.errors import MissingCapability, NotJson, ToolError, Unavailable
+from roundgate.methods.calls import Calls
+from roundgate.methods.lists import Listing
+from roundgate.methods.once import Once
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Reply, Results
+from roundgate.methods.rounds import IDEMPOTENCY_KEY, BecomesTask, InputRequired, Round, Rounds, Target
+from roundgate.methods.scopes import Scopes
+from roundgate.protocol import tasks
+from roundgate.protocol.capabilities import merged
+from roundgate.protocol.content import ToolResult
+from roundgate.protocol.params import CallToolParams, ListParams
+from roundgate.replay.call import Call
+from roundgate.replay.context import Context, run_of
+from roundgate.replay.engine import Completed, Failed
+from roundgate.replay.journal import Journal
+from roundgate.tasks.call import TaskCall
+from roundgate.tasks.outcome import Ended, ended, tool_result
+from roundgate.tasks.service import Tasks
+
+log: Final = logging.getLogger("roundgate.methods")
+
+
+class ToolMethods:
+    """Tools, as the catalog has them."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        scopes: Scopes,
+        calls: Calls,
+        rounds: Rounds,
+        once: Once,
+        own_tasks: Tasks,
+        results: Results,
+        clock: Clock,
+        *,
+        cache: CacheHint,
+        max_result_bytes: int,
+    ) -> None:
+        self._catalog = catalog
+        self._scopes = scopes
+        self._calls = calls
+        self._rounds = rounds
+        self._once = once
+        self._tasks = own_tasks
+        self._results = results
+        self._clock = clock
+        self._max_result_bytes = max_result_bytes
+        # a list that depends on the caller's scopes must not be kept for others (server/utilities/caching)
+        hint = cache.model_copy(update={"scope": "private"}) if scopes.any_tool else cache
+        self._list = Listing("tools", hint, results)
+
+    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+        """tools/list"""
+        return self._list.reply(self._scopes.tool_pages(context.principal), asked.cursor)
+
+    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+        """tools/call"""
+        inbound = context.inbound
+        served = self._catalog.tool(asked.name)
+        self._scopes.check(served.name, context.principal)
+        if inbound.param_headers is not None:
+            for header in served.param_headers:
+                header.check(asked.arguments, inbound.param_headers)
+        if requires := _requirements(served):
+            inbound.meta.capabilities.require(requires, f"tool {served.name}")
+        target = Target("tools/call", served.name, asked.arguments)
+        round_ = self._calls.begin(target, asked, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY))
+        call = self._calls.call(context, round_, served)
+        if not served.tool.once:
+            return await self._run(served, round_, call)
+        try:
+            return await self._once.serve(round_, asked, call, lambda: self._run(served, round_, call))
+        except ToolError as error:  # nobody knows the outcome
+            return self._results.tool(ToolResult.error(str(error)))
+
+    async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
+        arguments = dict(round_.target.arguments)
+        if not served.arguments.is_valid(arguments):
+            return self._results.tool(_invalid_arguments(served, arguments))
+
+        def handler(ctx: Context) -> Awaitable[ToolResult]:
+            return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
+
+        if call.may_become_task and (known := await self._known_task(served, round_, call)) is not None:
+            return known
+        return await self._answer(await self._rounds.run_or_defer(round_, call, handler), served, round_, call)
+
+    async def _answer(
+        self,
+        outcome: Completed[ToolResult] | InputRequired | BecomesTask | Failed,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+    ) -> Reply:
+        """What is said of how a round ended; a task where it has to go on as one, or must be one."""
+        match outcome:
+            case InputRequired():
+                return self._results.input_required(outcome)
+            case BecomesTask(journal, message):
+                return await self._create_task(served, round_, call, journal, message=message)
+            case Failed(MissingCapability() as error):  # the call can be sent again with it, a task could not
+                raise error
+            case Completed() | Failed():
+                if served.tool.task == "required":
+                    end = ended(outcome, served.name, self._clock, self._max_result_bytes)
+                    return await self._create_task(served, round_, call, Journal(), end=end)
+                return self._results.tool(tool_result(outcome, served.name, self._clock))
+
+    async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
+        """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
+        if served.tool.task == "required":
+            try:
+                self._tasks.check_size(_task_call(served, round_, call, round_.journal))
+            except ToolError as error:  # before anything is run that would be lost
+                return self._results.tool(ToolResult.error(str(error)))
+        destiny = round_.destiny
+        if destiny is None:
+            return None
+        try:
+            created = await self._tasks.created(call.principal, destiny.task_id)
+        except Unavailable as error:
+            return await self._in_doubt(error, round_, call, round_.journal, destiny.ended)
+        if created is not None:
+            return self._results.task(created)
+        if destiny.ended is None:
+            return None
+        return await self._create_task(served, round_, call, Journal(), end=Ended.from_json(destiny.ended))
+
+    async def _create_task(
+        self,
+        served: ServedTool,
+        round_: Round,
+        call: Call,
+        journal: Journal,
+        *,
+        message: str | None = None,
+        end: Ended | None = None,
+    ) -> Reply:
+        """The task of a call that goes on, or, with an end, of one that is over already."""
+        task_call = _task_call(served, round_, call, journal)
+        try:
+            created = await self._tasks.create(task_call, journal, task_id=round_.task_id, message=message, ended=end)
+        except Unavailable as error:
+            return await self._in_doubt(error, round_, call, journal, None if end is None else end.to_json())
+        except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
+            return self._results.tool(tool_result(Failed(error), served.name, self._clock))
+        return self._results.task(created)
+
+    async def _in_doubt(self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any) -> Reply:
+        fields = {"task": round_.task_id, "error": str(error)}
+        log.warning("a task may have been created or not; its client is asked to call again", extra={"fields": fields})
+        return self._results.input_required(await self._rounds.in_doubt(round_, call, journal, end))
+
+
+def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
+    """What the handler is to be called with: what it was restarted with, if it was."""
+    return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
+
+
+def _task_call(served: ServedTool, round_: Round, call: Call, journal: Journal) -> TaskCall:
+    """The call as its task keeps it."""
+    return TaskCall(
+        served.name,
+        _arguments(round_, journal),
+        call.principal,
+        call.meta.capabilities.declared,
+        call.meta.client_info,
+        round_.origin,
+        journal.generation,
+    )
+
+
+def _requirements(served: ServedTool) -> Mapping[str, Any]:
+    """What a client must have declared before the tool is run."""
+    if served.tool.task != "required":
+        return served.tool.requires
+    return merged([served.tool.requires, tasks.REQUIRED])
+
+
+def _invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:
+    problems = served.arguments.problems(arguments, "arguments")
+    return ToolResult.error("Invalid arguments; correct them and call again:\n" + "\n".join(f"- {p}" for p in problems))

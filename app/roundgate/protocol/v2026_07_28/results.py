@@ -1,0 +1,54 @@
+"""Results as this revision has them: `resultType` and `serverInfo` on every one, and how long it may be kept.
+
+    {"resultType": "complete", …, "ttlMs": 60000, "cacheScope": "public", "_meta": {".../serverInfo": {…}}}
+
+See basic/index ("Results") and server/utilities/caching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from roundgate.protocol.jsonrpc import encode
+
+SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+
+
+class CacheHint(Protocol):
+    """For how long, and for whom, a result may be kept."""
+
+    @property
+    def ttl_ms(self) -> int: ...
+    @property
+    def scope(self) -> str: ...
+
+
+class Results:
+    """Writes the results of one server. `server_info` is the schema's `Implementation`."""
+
+    def __init__(self, server_info: Mapping[str, Any]) -> None:
+        self._server_info = dict(server_info)
+        self._end = b',"_meta":%b}' % encode({SERVER_INFO: self._server_info})
+
+    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+        """One result as JSON; it is complete unless it has a `resultType` of its own.
+
+        Raises:
+            TypeError, ValueError, RecursionError: something in it is not JSON.
+        """
+        written = {"resultType": "complete", **result}
+        if cache is not None:
+            written |= {"ttlMs": cache.ttl_ms, "cacheScope": cache.scope}
+        if "_meta" in written:
+            return encode({**written, "_meta": {**written["_meta"], SERVER_INFO: self._server_info}})
+        return encode(written)[:-1] + self._end
+
+    def rest(self, cache: CacheHint | None = None) -> bytes:
+        """What follows the members of a result that are serialised already: a comma, and all up to the last brace."""
+        return b"," + self.write({}, cache)[1:]
+
+    def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
+        """The schema's `InputRequiredResult`: questions by key, or none, and the state of the call."""
+        asked = {"inputRequests": dict(requests)} if requests else {}
+        return self.write({"resultType": "input_required", **asked, "requestState": request_state})

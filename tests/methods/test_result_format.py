@@ -1,0 +1,96 @@
+"""Results in the format of another revision: what the handlers say does not depend on who writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from roundgate.clock import Clock
+from roundgate.config import CacheHint
+from roundgate.errors import InternalError
+from roundgate.methods.lists import Listing
+from roundgate.methods.results import Results
+from roundgate.methods.rounds import InputRequired
+from roundgate.protocol import v2026_07_28
+from roundgate.protocol.content import ToolResult
+from roundgate.protocol.jsonrpc import encode
+from roundgate.protocol.pages import Pages
+
+INFO = {"name": "roundgate", "version": "1"}
+META = {"io.modelcontextprotocol/serverInfo": INFO}
+HINT = CacheHint(ttl_ms=5, scope="private")
+PAGES = Pages([("a", b'{"name":"a"}'), ("b", b'{"name":"b"}')], 1)
+
+
+class Plain:
+    """Results as revisions before 2026-07-28 have them: nothing is added."""
+
+    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+        return encode(dict(result))
+
+    def rest(self, cache: CacheHint | None = None) -> bytes:
+        return b"}"
+
+    def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
+        raise TypeError("there are no rounds")
+
+
+@pytest.fixture
+def plain() -> Results:
+    return Results(Plain(), Clock())
+
+
+@pytest.fixture
+def current() -> Results:
+    return Results(v2026_07_28.Results(INFO), Clock())
+
+
+def test_a_result_has_what_its_revision_adds(plain: Results, current: Results) -> None:
+    assert json.loads(plain.reply({"a": 1}, HINT).result) == {"a": 1}
+    added = {"resultType": "complete", "ttlMs": 5, "cacheScope": "private", "_meta": META}
+    assert json.loads(current.reply({"a": 1}, HINT).result) == {"a": 1, **added}
+
+
+def test_members_of_meta_that_a_handler_gives_stay(current: Results) -> None:
+    assert json.loads(current.reply({"_meta": {"x": 1}}).result)["_meta"] == {"x": 1, **META}
+
+
+def test_a_result_without_a_hint_has_none(current: Results) -> None:
+    assert json.loads(current.reply({}).result) == {"resultType": "complete", "_meta": META}
+
+
+def test_a_page_is_an_object_in_either(plain: Results, current: Results) -> None:
+    first, last = (json.loads(Listing("tools", HINT, plain).reply(PAGES, cursor).result) for cursor in (None, "YQ"))
+    assert first == {"tools": [{"name": "a"}], "nextCursor": "YQ"}
+    assert last == {"tools": [{"name": "b"}]}
+    assert json.loads(Listing("tools", HINT, current).reply(PAGES, None).result) == {
+        **first,
+        "resultType": "complete",
+        "ttlMs": 5,
+        "cacheScope": "private",
+        "_meta": META,
+    }
+
+
+def test_what_a_tool_returned_is_told_apart_in_the_log(plain: Results) -> None:
+    assert [plain.tool(result).outcome for result in (ToolResult(()), ToolResult.error("no"))] == ["ok", "tool_error"]
+
+
+def test_a_round_that_asks_has_questions_only_if_there_are_any(current: Results) -> None:
+    asked = current.input_required(InputRequired({"a": {"method": "roots/list"}}, "state"))
+    only_state = current.input_required(InputRequired({}, "state"))
+    state = {"resultType": "input_required", "requestState": "state", "_meta": META}
+    assert asked.outcome == "input_required"
+    assert json.loads(asked.result) == {"inputRequests": {"a": {"method": "roots/list"}}, **state}
+    assert json.loads(only_state.result) == state
+
+
+def test_what_cannot_be_written_is_an_internal_error(plain: Results, current: Results) -> None:
+    for results in (plain, current):
+        with pytest.raises(InternalError):
+            results.reply({"a": object()})
+    with pytest.raises(InternalError):
+        plain.input_required(InputRequired({}, "state"))

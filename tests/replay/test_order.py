@@ -1,0 +1,216 @@
+"""Branches learn things in the same order in every run: outcomes, answers, the ends of sleeps and of time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from roundgate.replay.context import Context
+from roundgate.replay.engine import Suspended
+from roundgate.replay.journal import Told
+from tests.support.clocks import SkippingClock
+from tests.support.lives import DiesAt, Story
+from tests.support.replay import Effects, Name, value_of
+from tests.support.rounds import accept
+from tests.support.task_runs import Home
+
+Part = Callable[[Context], Awaitable[str]]
+
+
+async def echo(value: str) -> str:
+    return value
+
+
+async def asks(ctx: Context) -> str:
+    return (await ctx.elicit("who", "Who?", Name)).name
+
+
+async def works(ctx: Context) -> str:
+    await ctx.step("work", echo, "work")
+    return "worked"
+
+
+async def works_long(ctx: Context) -> str:
+    await ctx.step("work", asyncio.sleep, 0.1)
+    return "worked long"
+
+
+async def naps(ctx: Context) -> str:
+    await ctx.sleep(0.03)
+    return "napped"
+
+
+async def sleeps(ctx: Context) -> str:
+    await ctx.sleep(3600)
+    return "slept"
+
+
+async def gives_up(ctx: Context) -> str:
+    try:
+        async with asyncio.timeout(0.03):
+            await ctx.sleep(9999)
+    except TimeoutError:
+        return "gave up"
+    return "slept"
+
+
+async def sheds(ctx: Context) -> str:
+    await ctx.shed("turn")
+    return "shed"
+
+
+async def does_nothing(ctx: Context) -> str:
+    return "nothing"
+
+
+def race(*parts: Part, noted: list[str] | None = None) -> Callable[[Context], Awaitable[list[str]]]:
+    """A handler that notes what its parts return, as they end."""
+
+    async def note(what: str) -> None:
+        if noted is not None:
+            noted.append(what)
+
+    async def handler(ctx: Context) -> list[str]:
+        ended: list[str] = []
+        for one in asyncio.as_completed([part(ctx) for part in parts]):
+            ended.append(await one)
+            await ctx.step("note", note, " ".join(ended))
+        return ended
+
+    return handler
+
+
+PAIRS = [
+    (asks, works),
+    (works, asks),
+    (works_long, asks),
+    (naps, works),
+    (naps, works_long),
+    (works_long, naps),
+    (sleeps, asks),
+    (asks, sleeps),
+    (gives_up, works_long),
+    (works_long, gives_up),
+    (works, gives_up),
+    (sheds, works),
+    (sheds, works_long),
+    (does_nothing, works),
+    (naps, gives_up, works_long, asks, sheds, sleeps),
+]
+
+
+async def lived(home: Home, handler: Callable[[Context], Awaitable[Any]]) -> Any:
+    """The value after as many runs as it takes; what it asks is answered, and time passes."""
+    for _ in range(20):
+        outcome = await home.run(handler)
+        if not isinstance(outcome, Suspended):
+            return value_of(outcome)
+        home.journal.receive({key: accept(name="Ada") for key in outcome.requests})
+        if not outcome.requests and outcome.wake_ms is not None:
+            assert isinstance(home.clock, SkippingClock)
+            home.clock.skip(max(0, outcome.wake_ms - home.clock.now_ms()) / 1000 + 1)
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts))
+async def test_what_came_first_comes_first_in_every_run(parts: tuple[Part, ...]) -> None:
+    clock = SkippingClock()
+    home = Home(clock=clock)
+    first = await lived(home, race(*parts))
+    assert len(first) == len(parts)
+    clock.skip(100_000)
+    assert value_of(await home.run(race(*parts))) == first
+
+
+@pytest.mark.parametrize("parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts))
+async def test_so_it_does_when_a_process_dies_before_or_after_any_write(parts: tuple[Part, ...]) -> None:
+    counting = DiesAt(-1)
+    await told(parts, counting)
+    for number in range(counting.seen):
+        await told(parts, DiesAt(number))
+
+
+async def told(parts: tuple[Part, ...], fate: DiesAt) -> None:
+    noted: list[str] = []
+    story = Story(race(*parts, noted=noted), lambda request: accept(name="Ada"), fate)
+    value = value_of(await story.told())
+    assert len(value) == len(parts)
+    right = {" ".join(value[: at + 1]) for at in range(len(value))}
+    assert right <= set(noted)
+    assert len(set(noted) - right) <= story.deaths  # one that was not durable when its process died
+
+
+async def test_two_that_end_at_the_same_moment_are_seen_one_by_one_as_they_will_be_later() -> None:
+    gate = asyncio.Event()
+
+    async def handler(ctx: Context) -> int:
+        async def part() -> None:
+            await ctx.step("wait", gate.wait)
+
+        tasks = [asyncio.create_task(part()) for _ in range(5)]
+        asyncio.get_running_loop().call_later(0.01, gate.set)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        seen = len(done)
+        await asyncio.gather(*tasks)
+        return seen
+
+    home = Home()
+    assert [value_of(await home.run(handler)) for _ in range(2)] == [1, 1]
+
+
+async def test_a_step_that_a_limit_kept_from_beginning_is_given_up_in_every_run() -> None:
+    async def late(ctx: Context) -> str:
+        try:
+            async with ctx.timeout(0.02):
+                time.sleep(0.03)  # noqa: ASYNC251  # its own work, which nobody can interrupt
+                await ctx.step("second", echo, "too late")
+        except TimeoutError:
+            return "limited"
+        return "in time"
+
+    clock = SkippingClock()
+    home = Home(clock=clock)
+    first = await lived(home, race(late, works_long))
+    assert value_of(await home.run(race(late, works_long))) == first
+    clock.skip(100)
+    assert value_of(await home.run(race(late, works_long))) == first
+
+
+async def test_a_limit_that_is_over_early_in_a_replay_ends_nothing_that_was_in_time() -> None:
+    async def in_time(ctx: Context) -> str:
+        try:
+            async with asyncio.timeout(0.04):
+                await ctx.step("quick", echo, "in time")
+        except TimeoutError:
+            return "late"
+        return "in time"
+
+    async def handler(ctx: Context) -> list[str]:
+        # what was learned before took longer than the limit, and does so again
+        parts = [asyncio.create_task(gives_up(ctx)) for _ in range(3)]
+        ended = [await parts[0]]
+        task = asyncio.create_task(in_time(ctx))
+        ended.append(await task)
+        return ended + [await part for part in parts[1:]]
+
+    home = Home(clock=SkippingClock())
+    first = await lived(home, handler)
+    assert first[:2] == ["gave up", "in time"]
+    assert value_of(await home.run(handler)) == first
+
+
+async def test_a_handler_without_branches_keeps_nothing_of_the_kind() -> None:
+    effects = Effects()
+
+    async def handler(ctx: Context) -> str:
+        await ctx.step("do", effects.do, "once")
+        await ctx.sleep(0.01)
+        return (await ctx.elicit("who", "Who?", Name)).name
+
+    home = Home(clock=SkippingClock())
+    assert await lived(home, handler) == "Ada"
+    assert not [entry for entry in home.journal.entries() if isinstance(entry, Told)]
