@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate import config, yaml_file
-from roundgate.config import CacheHint, GatewayConfig, HttpBackendConfig, PythonBackendConfig
+from roundgate.backends.http.config import BearerCredential, HttpBackendConfig
+from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.config import CacheHint, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"
@@ -102,8 +104,7 @@ def test_references_are_filled_in_everywhere(files: Files) -> None:
     assert isinstance(backend, HttpBackendConfig)
     assert backend.base_url == "http://localhost:1"
     assert backend.headers["X-Key"].get_secret_value() == " k1 "
-    assert backend.credential is not None
-    assert backend.credential.bearer is not None
+    assert isinstance(backend.credential, BearerCredential)
     assert backend.credential.bearer.get_secret_value() == "t"
     (tool,) = backend.tools
     assert tool.description == "costs $5, ${NAME} and $$ stay"
@@ -284,8 +285,8 @@ def test_a_python_back_end_is_refused_with_a_reason(files: Files, entry: str, me
         ({"base_url": "http://user:pass@h"}, "a user and password go into credential.basic"),
         ({"credential": {}}, "give exactly one of bearer, basic, header and query"),
         ({"credential": {"bearer": "a", "basic": "b"}}, "give exactly one of bearer, basic, header and query"),
-        ({"credential": {"header": "a"}}, "header and query take the key in value; bearer and basic have none"),
-        ({"credential": {"bearer": "a", "value": "b"}}, "header and query take the key in value"),
+        ({"credential": {"header": "a"}}, "Field required"),
+        ({"credential": {"bearer": "a", "value": "b"}}, "Extra inputs are not permitted"),
         ({"credential": {"header": "a b", "value": "c"}}, "String should match pattern"),
         ({"headers": {"a b": "c"}}, "String should match pattern"),
         ({"headers": {"a": "é"}}, "goes into an HTTP header"),
@@ -299,6 +300,25 @@ def test_an_http_back_end_is_refused_with_a_reason(files: Files, change: dict[st
     assert files.load(json.dumps({"backends": [backend]}), "g.json").backends[0].name == "a"
     (problem,) = files.problems(json.dumps({"backends": [backend | change]}), "g.json")
     assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("credential", "path"),
+    [
+        ({"header": "X-Key"}, "backends[0].credential.value"),
+        ({"header": "a b", "value": "c"}, "backends[0].credential.header"),
+        ({"query": "key", "value": "é"}, "backends[0].credential.value"),
+        ({"bearer": "a", "value": "b"}, "backends[0].credential.value"),
+        ({"value": "b"}, "backends[0].credential"),
+    ],
+)
+def test_a_problem_of_a_credential_is_where_the_file_has_it(files: Files, credential: Any, path: str) -> None:
+    backend = {"kind": "http", "name": "a", "base_url": "http://h", "tools": [TOOL], "credential": credential}
+    (problem,) = files.problems(json.dumps({"backends": [backend]}), "g.json")
+    assert problem.path == path
+
+
+TOOL = {"name": "t", "description": "d", "path": "/"}
 
 
 def test_two_back_ends_of_one_name_are_refused(files: Files) -> None:

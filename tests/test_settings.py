@@ -6,12 +6,25 @@ import ast
 import dataclasses
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic.fields import FieldInfo
 
 from roundgate import config, settings
+from roundgate.backends.config import BackendConfig, JobConfig
+from roundgate.backends.http.config import (
+    CREDENTIALS,
+    CredentialConfig,
+    HttpArgument,
+    HttpBackendConfig,
+    HttpJobConfig,
+    HttpToolConfig,
+    ServiceConfig,
+)
+from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.config_base import Model
 from roundgate.errors import ConfigError
 from roundgate.settings import Settings, from_environment
 
@@ -98,7 +111,7 @@ def test_every_variable_that_is_read_is_described_at_its_field() -> None:
 
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
-PLACES: dict[type[config.Model], str] = {
+PLACES: dict[type[Model], str] = {
     config.ServerConfig: "## `server`",
     config.HttpConfig: "## `http`",
     config.LimitsConfig: "## `limits`",
@@ -109,13 +122,16 @@ PLACES: dict[type[config.Model], str] = {
     config.TasksConfig: "## `tasks`",
     config.CachingConfig: "## `caching`",
     config.CacheHint: "## `caching`",
-    config.BackendConfig: "## `backends`",
-    config.PythonBackendConfig: "### `kind: python`",
-    config.HttpBackendConfig: "### `kind: http`",
-    config.Credential: "### `kind: http`",
-    config.HttpToolConfig: "| setting of a tool",
-    config.HttpArgument: "| setting of an argument",
-    config.HttpJobConfig: "| setting of a job",
+    BackendConfig: "## `backends`",
+    PythonBackendConfig: "### `kind: python`",
+    HttpBackendConfig: "### `kind: http`",
+    ServiceConfig: "### `kind: http`",
+    CredentialConfig: "### `kind: http`",
+    **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
+    HttpToolConfig: "| setting of a tool",
+    HttpArgument: "| setting of an argument",
+    JobConfig: "| setting of a job",
+    HttpJobConfig: "| setting of a job",
 }
 """Where docs/configuration.md describes the settings of a model: from here to the next heading or table of its own."""
 
@@ -126,10 +142,10 @@ def part(start: str) -> str:
     return re.split(r"\n##|\n\| setting of ", DOCUMENT.partition(f"\n{start}")[2])[0]
 
 
-def own_settings(model: type[config.Model]) -> dict[str, FieldInfo]:
+def own_settings(model: type[Model]) -> dict[str, FieldInfo]:
     """The settings of a model under their names in the file, without `kind` and those of its base."""
-    base = config.BackendConfig.model_fields.keys() if model is not config.BackendConfig else set()
-    inherited = base | {"kind"} if issubclass(model, config.BackendConfig) else set()
+    base = BackendConfig.model_fields.keys() if model is not BackendConfig else set()
+    inherited = base | {"kind"} if issubclass(model, BackendConfig) else set()
     return {field.alias or name: field for name, field in model.model_fields.items() if name not in inherited}
 
 
@@ -150,18 +166,24 @@ def test_every_section_of_the_file_is_in_the_documentation() -> None:
 
 
 def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
-    models = {value for value in vars(config).values() if isinstance(value, type) and issubclass(value, config.Model)}
-    assert models - {config.Model, config.GatewayConfig} == PLACES.keys()
+    assert set(subclasses(Model)) - {config.GatewayConfig} == PLACES.keys()
+
+
+def subclasses(model: type[Model]) -> Iterator[type[Model]]:
+    for one in model.__subclasses__():
+        if one.__module__.startswith("roundgate."):
+            yield one
+            yield from subclasses(one)
 
 
 @pytest.mark.parametrize("model", PLACES, ids=lambda model: model.__name__)
-def test_every_setting_of_the_file_is_in_the_documentation(model: type[config.Model]) -> None:
+def test_every_setting_of_the_file_is_in_the_documentation(model: type[Model]) -> None:
     text = part(PLACES[model])
     assert [name for name in own_settings(model) if not re.search(rf"`{name}[`:]", text)] == []
 
 
 @pytest.mark.parametrize("model", PLACES, ids=lambda model: model.__name__)
-def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[config.Model]) -> None:
+def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[Model]) -> None:
     told = rows(part(PLACES[model]))
     plain = {
         name: field.default

@@ -11,29 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
 from roundgate import yaml_file
+from roundgate.backends import registry
+from roundgate.backends.config import BackendConfig
+from roundgate.config_base import Model, Origin
 from roundgate.errors import ConfigError, Problem
-from roundgate.yaml_file import Located, dotted
-
-
-class Model(BaseModel):
-    """Base: frozen, and a misspelt setting is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class ServerConfig(Model):
@@ -208,10 +194,6 @@ class TasksConfig(Model):
         return self.max_running_per_owner or max(1, self.concurrency // 2)
 
 
-TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
-"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is refused."""
-
-
 class CallersConfig(Model):
     """What callers with tokens need, whoever verifies them."""
 
@@ -290,189 +272,10 @@ class CachingConfig(Model):
         return {name: defaults.get(name, {}) | hint if isinstance(hint, dict) else hint for name, hint in given.items()}
 
 
-def _fit_for_a_header(value: SecretStr) -> SecretStr:
-    if not re.fullmatch(r"[\x20-\x7e\t]*", value.get_secret_value()):
-        raise ValueError("goes into an HTTP header and may only have visible ASCII characters, on one line")
-    return value
-
-
-HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
-HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
-NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
-
-
-class BackendConfig(Model):
-    """What all kinds of back end have."""
-
-    name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
-    prefix: str | None = Field(
-        None,
-        description='Stands before the names of its tools and prompts, joined by "__". Unset: its name. Empty: none.',
-        pattern=r"^[A-Za-z0-9_.-]{0,40}$",
-    )
-
-    approve: Literal["never", "destructive", "always"] = Field(
-        "never",
-        description="Which of its tools ask the user for confirmation, showing the arguments, before they run:"
-        " destructive are all that neither say readOnlyHint: true nor destructiveHint: false.",
-    )
-
-    @property
-    def effective_prefix(self) -> str:
-        """The prefix with its separator."""
-        prefix = self.name if self.prefix is None else self.prefix
-        return f"{prefix}__" if prefix else ""
-
-
-class PythonBackendConfig(BackendConfig):
-    """A module whose functions wear @tool, @prompt and @resource."""
-
-    kind: Literal["python"]
-    path: str | None = Field(None, description="Python file, relative to gateway.yaml.")
-    module: str | None = Field(None, description="Dotted name of an importable module, instead of path.")
-
-    @model_validator(mode="after")
-    def _one_source(self) -> PythonBackendConfig:
-        if (self.path is None) == (self.module is None):
-            raise ValueError("give either path (a file) or module (a dotted name)")
-        return self
-
-
-class Credential(Model):
-    """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
-
-    bearer: HeaderValue | None = Field(None, description="Sent as Authorization: Bearer ….")
-    basic: SecretStr | None = Field(None, description='"user:password", sent as Authorization: Basic ….')
-    header: str | None = Field(
-        None, description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
-    )
-    query: str | None = Field(None, description="Name of a query parameter that carries an API key.")
-    value: HeaderValue | None = Field(None, description="The API key for header or query.")
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Credential:
-        given = [kind for kind in ("bearer", "basic", "header", "query") if getattr(self, kind) is not None]
-        if len(given) != 1:
-            raise ValueError("give exactly one of bearer, basic, header and query")
-        if (self.value is None) != (given[0] in ("bearer", "basic")):
-            raise ValueError("header and query take the key in value; bearer and basic have none")
-        return self
-
-
-class HttpArgument(Model):
-    """One argument of a tool and where it goes in the HTTP request."""
-
-    location: Literal["path", "query", "header", "body", "whole_body"] | None = Field(
-        None,
-        alias="in",
-        description="Unset: path if the path template has the name, else query for GET, HEAD and DELETE, else body."
-        " body is a member of the JSON or form body, whole_body the body itself.",
-    )
-    wire_name: str | None = Field(None, alias="as", description="Its name in the HTTP request, if not the argument's.")
-    required: bool = Field(False, description="Whether the tool needs it; path arguments always are.")
-    allow_slash: bool = Field(
-        False, description='Whether a path argument may be several segments, with "/" between them; never "..".'
-    )
-    description: str | None = Field(None, description="What it means, for the model.")
-    schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
-
-
-JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
-"""RFC 6901: "/job/id"; "" is the whole."""
-
-
-class HttpJobConfig(Model):
-    """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
-
-    variables: dict[str, JsonPointer] = Field(
-        {"id": "/id"}, description="Variables of the paths below, and where the answer of the start has their values."
-    )
-    poll: str = Field(description="Path below base_url that tells how the job is, such as /jobs/{id}.", pattern=r"^/")
-    every_s: float = Field(5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400)
-    status: JsonPointer = Field("/status", description="Where the answer of a poll has the job's status.")
-    succeeded: list[str] = Field(description="Statuses of a job that is over and went well.", min_length=1)
-    failed: list[str] = Field([], description="Statuses of a job that is over and did not; a tool error.")
-    error: JsonPointer | None = Field(None, description="Where the answer of a poll has the reason of a failure.")
-    fetch: str | None = Field(
-        None, description="Path of the result. Unset: the last poll's answer is the result.", pattern=r"^/"
-    )
-
-
-class HttpToolConfig(Model):
-    """One endpoint of an HTTP service as a tool."""
-
-    name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
-    title: str | None = Field(None, description="Name for people.")
-    description: str = Field(description="What it does and when to use it, for the model.", min_length=1)
-    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field("GET", description="HTTP method.")
-    path: str = Field(description="Path below base_url; {name} stands for a path argument.", pattern=r"^/")
-    arguments: dict[str, HttpArgument] = Field({}, description="Arguments by name; path arguments may be left out.")
-    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed request headers of this tool.")
-    query: dict[str, str] = Field({}, description="Fixed query parameters.")
-    body: Literal["json", "form"] = Field("json", description="How body arguments are sent.")
-    result: JsonPointer = Field(
-        "", description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.'
-    )
-    output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
-    timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
-    ask: list[str] = Field([], description="Arguments for which the user is asked with a form when they are missing.")
-    asks: bool = Field(
-        False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
-    )
-    scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
-    approval: str | None = Field(
-        None,
-        description="What the user reads above the arguments where calls have to be approved.",
-        max_length=1_000,
-    )
-    once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
-    task: TaskMode = Field(
-        "forbidden",
-        description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
-    )
-    job: HttpJobConfig | None = Field(None, description="The request only starts a job, which is to be followed.")
-    read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
-    destructive: bool | None = Field(
-        None,
-        description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and left out for the others,"
-        " which clients and `approve` take for true.",
-    )
-    idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
-
-    @model_validator(mode="after")
-    def _can_ask(self) -> HttpToolConfig:
-        has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
-        if self.asks and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
-            raise ValueError("asks needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
-        if self.asks and self.job is not None:
-            raise ValueError("asks and job are two ways to go on after the first answer; choose one")
-        return self
-
-
-class HttpBackendConfig(BackendConfig):
-    """Endpoints of an HTTP service, declared one by one."""
-
-    kind: Literal["http"]
-    base_url: str = Field(
-        description="Where the service is; requests never leave this origin.", pattern=r"^https?://[^/?#\s]+[^?#\s]*$"
-    )
-    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed headers of every request.")
-    credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
-    timeout_s: float = Field(15, description="Seconds for connecting and for the whole answer.", gt=0)
-    max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
-    max_connections: int = Field(50, description="Connections kept to the service by one process.", ge=1)
-    tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_usable(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.port == 0 or "@" in parts.netloc:
-            raise ValueError("may have a host, a port and a path; a user and password go into credential.basic")
-        return value
-
-
-AnyBackendConfig: TypeAlias = Annotated[PythonBackendConfig | HttpBackendConfig, Field(discriminator="kind")]
+if TYPE_CHECKING:
+    AnyBackendConfig: TypeAlias = BackendConfig
+else:
+    AnyBackendConfig = registry.any_config()
 
 
 class GatewayConfig(Model):
@@ -495,34 +298,13 @@ class GatewayConfig(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a part of the configuration came from; makes the problems found in it."""
-
-    located: Located
-    loc: tuple[str | int, ...] = ()
-
-    @property
-    def base_dir(self) -> Path:
-        """The directory of the file: what relative paths in it start from."""
-        return self.located.file.resolve().parent
-
-    def at(self, *steps: str | int) -> Origin:
-        """A part of this part."""
-        return Origin(self.located, (*self.loc, *steps))
-
-    def problem(self, message: str, remedy: str) -> Problem:
-        """Something wrong here."""
-        return Problem(
-            str(self.located.file), dotted(self.loc) or "(file)", message, remedy, self.located.line(self.loc)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class ConfigFile:
     """A valid configuration and where it came from."""
 
     config: GatewayConfig
     origin: Origin
+    references: frozenset[Path] = frozenset()
+    """The files that `${file:…}` in it refers to."""
 
 
 def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
@@ -534,7 +316,8 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
     located = yaml_file.read(path)
     origin = Origin(located)
     unresolved: list[Problem] = []
-    value = _fill_in(located.value, origin, environ, unresolved)
+    files: set[Path] = set()
+    value = _fill_in(located.value, origin, environ, unresolved, files)
     try:
         config = GatewayConfig.model_validate(value)
     except ValidationError as error:
@@ -543,7 +326,7 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
     problems = [*unresolved, *_cross_checks(config, origin)]
     if problems:
         raise ConfigError(problems)
-    return ConfigFile(config, origin)
+    return ConfigFile(config, origin, frozenset(files))
 
 
 _REFERENCE: Final = re.compile(
@@ -551,20 +334,22 @@ _REFERENCE: Final = re.compile(
 )
 
 
-def _fill_in(value: Any, origin: Origin, environ: Mapping[str, str], problems: list[Problem]) -> Any:
+def _fill_in(value: Any, origin: Origin, environ: Mapping[str, str], problems: list[Problem], files: set[Path]) -> Any:
     """`${NAME}`, `${NAME:-default}` and `${file:path}` in every string; `$${` stands for `${`."""
     match value:
         case dict():
-            return {key: _fill_in(item, origin.at(key), environ, problems) for key, item in value.items()}
+            return {key: _fill_in(item, origin.at(key), environ, problems, files) for key, item in value.items()}
         case list():
-            return [_fill_in(item, origin.at(index), environ, problems) for index, item in enumerate(value)]
+            return [_fill_in(item, origin.at(index), environ, problems, files) for index, item in enumerate(value)]
         case str() if "${" in value:
-            return _REFERENCE.sub(lambda found: _resolve(found, origin, environ, problems), value)
+            return _REFERENCE.sub(lambda found: _resolve(found, origin, environ, problems, files), value)
         case _:
             return value
 
 
-def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], problems: list[Problem]) -> str:
+def _resolve(
+    found: re.Match[str], origin: Origin, environ: Mapping[str, str], problems: list[Problem], files: set[Path]
+) -> str:
     name, default = found["name"], found["default"]
     if found["escape"]:
         return "${"
@@ -573,8 +358,10 @@ def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], p
         problems.append(origin.problem("${ begins something that is not a reference", remedy))
         return ""
     if found["source"]:
+        file = origin.base_dir / name
+        files.add(file)
         try:
-            return (origin.base_dir / name).read_text("utf-8").rstrip("\r\n")
+            return file.read_text("utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "is not text"
             problems.append(origin.problem(f"{name}: {reason}", "mount the file, or correct the path"))
@@ -590,7 +377,7 @@ _REMEDIES: Final = {
     "missing": "add it",
     "extra_forbidden": "remove it, or correct its spelling",
     "union_tag_invalid": "use one of the kinds named",
-    "union_tag_not_found": "add kind: python or kind: http",
+    "union_tag_not_found": "add " + " or ".join(f"kind: {kind}" for kind in registry.KINDS),
     "string_pattern_mismatch": "see docs/configuration.md for what it may be",
 }
 
@@ -599,11 +386,16 @@ def _problems(error: ValidationError, origin: Origin) -> list[Problem]:
     found: list[Problem] = []
     for detail in error.errors(include_input=False, include_url=False):
         # pydantic puts the tag of a discriminated union into the location; the file has no such step
-        loc = [step for index, step in enumerate(detail["loc"]) if not (index == 2 and step in ("python", "http"))]
+        loc = [step for index, step in enumerate(detail["loc"]) if not _is_tag(index, step)]
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor")
         found.append(origin.at(*loc).problem(message, remedy))
     return found
+
+
+def _is_tag(index: int, step: str | int) -> bool:
+    """A kind of back end, or what a model calls one of several (in brackets, which no setting is)."""
+    return isinstance(step, str) and ((index == 2 and step in registry.KINDS) or step.startswith("<"))
 
 
 def _cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from anyio import CapacityLimiter
-
 from roundgate import metrics, tracing
-from roundgate.backends import catalog
-from roundgate.backends.base import Backend
-from roundgate.backends.catalog import Catalog
+from roundgate.backends import loading
+from roundgate.backends.python.modules import Modules
+from roundgate.backends.serving import Serving
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, HttpBackendConfig, PythonBackendConfig
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods.hub import Hub
 from roundgate.settings import Settings
@@ -64,8 +62,9 @@ class Stores:
 class Core:
     """What a gateway and a worker have in common."""
 
-    backends: Sequence[Backend]
-    catalog: Catalog
+    serving: Serving
+    modules: Modules
+    """The users' modules behind it."""
     hub: Hub
     stores: Stores
 
@@ -73,7 +72,7 @@ class Core:
         """Takes turns at tasks."""
         stores, publish = self.stores, self.hub.publish
         return Worker(
-            self.catalog,
+            self.serving,
             stores.tasks,
             stores.queue,
             clock,
@@ -111,8 +110,7 @@ class Core:
 
     async def aclose(self) -> None:
         """Let go of all connections."""
-        for backend in self.backends:
-            await backend.aclose()
+        await self.serving.aclose()
         await self.stores.queue.aclose()
         await self.stores.tasks.aclose()
         await self.stores.once.aclose()
@@ -124,13 +122,13 @@ def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores |
     Raises:
         ConfigError: see `build_app`.
     """
-    backends = make_backends(file)
-    served = catalog.build(backends, file.config.limits.page_size)
+    modules = Modules()
+    serving = Serving(loading.load(file, modules))
     stores = stores or make_stores(using, clock, file.config.tasks.shards)
     if not using.on_demand:
         stores.prepare()
     http = file.config.http
-    return Core(backends, served, Hub(http.max_streams, http.max_streams_per_caller), stores)
+    return Core(serving, modules, Hub(http.max_streams, http.max_streams_per_caller), stores)
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
@@ -181,24 +179,6 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
 def _skew_s(using: Settings) -> float:
     """Processes on one file have one clock, which is set now and then; machines have each their own."""
     return 5.0 if using.dynamodb_table is None else 60.0
-
-
-def make_backends(file: ConfigFile) -> list[Backend]:
-    """The back ends of a configuration, not yet loaded."""
-    limiter = CapacityLimiter(file.config.limits.threads)
-    made: list[Backend] = []
-    for index, entry in enumerate(file.config.backends):
-        origin = file.origin.at("backends", index)
-        match entry:
-            case PythonBackendConfig():
-                from roundgate.backends.python import PythonBackend
-
-                made.append(PythonBackend(entry, origin, limiter))
-            case HttpBackendConfig():
-                from roundgate.backends.http import HttpBackend
-
-                made.append(HttpBackend(entry, origin))
-    return made
 
 
 _making_clients = threading.Lock()  # a session must not make two at once

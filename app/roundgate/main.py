@@ -20,10 +20,10 @@ from starlette.middleware import Middleware
 
 from roundgate import config, logs, settings, tracing
 from roundgate.auth.principal import LocalVerifier, Verifier
-from roundgate.backends.catalog import Catalog
+from roundgate.backends.serving import Serving, Snapshot, ToolScopes
 from roundgate.clock import Clock
 from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig
-from roundgate.core import Stores, aws_client, build_core
+from roundgate.core import Core, Stores, aws_client, build_core
 from roundgate.errors import ConfigError, Problem
 from roundgate.http.authentication import AuthenticationMiddleware
 from roundgate.http.challenge import ProtectedResource
@@ -35,12 +35,16 @@ from roundgate.http.limits import BodyBudget
 from roundgate.http.responder import GRACE_S
 from roundgate.http.shutdown import on_stop_signal
 from roundgate.http.stalls import telling_of_stalls
+from roundgate.methods.current import CurrentMethods, Use
 from roundgate.methods.discovery import server_info
+from roundgate.methods.hub import LIST_CHANGED
 from roundgate.methods.once import Once
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.table import Methods
 from roundgate.protocol import v2026_07_28
+from roundgate.reload import Reloader
 from roundgate.settings import Settings
+from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.watch import Watch
 from roundgate.tokens import keys
@@ -78,48 +82,100 @@ def build_app(
         ConfigError: a back end cannot be served as configured, or names collide.
     """
     clock = clock or Clock()
-    core = build_core(file, using, clock, stores)
-    sealer = make_sealer(file.config, using, clock)
-    rounds, once = Rounds(sealer, clock, file.config.state.max_rounds), Once(core.stores.once, sealer, clock)
-    watch = Watch(core.stores.tasks, clock, file.config.tasks.poll_interval_ms / 1000)
-    tasks = Tasks(core.stores.tasks, core.stores.queue, clock, file.config.tasks)
-    written = v2026_07_28.Results(server_info(file.config.server))
-    methods = Methods(
-        file.config, core.catalog, core.hub, rounds, once, tasks, watch, clock, written, streams=using.streams
-    )
-    resource = make_resource(file, using, core.catalog)
-    works = using.works and "tasks" in methods.features
-    pool = core.pool(file.config, clock, stop_grace_s=STOP_GRACE_S, owns_process=owns_process) if works else None
-
-    def stop_soon() -> None:
-        core.hub.close()
-        if pool is not None:
-            pool.stop_soon()
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for aclose in (core.aclose, watch.aclose, once.aclose):  # last to first
-                stack.push_async_callback(aclose)
-            if pool is not None:
-                pool.start()
-                stack.push_async_callback(pool.stop)
-            stack.enter_context(on_stop_signal(asyncio.get_running_loop(), stop_soon))
-            stack.enter_context(telling_of_stalls(asyncio.get_running_loop()))
-            yield
-
+    gateway = _Gateway(file, using, clock, build_core(file, using, clock, stores), owns_process=owns_process)
+    resource = make_resource(file, using, gateway.core.serving)
     app = FastAPI(
         title=file.config.server.name,
         version=file.config.server.version,
-        lifespan=lifespan,
-        middleware=_middleware(file.config, using, methods, resource, clock),
+        lifespan=gateway.lifespan,
+        middleware=_middleware(file.config, using, gateway.methods, resource, clock),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, file.config, resource)
+    _add_routes(app, gateway, resource)
     return app
+
+
+class _Gateway:
+    """What the app is made around: what is served, who answers, who works on tasks, and what swaps all that."""
+
+    def __init__(self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool) -> None:
+        self.core = core
+        self.config = file.config
+        self._using = using
+        self._clock = clock
+        self._owns_process = owns_process
+        stores, tasks = core.stores, file.config.tasks
+        sealer = make_sealer(file.config, using, clock)
+        self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
+        self._once = Once(stores.once, sealer, clock)
+        self._watch = Watch(stores.tasks, clock, tasks.poll_interval_ms / 1000)
+        self._tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
+        self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
+        self._reloader = Reloader(file, core.serving, core.modules, self._swap, watches=using.reload)
+        self._pool = self._make_pool()
+
+    def _serves(self, config: GatewayConfig, snapshot: Snapshot) -> tuple[Methods, Use]:
+        made = Methods(
+            config,
+            snapshot.catalog,
+            self.core.hub,
+            self._rounds,
+            self._once,
+            self._tasks,
+            self._watch,
+            self._clock,
+            v2026_07_28.Results(server_info(config.server)),
+            streams=self._using.streams,
+        )
+        return made, snapshot.use
+
+    def _make_pool(self) -> Pool | None:
+        """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
+        if not self._using.works or "tasks" not in self.methods.features:
+            return None
+        return self.core.pool(self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process)
+
+    def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
+        """Serve something else from now on, and tell those who listen which lists have changed."""
+        serves = self._serves(config, snapshot)
+        before = self.core.serving.catalog
+        self.core.serving.swap(snapshot)
+        self.methods.swap(*serves)
+        self.config = config
+        if self._pool is None and (pool := self._make_pool()) is not None:
+            pool.start()
+            self._pool = pool
+        elif self._pool is not None:
+            self._pool.renew_children()
+        for name in snapshot.catalog.lists_that_differ(before):
+            self.core.hub.publish(LIST_CHANGED[name])
+
+    def _stop_soon(self) -> None:
+        self.core.hub.close()
+        if self._pool is not None:
+            self._pool.stop_soon()
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Around the app's life in an event loop."""
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            for aclose in (self.core.aclose, self._watch.aclose, self._once.aclose):  # last to first
+                stack.push_async_callback(aclose)
+            stack.push_async_callback(self._stop_pool)
+            if self._pool is not None:
+                self._pool.start()
+            stack.enter_context(on_stop_signal(loop, self._stop_soon))
+            stack.enter_context(telling_of_stalls(loop))
+            await stack.enter_async_context(self._reloader.running())
+            yield
+
+    async def _stop_pool(self) -> None:
+        if self._pool is not None:
+            await self._pool.stop()
 
 
 def make_sealer(config: GatewayConfig, using: Settings, clock: Clock) -> StateSealer:
@@ -153,7 +209,7 @@ def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Cloc
     return keys.Refreshed(load, clock) if using.on_lambda else load()
 
 
-def make_resource(file: ConfigFile, using: Settings, served: Catalog) -> ProtectedResource | None:
+def make_resource(file: ConfigFile, using: Settings, serving: Serving) -> ProtectedResource | None:
     """The gateway as a protected resource; `None` without authentication.
 
     Raises:
@@ -171,8 +227,7 @@ def make_resource(file: ConfigFile, using: Settings, served: Catalog) -> Protect
         remedy = "set it to the URL that clients use, such as https://mcp.example.com"
         message = "is needed with auth: tokens and metadata are about a URL, and a request can only claim one"
         raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])
-    scopes = frozenset[str]().union(*(tool.tool.scopes for tool in served.tools.values()))
-    return ProtectedResource(using.public_url.rstrip("/"), file.config.http.path, auth, scopes)
+    return ProtectedResource(using.public_url.rstrip("/"), file.config.http.path, auth, ToolScopes(serving))
 
 
 def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
@@ -191,7 +246,7 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
 
 
 def _middleware(
-    config: GatewayConfig, using: Settings, methods: Methods, resource: ProtectedResource | None, clock: Clock
+    config: GatewayConfig, using: Settings, methods: CurrentMethods, resource: ProtectedResource | None, clock: Clock
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = config.http
@@ -232,14 +287,15 @@ def _nothing(endpoint: str) -> JSONResponse:
     return JSONResponse({"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404)
 
 
-def _add_routes(app: FastAPI, config: GatewayConfig, resource: ProtectedResource | None) -> None:
+def _add_routes(app: FastAPI, gateway: _Gateway, resource: ProtectedResource | None) -> None:
     """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
 
     async def healthz(request: Request) -> JSONResponse:
-        return JSONResponse({"status": "ok", "name": config.server.name, "version": config.server.version})
+        server = gateway.config.server
+        return JSONResponse({"status": "ok", "name": server.name, "version": server.version})
 
     async def not_found(request: Request, error: Exception) -> JSONResponse:
-        return _nothing(config.http.path)
+        return _nothing(gateway.config.http.path)
 
     async def metadata(request: Request) -> JSONResponse:
         return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})

@@ -51,6 +51,8 @@ class Settings:
     """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except on AWS Lambda."""
     allow_anonymous: bool = False
     """GATEWAY_ALLOW_ANONYMOUS: without authentication, serve at addresses that others can reach nevertheless."""
+    reload: bool = False
+    """GATEWAY_RELOAD: watch gateway.yaml and what it has loaded, and serve what changes; true or false."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
     on_demand: bool = False
@@ -105,6 +107,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     worker = cast("WorkerMode", read("GATEWAY_WORKER", "auto", ("auto", "on", "off")))
     log_level = read("GATEWAY_LOG_LEVEL", "info", LOG_LEVELS)
     allow_anonymous = read("GATEWAY_ALLOW_ANONYMOUS", "false", ("false", "true")) == "true"
+    reload = read("GATEWAY_RELOAD", "false", ("false", "true")) == "true"
     public_url = environ.get("GATEWAY_PUBLIC_URL") or None
     if public_url is not None and not _is_origin(public_url):
         remedy = "give the URL that clients use, such as https://mcp.example.com"
@@ -132,6 +135,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         queue=queue,
         worker=worker,
         allow_anonymous=allow_anonymous,
+        reload=reload,
         on_lambda=on_lambda,
         on_demand=on_lambda and (environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand") == "on-demand",
     )

@@ -1,13 +1,15 @@
 """Several back ends as one catalog: names, order, collisions, look-up, and lists as bytes."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from roundgate.backends import catalog as catalogs
 from roundgate.backends.base import Offering, Prompt, Resource, Tool
-from roundgate.backends.catalog import Catalog, build
+from roundgate.backends.catalog import Catalog
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.protocol.content import Completion
 from roundgate.protocol.pages import Pages
@@ -41,7 +43,7 @@ class Fake:
         self.name, self.prefix = name, prefix
         self._offered, self._wrong = offered, wrong
 
-    def load(self) -> Offering:
+    async def offer(self) -> Offering:
         if self._wrong:
             raise ConfigError([Problem("f", "p", self._wrong, "r")])
         kinds = [[one for one in self._offered if isinstance(one, kind)] for kind in (Tool, Prompt, Resource)]
@@ -52,6 +54,10 @@ class Fake:
 
 def entries(pages: Pages) -> list[dict[str, Any]]:
     return list(json.loads(b"[" + pages.page(None).entries + b"]"))
+
+
+def build(backends: Sequence[Fake], page_size: int) -> Catalog:
+    return asyncio.run(catalogs.build(backends, page_size))
 
 
 def problems(*backends: Fake) -> list[Problem]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate import logs
-from roundgate.config import HttpBackendConfig
+from roundgate.backends.http.config import HttpBackendConfig
 from roundgate.errors import ConfigError
 from tests.support import root_logger, wire
 from tests.support.services import answer, gateway_to, service
@@ -287,6 +287,19 @@ async def test_redirects_on_the_same_origin_are_followed_with_the_credential(htt
         found = (await gate.call("tool"))["structuredContent"]
     assert found["url"] == f"{httpbin_url}/get"
     assert found["headers"]["Authorization"] == "Bearer [redacted]"
+
+
+@pytest.mark.parametrize(
+    ("location", "asked"), [("/b", "/b?key="), ("/b?x=1", "/b?x=1&key="), ("/b?key=own", "/b?key=own")]
+)
+async def test_a_key_in_the_query_goes_with_a_redirect_unless_it_has_one(location: str, asked: str) -> None:
+    async with service(answer(b"", "302 Found", Location=location), answer(b'"arrived"')) as told:
+        async with gateway_to(told.url, {"path": "/a"}, credential={"query": "key", "value": SECRET}) as gate:
+            assert await gate.text("tool") == "arrived"
+        assert told.request_lines == [
+            f"GET /a?key={SECRET} HTTP/1.1",
+            f"GET {asked}{SECRET if asked.endswith('key=') else ''} HTTP/1.1",
+        ]
 
 
 async def test_redirects_without_end_are_not_followed_for_ever(httpbin_url: str) -> None:

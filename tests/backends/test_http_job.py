@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.backends.http_dialogue import INPUT_REQUIRED
+from roundgate.backends.http.dialogue import INPUT_REQUIRED
 from roundgate.cli import main
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, Origin
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config_base import Origin
 from roundgate.core import Stores, make_stores
 from roundgate.errors import LeaseLost
 from roundgate.main import build_app

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from roundgate.backends.http import Answer, HttpTool, Outgoing
-from roundgate.config import HttpToolConfig
+from roundgate.backends.http.config import HttpToolConfig
+from roundgate.backends.http.declared import endpoint_of
+from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.errors import BackendError, ToolError
 
 
-def declared(**config: Any) -> HttpTool:
-    return HttpTool.of(HttpToolConfig.model_validate({"name": "t", "description": "d", "path": "/", **config}))
+def declared(**config: Any) -> Endpoint:
+    return endpoint_of(HttpToolConfig.model_validate({"name": "t", "description": "d", "path": "/", **config}))
 
 
 def sent(values: dict[str, Any], /, **config: Any) -> Outgoing:

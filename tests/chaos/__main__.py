@@ -27,7 +27,7 @@ class Run:
 
 
 RUNS: Final[Mapping[str, Run]] = {
-    "handlers": Run(handlers.main, 5_000, 0, "handlers"),
+    "handlers": Run(handlers.main, 5_000, 100, "handlers"),
     "tasks": Run(tasks.main, 500, 100),
     "poison": Run(poison.main, 500, 20),
     "lambda": Run(functions.main, 300, 60),

@@ -118,3 +118,20 @@ def test_it_tells_what_is_wrong_before_it_takes_any_task(tmp_path: Path) -> None
     ran = roundgate("worker", directory=tmp_path, GATEWAY_QUEUE="kafka://x", GATEWAY_WORKER="maybe")
     assert (ran.status, ran.err.count("GATEWAY_QUEUE"), ran.err.count("GATEWAY_WORKER")) == (1, 1, 1)
     assert not (tmp_path / ".roundgate").exists()
+
+
+async def test_on_sighup_it_serves_what_the_files_say_now_and_a_turn_ends_on_what_it_began_with(
+    tmp_path: Path, config: Path
+) -> None:
+    held = await begun(tmp_path, config, "hold")
+    with working(config, tmp_path / "worker.log", environment(tmp_path)) as worker:
+        worker.logged(msg="holding")
+        changed = TOOLS.replace('"dug"', '"dug deeper"').replace('f"held', 'f"wrongly held')
+        (tmp_path / "digging.py").write_text(changed)
+        worker.process.send_signal(signal.SIGHUP)
+        worker.logged(msg=f"reloaded {config}")
+        dug = await begun(tmp_path, config, "dig")
+        assert await ended(tmp_path, dug) == "dug deeper"
+        (tmp_path / "gate").touch()
+        assert await ended(tmp_path, held) == f"held since {worker.process.pid}"
+        assert worker.stop() == 0

@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from roundgate.config import ConfigFile, GatewayConfig, Origin
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config_base import Origin
 from roundgate.main import build_app
 from roundgate.settings import Settings
 from roundgate.tokens.keys import new_key

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,11 @@ class Server:
 
 
 @contextmanager
-def running(config: Path, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """Serve a configuration until the block ends."""
+def running(config: Path, environment: dict[str, str] | None = None, *options: str) -> Iterator[Server]:
+    """Serve a configuration until the block ends; its processes end with it."""
     port, log = _free_port(), config.with_suffix(".log")
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", _COMMAND, "serve", str(config), "--port", str(port)]
+    command = [sys.executable, "-c", _COMMAND, "serve", str(config), "--port", str(port), *options]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, cwd=root, stdout=out, stderr=out, env=os.environ | (environment or {}), start_new_session=True
@@ -68,7 +68,8 @@ def running(config: Path, environment: dict[str, str] | None = None) -> Iterator
         _wait_until_it_answers(server)
         yield server
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from roundgate.config import ConfigFile, GatewayConfig, Origin
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config_base import Origin
 from roundgate.main import build_app
 from roundgate.settings import Settings
 from roundgate.yaml_file import Located

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from anyio import CapacityLimiter
 
 from roundgate.auth.principal import LOCAL, Principal
-from roundgate.backends import catalog
+from roundgate.backends import catalog, loading
 from roundgate.backends.base import Offering, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock, Deadline
@@ -49,7 +49,7 @@ class Functions:
     name: str = "functions"
     prefix: str = ""
 
-    def load(self) -> Offering:
+    async def offer(self) -> Offering:
         return Offering([_tool(name, handler) for name, handler in self.handlers.items()])
 
     async def aclose(self) -> None:
@@ -58,7 +58,7 @@ class Functions:
 
 def catalog_of(**handlers: Handler) -> Catalog:
     """A catalog of these handlers under their names."""
-    return catalog.build([Functions(handlers)], page_size=100)
+    return loading.apart(catalog.build([Functions(handlers)], page_size=100))
 
 
 def _tool(name: str, handler: Handler) -> Tool:

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from roundgate import config
-from roundgate.backends import catalog
-from roundgate.core import make_backends
+from roundgate.backends import loading
 from roundgate.main import build_app
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.settings import Settings
@@ -88,5 +87,5 @@ def test_the_job_of_the_page_is_a_configuration(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "gateway.yaml").write_text(example)
     file = config.load(tmp_path / "gateway.yaml")
-    (served,) = catalog.build(make_backends(file), 100).tools.values()
+    (served,) = loading.load(file).catalog.tools.values()
     assert served.tool.task == "optional"

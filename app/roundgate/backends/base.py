@@ -1,16 +1,21 @@
 """What every back end offers, whatever is behind it.
 
-A back end is loaded once, offers values (`Offering`), and is closed at shutdown. Each `Tool`, `Prompt` and `Resource`
-carries its wire definition, served verbatim, and the function that serves it; names are still without prefix.
+A back end is made of its settings, says what it offers (`Offering`), serves calls, and is closed when the last of them
+has ended. Each `Tool`, `Prompt` and `Resource` carries its wire definition, served verbatim, and the function that
+serves it; names are still without prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from roundgate.config import TaskMode
+from anyio import CapacityLimiter
+
+from roundgate.backends.python.modules import Modules
+from roundgate.config_base import Origin, TaskMode
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
 from roundgate.replay.context import Context
 
@@ -67,6 +72,8 @@ class Offering:
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
     resources: Sequence[Resource] = ()
+    files: frozenset[Path] = frozenset()
+    """Files that it was read from, besides gateway.yaml and Python modules; a change makes it worth asking again."""
 
 
 class Backend(Protocol):
@@ -80,8 +87,11 @@ class Backend(Protocol):
     def prefix(self) -> str:
         """What stands before each name, separator included; empty for none."""
 
-    def load(self) -> Offering:
-        """Everything it offers.
+    async def offer(self) -> Offering:
+        """Everything it offers now; may be asked again, and then says what has changed since.
+
+        It may be awaited in another event loop than the calls that follow, and in another thread than made the back
+        end: a connection that it needs does not outlive it.
 
         Raises:
             ConfigError: it cannot be served as configured.
@@ -89,3 +99,18 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections. Nothing is called afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the back ends of one configuration have in common."""
+
+    threads: CapacityLimiter
+    """Plain (not async) functions that run at once."""
+    modules: Modules
+    """The Python modules that they have loaded."""
+
+
+MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]
+"""Makes a back end of its settings (of the model in the table), where they stand, and what it shares with others;
+raises ConfigError. It runs in the thread that serves, and waits for files only: the rest belongs to `offer`."""

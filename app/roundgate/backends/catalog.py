@@ -1,14 +1,17 @@
 """Everything that is served, merged from all back ends: look-up by name or URI, and lists as bytes.
 
-Built once and immutable. Names get their back end's prefix, order is that of gateway.yaml and of each back end, and a
-collision is a start-up error that names both sides. Each entry of a list is serialised once; a page is a join.
+Immutable; a reload makes another one. Names get their back end's prefix, order is that of gateway.yaml and of each
+back end, and a collision is an error that names both sides. Each entry of a list is serialised once; a page is a join.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
@@ -55,11 +58,29 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    files: frozenset[Path] = frozenset()
+    """What back ends have read it from, besides gateway.yaml and Python modules."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
+
+    def use(self) -> AbstractContextManager[Catalog]:
+        """Itself: a catalog that nobody swaps (`roundgate.backends.serving.CatalogSource`)."""
+        return nullcontext(self)
+
+    def lists_that_differ(self, other: Catalog) -> frozenset[str]:
+        """Of "tools", "prompts" and "resources" those of which a client may see another list in the other catalog."""
+        mine, others = self._lists(), other._lists()
+        return frozenset(name for name in mine if mine[name] != others[name])
+
+    def _lists(self) -> Mapping[str, Any]:
+        return {
+            "tools": (self.tool_pages.items, [served.tool.scopes for served in self.tools.values()]),
+            "prompts": self.prompt_pages.items,
+            "resources": (self.resource_pages.items, self.template_pages.items),
+        }
 
     def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
         """The tools that a caller with these scopes may see; kept for each set of scopes that makes a difference."""
-        granted = scopes & self._all_scopes()
+        granted = scopes & self.all_scopes()
         if granted in self._visible:
             return self._visible[granted]
         chosen = [item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted]
@@ -68,7 +89,8 @@ class Catalog:
             self._visible[granted] = pages
         return pages
 
-    def _all_scopes(self) -> frozenset[str]:
+    def all_scopes(self) -> frozenset[str]:
+        """Every scope that some tool needs."""
         return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
 
     def tool(self, name: str) -> ServedTool:
@@ -159,19 +181,32 @@ class _Shelf(Generic[T]):
         self.problems.append(Problem("gateway.yaml", f"back end {backend!r}", message, remedy))
 
 
-def build(backends: Sequence[Backend], page_size: int) -> Catalog:
-    """Load every back end and merge what they offer.
+async def build(backends: Sequence[Backend], page_size: int, problems: Sequence[Problem] = ()) -> Catalog:
+    """Ask every back end, all at once, and merge what they offer; `problems` are those that are known already.
 
     Raises:
         ConfigError: all that is wrong in all of them.
     """
+    found = list(problems)
+    offered = await asyncio.gather(*(_offer(backend, found) for backend in backends))
+    return _merge(list(zip(backends, offered, strict=True)), page_size, found)
+
+
+async def _offer(backend: Backend, problems: list[Problem]) -> Offering:
+    try:
+        return await backend.offer()
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return Offering()
+
+
+def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems: list[Problem]) -> Catalog:
     tools = _Shelf[Tool]("tool", lambda tool: tool.definition["name"])
     prompts = _Shelf[Prompt]("prompt", lambda prompt: prompt.definition["name"])
     resources = _Shelf[Resource]("resource", lambda resource: resource.definition["uri"])
     templates = _Shelf[Resource]("resource template", lambda resource: resource.definition["uriTemplate"])
-    problems: list[Problem] = []
-    for backend in backends:
-        for tool in (offering := _load(backend, problems)).tools:
+    for backend, offering in offered:
+        for tool in offering.tools:
             tools.put(_prefixed(tool, backend.prefix), backend.name)
         for prompt in offering.prompts:
             prompts.put(_prefixed(prompt, backend.prefix), backend.name)
@@ -190,15 +225,8 @@ def build(backends: Sequence[Backend], page_size: int) -> Catalog:
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
+        files=frozenset().union(*(offering.files for _, offering in offered)),
     )
-
-
-def _load(backend: Backend, problems: list[Problem]) -> Offering:
-    try:
-        return backend.load()
-    except ConfigError as error:
-        problems.extend(error.problems)
-        return Offering()
 
 
 def _prefixed(item: T, prefix: str) -> T:

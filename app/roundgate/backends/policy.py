@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate.backends.base import CallTool, Tool
+from roundgate.backends.config import BackendConfig
 from roundgate.backends.shown import shown
-from roundgate.config import BackendConfig
 from roundgate.errors import ToolError
 from roundgate.protocol.content import ToolResult
 from roundgate.protocol.schemas import Schema

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 from roundgate.cli.arguments import age_ms, task_ref
 from roundgate.errors import ConfigError
+
+_RELOAD: Final = "watch gateway.yaml and the modules it has loaded, and serve what changes (as SIGHUP does, once)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, default=8000, help="port to bind to (default: %(default)s)")
     serve.add_argument("--allow-anonymous", action="store_true", help="bind to any address without authentication")
     serve.add_argument("--workers", type=int, default=1, help="processes that share the port (default: %(default)s)")
+    serve.add_argument("--reload", action="store_true", help=_RELOAD)
     serve.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), help="default: GATEWAY_LOG_LEVEL, or info"
     )
@@ -57,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
     worker.add_argument("config", nargs="?", type=Path, help="as for serve")
     worker.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="as for serve")
+    worker.add_argument("--reload", action="store_true", help="as for serve")
     worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # for processes that this program begins
 
     _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))

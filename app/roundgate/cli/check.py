@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from roundgate import config
-from roundgate.backends import catalog
-from roundgate.core import make_backends
+from roundgate.backends import loading
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,7 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: every problem, in the file and in what it refers to.
     """
     file = config.load(arguments.config)
-    served = catalog.build(make_backends(file), file.config.limits.page_size)
+    served = loading.load(file).catalog
     _print("tools", [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()])
     _print("prompts", [(name, prompt.definition.get("description")) for name, prompt in served.prompts.items()])
     _print("resources", [(uri, resource.definition.get("name")) for uri, resource in served.resources.items()])

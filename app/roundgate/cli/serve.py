@@ -7,15 +7,18 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from roundgate import config, logs, main, settings
 from roundgate.config import ConfigFile, HttpConfig
 from roundgate.errors import ConfigError
 from roundgate.http import server
+from roundgate.reload import terminal_watch
 from roundgate.settings import Settings
 
 STARTUP_FAILURE: Final = 3
@@ -43,10 +46,28 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
+        if hasattr(signal, "SIGHUP"):
+            Multiprocess.handle_hup = _on_hangup()  # type: ignore[method-assign, assignment]
         uvicorn.run("roundgate.main:create_app", factory=True, workers=arguments.workers, **options)
     else:
         _serve(uvicorn.Config(app, **options))
     return 0
+
+
+def _on_hangup() -> Callable[[Multiprocess], None]:
+    """What the supervisor of several processes does on SIGHUP: it passes it on, and each reloads. uvicorn would replace
+    them all, and with them end the calls that take longer than a graceful shutdown."""
+    is_gone = terminal_watch()
+
+    def handle(supervisor: Multiprocess) -> None:
+        if is_gone():  # the others have been told as well
+            supervisor.should_exit.set()
+            return
+        for process in supervisor.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
+
+    return handle
 
 
 def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -86,6 +107,8 @@ def _put_into_environment(arguments: argparse.Namespace) -> None:
         os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
     if arguments.allow_anonymous:
         os.environ["GATEWAY_ALLOW_ANONYMOUS"] = "true"
+    if arguments.reload:
+        os.environ["GATEWAY_RELOAD"] = "true"
 
 
 def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:

@@ -16,7 +16,10 @@ from collections.abc import Callable
 from typing import Final
 
 from roundgate import config, core, logs, settings
+from roundgate.backends.serving import Snapshot
 from roundgate.clock import Clock
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.reload import Reloader
 from roundgate.tasks.isolation import Lone
 from roundgate.tasks.pool import end_soon
 
@@ -36,33 +39,43 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ["GATEWAY_CONFIG"] = str(arguments.config)
     if arguments.log_level is not None:
         os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
+    if arguments.reload:
+        os.environ["GATEWAY_RELOAD"] = "true"
     using = settings.from_environment(os.environ)
     logs.configure(using.log_level)
     file = config.load(using.config)
     parts = core.build_core(file, using, Clock())
     if arguments.parent is None:
-        asyncio.run(_work(parts, file.config))
+        asyncio.run(_work(parts, file, watches=using.reload))
     else:
         asyncio.run(_work_alone(parts, file.config, socket.socket(fileno=arguments.parent)))
     return 0
 
 
-async def _work(parts: core.Core, using: config.GatewayConfig) -> None:
+async def _work(parts: core.Core, file: ConfigFile, *, watches: bool) -> None:
     stop = asyncio.Event()
     _on_signals(stop.set)
-    pool = parts.pool(using, Clock(), stop_grace_s=STOP_GRACE_S, owns_process=True)
+    pool = parts.pool(file.config, Clock(), stop_grace_s=STOP_GRACE_S, owns_process=True)
+
+    def swap(_: GatewayConfig, snapshot: Snapshot) -> None:
+        parts.serving.swap(snapshot)
+        pool.renew_children()
+
     pool.start()
-    log.info("working on tasks, %d at once", using.tasks.concurrency)
+    log.info("working on tasks, %d at once", file.config.tasks.concurrency)
     try:
-        await stop.wait()
+        async with Reloader(file, parts.serving, parts.modules, swap, watches=watches).running():
+            await stop.wait()
     finally:
         await pool.stop()
         await parts.aclose()
 
 
-async def _work_alone(parts: core.Core, using: config.GatewayConfig, parent: socket.socket) -> None:
+async def _work_alone(parts: core.Core, using: GatewayConfig, parent: socket.socket) -> None:
     clock, stop = Clock(), asyncio.Event()
     _on_signals(stop.set)
+    if hasattr(signal, "SIGHUP"):  # a whole process group may get it; the other process begins another child
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     worker = parts.worker(using, clock)
     watchdog = parts.watchdog(worker, using, clock)
     if watchdog is not None:

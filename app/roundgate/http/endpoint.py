@@ -19,9 +19,9 @@ from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
 from roundgate.http.responder import Responder, State
+from roundgate.methods.current import CurrentMethods
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Stream
-from roundgate.methods.table import Methods
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.inbound import Meta
 from roundgate.protocol.jsonrpc import Notification, RequestId
@@ -40,7 +40,7 @@ class McpEndpoint:
         self,
         app: ASGIApp,
         *,
-        methods: Methods,
+        methods: CurrentMethods,
         tracing: Tracing,
         max_body_bytes: int,
         budget: BodyBudget,

@@ -23,6 +23,9 @@ from roundgate.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCE
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 
+LIST_CHANGED: Final = {"tools": TOOLS_CHANGED, "prompts": PROMPTS_CHANGED, "resources": RESOURCES_CHANGED}
+"""What is told of a list that has changed."""
+
 Topic: TypeAlias = tuple[str, str | None]
 """A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""
 

@@ -85,7 +85,7 @@ class Branch:
         """Keep a timer that its code has set."""
         if self.timeouts is None:
             self.timeouts = Timeouts()
-        self.timeouts.add(timer)
+        self.timeouts.add(timer, self.path)
 
     def _child(self, segment: str) -> Branch:
         self.has_branched = True
@@ -126,19 +126,28 @@ class Timeouts:
     __slots__ = ("_timers", "_watermark")
 
     def __init__(self) -> None:
-        self._timers: list[Timer] = []
+        self._timers: list[tuple[Timer, str]] = []
         self._watermark = 16
 
-    def add(self, timer: Timer) -> None:
-        """One more."""
-        self._timers.append(timer)
+    def add(self, timer: Timer, path: str) -> None:
+        """One more, and the path of its branch."""
+        self._timers.append((timer, path))
         if len(self._timers) > self._watermark:
-            self._watermark = 16 + 2 * len(self.active())
+            self._timers = [(timer, path) for timer, path in self._timers if _state(timer) in ("active", "expiring")]
+            self._watermark = 16 + 2 * len(self._timers)
 
     def active(self) -> list[Timer]:
         """Those that have been set, and neither left nor fired."""
-        self._timers = [timer for timer in self._timers if "[active]" in repr(timer)]
-        return self._timers
+        return [timer for timer, _ in self._timers if _state(timer) == "active"]
+
+    def is_ending(self, path: str) -> bool:
+        """Whether one of them has fired, and what it ends contains this branch."""
+        return any(path.startswith(of) and _state(timer) == "expiring" for timer, of in self._timers)
+
+
+def _state(timer: Timer) -> str:
+    """`active`, `expiring` once it has fired, and something else when it has been left."""
+    return repr(timer).partition("[")[2].partition("]")[0]
 
 
 class _WaitFor:
@@ -151,7 +160,9 @@ class _WaitFor:
         return self._handle.when()
 
     def __repr__(self) -> str:
-        return "[over]" if self._handle.cancelled() else "[active]"
+        if self._handle.cancelled():
+            return "[finished]"
+        return "[active]" if self._handle.when() > asyncio.get_running_loop().time() else "[expiring]"
 
 
 @dataclass(frozen=True, slots=True)

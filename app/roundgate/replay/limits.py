@@ -29,7 +29,8 @@ class TimeLimit:
         self._timer: asyncio.TimerHandle | None = None
         self._branch: Branch | None = None
         self._cancelling = 0
-        self._has_fired = False
+        self.has_fired = False
+        """Whether it has ended its block, or is about to."""
         self._left = asyncio.Event()
         self.until_ms = 0
 
@@ -41,7 +42,7 @@ class TimeLimit:
     @property
     def is_pending(self) -> bool:
         """Whether it is about to end its block, now or later."""
-        return not self._has_fired and not self.is_left
+        return not self.has_fired and not self.is_left
 
     async def wait_until_left(self) -> None:
         """Return once the block has ended."""
@@ -64,7 +65,7 @@ class TimeLimit:
             self._timer.cancel()
         if self._branch is not None:
             self._branch.scopes = tuple(scope for scope in self._branch.scopes if scope is not self)
-        if not self._has_fired or self._task is None:
+        if not self.has_fired or self._task is None:
             return
         # ours alone becomes a time-out: a cancellation that came from elsewhere as well goes on
         is_ours = self._task.uncancel() <= self._cancelling
@@ -73,7 +74,7 @@ class TimeLimit:
 
     def fire(self) -> None:
         """End the block, if it has not ended."""
-        if self._has_fired or self._task is None or self._run.stopped is not None:
+        if self.has_fired or self._task is None or self._run.stopped is not None:
             return
-        self._has_fired = True
+        self.has_fired = True
         self._task.cancel()

@@ -128,6 +128,7 @@ class Scope(Protocol):
     until_ms: int
     is_left: bool
     is_pending: bool
+    has_fired: bool
 
     def fire(self) -> None:
         """End that part."""
@@ -506,11 +507,19 @@ class Run:
         try:
             yield
         except asyncio.CancelledError:
-            if self.stopped is None and not self._is_being_ended():
-                place = here.get()
-                branch = place if isinstance(place, Branch) else self.root
+            place = here.get()
+            branch = place if isinstance(place, Branch) else self.root
+            if self.stopped is None and not self._is_being_ended() and not self._is_cut_as_before(branch):
                 await self._remember(Cut(key, round(self._clock.monotonic_ms() - begun_ms), what), branch)
             raise
+
+    def _is_cut_as_before(self, branch: Branch) -> bool:
+        """Whether what follows from things remembered ends something that an earlier run did not come to. A time limit
+        follows from nothing."""
+        if self._order is None or self._order.is_over or not self.root.has_branched:
+            return False
+        is_timer = self.root.timeouts is not None and self.root.timeouts.is_ending(branch.path)
+        return not is_timer and not any(scope.has_fired for scope in _around(branch))
 
     def _is_being_ended(self) -> bool:
         """Whether it is not the handler that cancels: an event loop that ends cancels all its tasks, in any order."""
@@ -605,8 +614,9 @@ class Run:
         branch = await self._enter("shed", name)
         key = self._place(branch).key("shed", name)
         if key not in self.journal.steps:
-            await self._remember(Passed(key))
-            await self._park(branch)
+            async with self._noting_cut(key):
+                await self._remember(Passed(key))
+                await self._park(branch)
         await self._pass(branch, key)
 
     async def continue_as_task(self) -> None:
@@ -615,7 +625,8 @@ class Run:
         key = self._place(branch).key("task", "task")
         if self.call.may_become_task:
             self.wants_task = True
-            await self._park(branch)
+            async with self._noting_cut(key):
+                await self._park(branch)
         await self._pass(branch, key)
 
     async def _pass(self, branch: Branch, key: str) -> None:

@@ -96,6 +96,8 @@ class Child:
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.process = process
+        self.is_outdated = False
+        """Whether what it serves is no longer what is served."""
         self._reader = reader
         self._writer = writer
 
@@ -170,10 +172,22 @@ class Children:
         return None
 
     def _keep(self, child: Child) -> None:
-        if self._is_stopping:
+        if self._is_stopping or child.is_outdated:
             self._end(child)
         else:
             self._idle[child] = asyncio.get_running_loop().call_later(IDLE_S, self._dismiss, child)
+
+    def renew(self) -> None:
+        """Keep none that serves what was served before: those that wait end now, the others after their turn."""
+        for child in self._busy:
+            child.is_outdated = True
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        while self._idle:
+            child, timer = self._idle.popitem()
+            timer.cancel()
+            self._end(child)
 
     def _dismiss(self, child: Child) -> None:
         self._idle.pop(child, None)
@@ -204,10 +218,7 @@ class Children:
     def stop_soon(self) -> None:
         """Have each let go of its task at its next step, and end."""
         self._is_stopping = True
-        while self._idle:
-            child, timer = self._idle.popitem()
-            timer.cancel()
-            self._end(child)
+        self._end_idle()
         for child in self._busy:
             child.send(signal.SIGTERM)
 

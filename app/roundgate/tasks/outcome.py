@@ -18,7 +18,7 @@ from roundgate.protocol.tasks import Status
 from roundgate.protocol.v2026_07_28 import wire_errors
 from roundgate.replay.engine import Completed, Failed
 
-log = logging.getLogger("roundgate.dispatch")
+log = logging.getLogger("roundgate.methods")
 
 
 def tool_result(outcome: Completed[ToolResult] | Failed, tool: str, clock: Clock) -> ToolResult:

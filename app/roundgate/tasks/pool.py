@@ -92,6 +92,11 @@ class Pool:
         if self._children is not None:
             self._children.stop_soon()
 
+    def renew_children(self) -> None:
+        """Have processes for suspects begin anew, with what is served now; a turn that runs there comes to its end."""
+        if self._children is not None:
+            self._children.renew()
+
     async def stop(self) -> None:
         """Let runs come to their next step, and let go of what is not there by then."""
         if not self._is_crashing:

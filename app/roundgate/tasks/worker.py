@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from roundgate.backends.catalog import Catalog, ServedTool
+from roundgate.backends.serving import CatalogSource
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
 from roundgate.errors import LeaseLost
@@ -46,7 +47,7 @@ class Worker:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalogs: CatalogSource,
         store: TaskStore,
         queue: TaskQueue,
         clock: Clock,
@@ -58,7 +59,7 @@ class Worker:
         metrics: Metrics | None = None,
     ) -> None:
         """`skew_s` is by how much the clocks of those who share the store may differ, unless `config` says so."""
-        self._catalog = catalog
+        self._catalogs = catalogs
         self._store = store
         self._clock = clock
         self._config = config
@@ -149,8 +150,9 @@ class Worker:
     async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
         try:
             self._check(claimed.record)
-            call, served = self._served(claimed)
-            return await self._carry(self._begin(claimed, call, deadline), call, served)
+            with self._catalogs.use() as catalog:  # to the end of the turn, whatever is swapped meanwhile
+                call, served = self._served(claimed, catalog)
+                return await self._carry(self._begin(claimed, call, deadline), call, served)
         except (LeaseLost, asyncio.CancelledError):
             raise
         except Declined as needs:
@@ -171,12 +173,12 @@ class Worker:
         if record.journal_version > JOURNAL_VERSION:
             raise Declined(f"reads journals of version {record.journal_version}")
 
-    def _served(self, claimed: Claimed) -> tuple[TaskCall, ServedTool]:
+    def _served(self, claimed: Claimed, catalog: Catalog) -> tuple[TaskCall, ServedTool]:
         try:
             call = TaskCall.from_bytes(claimed.call)
         except _UNREADABLE as error:
             raise Declined("can read its call") from error
-        served = self._catalog.tools.get(call.tool)
+        served = catalog.tools.get(call.tool)
         if served is None:
             raise Declined(f"serves {call.tool}")
         return call, served

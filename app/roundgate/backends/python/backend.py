@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +13,15 @@ from typing import Any
 from anyio import CapacityLimiter
 
 from roundgate.backends import returned
-from roundgate.backends.base import Complete, Offering, Prompt, Resource, Tool
+from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.declare import Completer, Described, Note, PromptNote, ResourceNote, ToolNote, notes_of
 from roundgate.backends.policy import with_approval
+from roundgate.backends.python import modules
+from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.backends.python.modules import Modules
 from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
-from roundgate.config import Origin, PythonBackendConfig
+from roundgate.config_base import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult, without_none
 from roundgate.protocol.uri_template import UriTemplate
@@ -33,21 +33,26 @@ from roundgate.replay.threads import in_thread
 class PythonBackend:
     """One module. Plain functions run in threads, at most `limiter` at a time; async ones in the event loop."""
 
-    def __init__(self, config: PythonBackendConfig, origin: Origin, limiter: CapacityLimiter) -> None:
+    def __init__(self, config: PythonBackendConfig, origin: Origin, shared: Shared) -> None:
+        """Imports the module, in the thread that serves: what a module makes may belong to its thread (sqlite3).
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
         self.name = config.name
         self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
-        self._limiter = limiter
+        self._limiter = shared.threads
+        self._module = self._import(shared.modules)
 
-    def load(self) -> Offering:
-        """Import the module and read its declarations, in the order in which the module defines them."""
-        module = self._import()
+    async def offer(self) -> Offering:
+        """What the module declares, in the order in which it defines it."""
         tools: list[Tool] = []
         prompts: list[Prompt] = []
         resources: list[Resource] = []
         problems: list[Problem] = []
-        for function, note in _declarations(module):
+        for function, note in _declarations(self._module):
             try:
                 callee = Callee(function, describe(function), self._limiter)
                 match note:
@@ -66,13 +71,12 @@ class PythonBackend:
     async def aclose(self) -> None:
         """Nothing is held."""
 
-    def _import(self) -> ModuleType:
+    def _import(self, loaded: Modules) -> ModuleType:
         base = self._origin.base_dir
         try:
             if self._config.path is None:
-                _prepend_path(base)
-                return importlib.import_module(str(self._config.module))
-            return _import_file(base / self._config.path, f"roundgate_backend_{self.name}")
+                return loaded.named(str(self._config.module), base)
+            return loaded.of_file(base / self._config.path, f"roundgate_backend_{self.name}")
         except (Exception, SystemExit) as error:  # a script that exits would take the gateway with it
             problem = self._origin.problem(
                 f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
@@ -240,28 +244,11 @@ def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> N
         raise ValueError(f"{what} names {unknown}, but there are only {list(known)}")
 
 
-def _import_file(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"there is no Python file {path.name} in {path.parent}")
-    _prepend_path(path.parent)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses and pickling look a module up by name
-    spec.loader.exec_module(module)
-    return module
-
-
 def _place(error: BaseException) -> str:
     """Where a module that is being imported went wrong: ` (tools.py:12)`; nothing if it was not even found."""
     if isinstance(error, SyntaxError):
         return ""  # its text has the place already
     frames = traceback.extract_tb(error.__traceback__)
-    ours = max(index for index, frame in enumerate(frames) if frame.filename == __file__)
+    ours = max(index for index, frame in enumerate(frames) if frame.filename in (__file__, modules.__file__))
     theirs = [frame for frame in frames[ours + 1 :] if "importlib" not in frame.filename]
     return f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
-
-
-def _prepend_path(directory: Path) -> None:
-    """Let a tool module import its neighbours, as a script could."""
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import quote, quote_plus
 
 from pydantic import SecretStr
 
-from roundgate.backends.http_dialogue import Answer
-from roundgate.config import Credential, HttpBackendConfig
+from roundgate.backends.http.config import ServiceConfig
+from roundgate.backends.http.messages import Answer
 from roundgate.protocol import jsonrpc
 
 PLACEHOLDER: Final = b"[redacted]"
@@ -31,10 +31,10 @@ class Redactor:
     needles: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, config: HttpBackendConfig) -> Redactor:
-        """Of everything secret that requests of a back end may carry."""
-        secrets = _of_credential(config.credential)
-        for headers in (config.headers, *(tool.headers for tool in config.tools)):
+    def of(cls, config: ServiceConfig, more: Iterable[Mapping[str, SecretStr]] = ()) -> Redactor:
+        """Of everything secret that requests to a service may carry; `more` has the fixed headers of its tools."""
+        secrets = set[str]() if config.credential is None else set(config.credential.secrets())
+        for headers in (config.headers, *more):
             secrets |= _of_headers(headers)
         spellings = {spelling for secret in secrets if len(secret) >= MIN_CHARS for spelling in _spellings(secret)}
         return cls(tuple(sorted(spellings, key=len, reverse=True)))
@@ -51,16 +51,6 @@ class Redactor:
             if needle in data:
                 data = data.replace(needle, PLACEHOLDER)
         return data
-
-
-def _of_credential(credential: Credential | None) -> set[str]:
-    if credential is None:
-        return set()
-    secrets = {one.get_secret_value() for one in (credential.bearer, credential.value) if one is not None}
-    if credential.basic is not None:
-        pair = credential.basic.get_secret_value()
-        secrets |= {pair, pair.partition(":")[2]}
-    return secrets
 
 
 def _of_headers(headers: Mapping[str, SecretStr]) -> set[str]:

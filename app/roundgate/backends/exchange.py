@@ -1,0 +1,235 @@
+"""Talking with what is behind a tool, whatever carries the words: it may ask back, and it may only start a job.
+
+    dialogue   exchange 1 ──▶ asks ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
+    follow     start ──▶ values     poll … (no worker is held) … poll ──▶ over     fetch ──▶ the result
+
+Each exchange is a step, so none is repeated in a later round or by another worker; what asks back has its own state
+travel in ours, sealed, and the client never sees it. An answer is kept as JSON, in whatever form who carries it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from roundgate.backends.config import JobConfig
+from roundgate.backends.json_pointer import point
+from roundgate.errors import BackendError
+from roundgate.protocol import jsonrpc
+from roundgate.replay.context import Context
+from roundgate.replay.questions import Raw, Url, form_schema
+from roundgate.replay.run import NAME
+
+_LINK: Final = re.compile(r"[!#-;=?-\[\]_a-z~]{1,2048}")
+"""RFC 3986's characters: no blanks, quotes, backslashes, controls, and nothing beyond ASCII."""
+
+Kept: TypeAlias = Mapping[str, Any]
+"""An answer, as JSON: what a step returns."""
+
+log = logging.getLogger("roundgate.backends")
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What the second exchange and later ones bring: answers of the client by key, and the state that came with the
+    questions."""
+
+    responses: Mapping[str, Any]
+    state: Any
+
+
+Exchange: TypeAlias = Callable[[int, Answering | None], Awaitable[Kept]]
+"""The nth exchange, from 1: what `asked` returns if there are questions, else the last answer, which has no member
+`inputRequests`. Raises BackendError."""
+
+
+async def dialogue(exchange: Exchange, context: Context) -> Kept:
+    """Exchange requests and answers until there are no more questions.
+
+    Raises:
+        BackendError: whatever the exchange raises.
+    """
+    answering: Answering | None = None
+    for number in count(1):
+        said: Kept = await context.step("exchange", _exchanging(exchange, number, answering))
+        if "inputRequests" not in said:
+            break
+        answers = await context.ask({key: Raw(request) for key, request in said["inputRequests"].items()})
+        answering = Answering({key: answer.value for key, answer in answers.items()}, said["state"])
+    return said
+
+
+def _exchanging(exchange: Exchange, number: int, answering: Answering | None) -> Callable[[], Awaitable[Kept]]:
+    """One exchange as a step without arguments: a credential or an endpoint may change between two rounds."""
+    return lambda: exchange(number, answering)
+
+
+def asked(envelope: Any) -> Kept:
+    """The questions of an envelope (docs/rounds.md): `{"inputRequests": {key: InputRequest}, "state": anything}`.
+
+    Raises:
+        BackendError: it is another, or asks for something that no client could show.
+    """
+    try:
+        requests: Mapping[str, Any] = envelope["inputRequests"]
+        for key, request in requests.items():
+            if not NAME.fullmatch(key):
+                raise ValueError(key)
+            _check(request)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BackendError("The service asked for input in a form that the gateway does not know") from None
+    if not requests:
+        raise BackendError("The service asked for input but had no question")
+    return {"inputRequests": dict(requests), "state": envelope.get("state")}
+
+
+def _check(request: Any) -> None:
+    """What no client could show is not passed on to one.
+
+    Raises:
+        ValueError: it is not an `InputRequest` of the schema, or its form is none.
+    """
+    match request:
+        case {"method": "elicitation/create", "params": {"mode": "url", "message": str(message), "url": str(url)}}:
+            Url(message, url)
+            _check_link(url)
+        case {"method": "elicitation/create", "params": {"message": str(), "requestedSchema": dict(fields), **others}}:
+            if others.get("mode", "form") != "form":
+                raise ValueError("elicitation has the modes form and url")
+            form_schema(fields)
+        case {"method": "sampling/createMessage", "params": {"messages": list(), "maxTokens": int()}}:
+            pass
+        case {"method": "roots/list"} if isinstance(request.get("params", {}), dict):
+            pass
+        case _:
+            raise ValueError("not an input request")
+
+
+def _check_link(url: str) -> None:
+    """A page that a service may send a user to: https, or http on this machine; nothing that a browser would run.
+
+    Raises:
+        ValueError: it is another, or shows another place than it leads to.
+    """
+    parts = urlsplit(url)
+    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_local):
+        raise ValueError("not https")
+    if not parts.hostname or "@" in parts.netloc or not _LINK.fullmatch(url):
+        raise ValueError("no host, a user, or characters that no URL has")
+
+
+class NotNow(Exception):
+    """A job cannot be asked for just now; its text says why."""
+
+
+class Job(Protocol):
+    """A job of a service, as who carries the words knows it. Every method raises BackendError where there is no sense
+    in going on."""
+
+    @property
+    def config(self) -> JobConfig:
+        """What an answer means."""
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the result is to be fetched; else the last poll's answer is it."""
+
+    async def start(self) -> Any:
+        """What the service answers to the start, as JSON."""
+
+    async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
+        """What it answers about the job with these values, as JSON, and the whole answer as it is kept.
+
+        Raises:
+            NotNow
+        """
+
+    async def fetch(self, values: Mapping[str, str]) -> Kept:
+        """The result.
+
+        Raises:
+            NotNow: what took hours is not given up for a gateway's 503.
+        """
+
+
+async def follow(job: Job, context: Context) -> Kept:
+    """The answer that has the job's result. As a task this survives any process; as an ordinary call it lasts as long
+    as a call may, and sheds.
+
+    Raises:
+        BackendError: the job could not be started, or failed.
+    """
+    values = await context.step("start", lambda: _start(job))
+    # steps without arguments: a credential or an endpoint may change while the job runs
+    over: Kept = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
+    if not job.has_result:
+        return over
+    result: Kept = await context.poll("fetch", lambda: _fetch(job, values), every_s=job.config.every_s)
+    return result
+
+
+async def _start(job: Job) -> dict[str, str]:
+    """The values of the variables, from the answer of the start."""
+    answer = await job.start()
+    try:
+        found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
+    except LookupError:
+        raise BackendError("The service started a job but did not say where to follow it") from None
+    return {name: _text(value) for name, value in found.items()}
+
+
+async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
+    """The answer of a poll that found the job over and well; `None` while it runs, or cannot be asked."""
+    try:
+        told, kept = await job.poll(values)
+    except NotNow as reason:
+        _note(reason)
+        return None
+    return kept if _is_over(job.config, told) else None
+
+
+def _is_over(config: JobConfig, told: Any) -> bool:
+    """Whether the job has succeeded.
+
+    Raises:
+        BackendError: it has failed, or nobody can tell.
+    """
+    try:
+        status = point(told, config.status)
+    except LookupError:
+        raise BackendError(f"The service's answer about the job has nothing at {config.status}") from None
+    if _text(status) in config.failed:
+        raise BackendError(f"The job ended as {_text(status)[:100]}{_reason(config, told)}")
+    return _text(status) in config.succeeded
+
+
+def _reason(config: JobConfig, told: Any) -> str:
+    """Of a failure, if the service gives one."""
+    try:
+        reason = None if config.error is None else point(told, config.error)
+    except LookupError:
+        return ""
+    return "" if reason is None else f": {_text(reason)[:500]}"
+
+
+async def _fetch(job: Job, values: Mapping[str, str]) -> Kept | None:
+    try:
+        return await job.fetch(values)
+    except NotNow as reason:
+        _note(reason)
+        return None
+
+
+def _note(reason: NotNow) -> None:
+    """A job goes on while its service cannot be asked."""
+    log.warning("a job could not be polled, trying again later", extra={"fields": {"error": str(reason)}})
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else jsonrpc.encode(value).decode()

@@ -1,0 +1,1 @@
+"""Endpoints of an HTTP service as tools: the kind http."""

@@ -1,0 +1,102 @@
+"""Endpoints of an HTTP service as tools, declared in gateway.yaml.
+
+A call becomes one request: `Endpoint.request` places the arguments (pure), `Service.send` does the I/O within the back
+end's limits, `Endpoint.result` reads the answer (pure). `dialogue` and `job` make more of it, where the tool says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from roundgate.backends.base import CallTool, Offering, Shared, Tool
+from roundgate.backends.exchange import dialogue, follow
+from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
+from roundgate.backends.http.declared import endpoint_of, taken_by
+from roundgate.backends.http.dialogue import exchange_of
+from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.job import HttpJob, check_job
+from roundgate.backends.http.messages import Answer, Outgoing, with_key
+from roundgate.backends.http.secrets import Redactor
+from roundgate.backends.http.service import Service
+from roundgate.backends.policy import with_approval, with_questions
+from roundgate.config_base import Origin
+from roundgate.errors import ConfigError, Problem
+from roundgate.protocol.content import ToolResult
+from roundgate.replay.context import Context
+
+_LARGE: Final = 262_144
+"""Answers of more bytes are read in a thread: they would keep everybody else waiting."""
+
+
+class HttpBackend:
+    """One service and its tools."""
+
+    def __init__(self, config: HttpBackendConfig, origin: Origin, shared: Shared) -> None:
+        self.name = config.name
+        self.prefix = config.effective_prefix
+        self._config = config
+        self._origin = origin
+        self._service = Service(config, Redactor.of(config, (tool.headers for tool in config.tools)))
+
+    async def offer(self) -> Offering:
+        """The tools as declared.
+
+        Raises:
+            ConfigError: a declaration contradicts itself.
+        """
+        tools: list[Tool] = []
+        problems: list[Problem] = []
+        for index, config in enumerate(self._config.tools):
+            try:
+                tools.append(self._tool(config))
+            except ValueError as error:
+                place = self._origin.at("tools", index)
+                problems.append(place.problem(str(error), "correct the tool's path, arguments or schemas"))
+        if problems:
+            raise ConfigError(problems)
+        return Offering(tools=tools)
+
+    async def aclose(self) -> None:
+        """Close the pooled connections."""
+        await self._service.aclose()
+
+    def _tool(self, config: HttpToolConfig) -> Tool:
+        endpoint = endpoint_of(config, taken_by(self._config, config))
+        if config.job is not None:
+            check_job(config.job)
+        made = Tool(
+            endpoint.definition(),
+            self._caller(config, endpoint),
+            scopes=frozenset(config.scopes),
+            once=config.once,
+            task=config.task,
+            approval=config.approval,
+        )
+        # the form first: what the user approves is the call with everything that was filled in
+        return with_questions(with_approval(made, self._config), config.ask)
+
+    def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
+        timeout_s = config.timeout_s or self._config.timeout_s
+
+        async def send(outgoing: Outgoing) -> Answer:
+            return await self._service.send(outgoing, timeout_s)
+
+        async def exchange(outgoing: Outgoing, context: Context) -> Answer:
+            if config.asks:
+                return Answer.revived(await dialogue(exchange_of(send, outgoing, context), context))
+            if config.job is not None:
+                return Answer.revived(await follow(HttpJob(config.job, send, with_key(outgoing, context)), context))
+            answer = await send(with_key(outgoing, context))
+            await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
+            return answer
+
+        async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+            outgoing = endpoint.request(arguments)
+            await context.continue_as_task()
+            answer = await exchange(outgoing, context)
+            if len(answer.body) > _LARGE:
+                return await asyncio.to_thread(endpoint.result, answer)
+            return endpoint.result(answer)
+
+        return call

@@ -1,0 +1,212 @@
+"""What can be set of a back end of the kind http: the service, its tools, and how they are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
+
+from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.config_base import Model, TaskMode
+
+
+def _fit_for_a_header(value: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[\x20-\x7e\t]*", value.get_secret_value()):
+        raise ValueError("goes into an HTTP header and may only have visible ASCII characters, on one line")
+    return value
+
+
+HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
+HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
+NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
+
+
+class CredentialConfig(Model):
+    """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
+
+    def headers(self) -> frozenset[str]:
+        """Names of request headers, in small letters, that no argument may have beside it."""
+        return frozenset({"authorization", "cookie", "proxy-authorization"})
+
+    def queries(self) -> frozenset[str]:
+        """Names of query parameters that no argument may have beside it."""
+        return frozenset()
+
+    def secrets(self) -> frozenset[str]:
+        """What nobody but the service may read."""
+        return frozenset(one.get_secret_value() for one in vars(self).values() if isinstance(one, SecretStr))
+
+
+class BearerCredential(CredentialConfig):
+    """A token."""
+
+    bearer: HeaderValue = Field(description="Sent as Authorization: Bearer ….")
+
+
+class BasicCredential(CredentialConfig):
+    """A user and a password."""
+
+    basic: SecretStr = Field(description='"user:password", sent as Authorization: Basic ….')
+
+    def secrets(self) -> frozenset[str]:
+        """The password, also with the user in front."""
+        return super().secrets() | {self.basic.get_secret_value().partition(":")[2]}
+
+
+class HeaderCredential(CredentialConfig):
+    """An API key in a header."""
+
+    header: str = Field(description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$")
+    value: HeaderValue = Field(description="The API key.")
+
+    def headers(self) -> frozenset[str]:
+        """Its own one too."""
+        return super().headers() | {self.header.lower()}
+
+
+class QueryCredential(CredentialConfig):
+    """An API key in the query."""
+
+    query: str = Field(description="Name of a query parameter that carries an API key.")
+    value: HeaderValue = Field(description="The API key.")
+
+    def queries(self) -> frozenset[str]:
+        """Its own one."""
+        return frozenset({self.query})
+
+
+CREDENTIALS: Final = MappingProxyType(
+    {"bearer": BearerCredential, "basic": BasicCredential, "header": HeaderCredential, "query": QueryCredential}
+)
+"""By the setting that says which it is. Another kind is another model, an entry here, and a flow in `credentials`."""
+
+
+def _tag(given: Any) -> str | None:
+    """Which of them is meant; the tag is in brackets because no setting is, so that it can be told from one in the
+    location of a problem."""
+    names = given if isinstance(given, Mapping) else type(given).model_fields
+    found = [name for name in CREDENTIALS if name in names]
+    return f"<{found[0]}>" if len(found) == 1 else None
+
+
+Credential: TypeAlias = Annotated[
+    Annotated[BearerCredential, Tag("<bearer>")]
+    | Annotated[BasicCredential, Tag("<basic>")]
+    | Annotated[HeaderCredential, Tag("<header>")]
+    | Annotated[QueryCredential, Tag("<query>")],
+    Discriminator(
+        _tag,
+        custom_error_type="credential",
+        custom_error_message="give exactly one of bearer, basic, header and query",
+    ),
+]
+
+
+class HttpArgument(Model):
+    """One argument of a tool and where it goes in the HTTP request."""
+
+    location: Literal["path", "query", "header", "body", "whole_body"] | None = Field(
+        None,
+        alias="in",
+        description="Unset: path if the path template has the name, else query for GET, HEAD and DELETE, else body."
+        " body is a member of the JSON or form body, whole_body the body itself.",
+    )
+    wire_name: str | None = Field(None, alias="as", description="Its name in the HTTP request, if not the argument's.")
+    required: bool = Field(False, description="Whether the tool needs it; path arguments always are.")
+    allow_slash: bool = Field(
+        False, description='Whether a path argument may be several segments, with "/" between them; never "..".'
+    )
+    description: str | None = Field(None, description="What it means, for the model.")
+    schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
+
+
+class HttpJobConfig(JobConfig):
+    """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
+
+    poll: str = Field(description="Path below base_url that tells how the job is, such as /jobs/{id}.", pattern=r"^/")
+    fetch: str | None = Field(
+        None, description="Path of the result. Unset: the last poll's answer is the result.", pattern=r"^/"
+    )
+
+
+class HttpToolConfig(Model):
+    """One endpoint of an HTTP service as a tool."""
+
+    name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
+    title: str | None = Field(None, description="Name for people.")
+    description: str = Field(description="What it does and when to use it, for the model.", min_length=1)
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field("GET", description="HTTP method.")
+    path: str = Field(description="Path below base_url; {name} stands for a path argument.", pattern=r"^/")
+    arguments: dict[str, HttpArgument] = Field({}, description="Arguments by name; path arguments may be left out.")
+    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed request headers of this tool.")
+    query: dict[str, str] = Field({}, description="Fixed query parameters.")
+    body: Literal["json", "form"] = Field("json", description="How body arguments are sent.")
+    result: JsonPointer = Field(
+        "", description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.'
+    )
+    output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
+    timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
+    ask: list[str] = Field([], description="Arguments for which the user is asked with a form when they are missing.")
+    asks: bool = Field(
+        False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
+    )
+    scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
+    approval: str | None = Field(
+        None,
+        description="What the user reads above the arguments where calls have to be approved.",
+        max_length=1_000,
+    )
+    once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
+    task: TaskMode = Field(
+        "forbidden",
+        description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
+    )
+    job: HttpJobConfig | None = Field(None, description="The request only starts a job, which is to be followed.")
+    read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
+    destructive: bool | None = Field(
+        None,
+        description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and left out for the others,"
+        " which clients and `approve` take for true.",
+    )
+    idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
+
+    @model_validator(mode="after")
+    def _can_ask(self) -> HttpToolConfig:
+        has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
+        if self.asks and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
+            raise ValueError("asks needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
+        if self.asks and self.job is not None:
+            raise ValueError("asks and job are two ways to go on after the first answer; choose one")
+        return self
+
+
+class ServiceConfig(BackendConfig):
+    """What can be set of every back end that is an HTTP service, however its tools are described."""
+
+    base_url: str = Field(
+        description="Where the service is; requests never leave this origin.", pattern=r"^https?://[^/?#\s]+[^?#\s]*$"
+    )
+    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed headers of every request.")
+    credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
+    timeout_s: float = Field(15, description="Seconds for connecting and for the whole answer.", gt=0)
+    max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
+    max_connections: int = Field(50, description="Connections kept to the service by one process.", ge=1)
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_usable(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.port == 0 or "@" in parts.netloc:
+            raise ValueError("may have a host, a port and a path; a user and password go into credential.basic")
+        return value
+
+
+class HttpBackendConfig(ServiceConfig):
+    """Endpoints of an HTTP service, declared one by one."""
+
+    kind: Literal["http"]
+    tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)

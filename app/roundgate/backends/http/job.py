@@ -1,0 +1,107 @@
+"""Jobs of HTTP services: a request starts one, GET requests follow it, and another fetches its result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.backends.exchange import Kept, NotNow
+from roundgate.backends.http.config import HttpJobConfig
+from roundgate.backends.http.messages import KEY, Answer, Outgoing, Send
+from roundgate.backends.http.paths import path_text
+from roundgate.errors import BackendError, ParseError
+from roundgate.protocol import jsonrpc
+
+_NOT_NOW: Final = (429, 502, 503, 504)
+_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+
+
+def check_job(job: HttpJobConfig) -> None:
+    """Whether its paths can be made.
+
+    Raises:
+        ValueError: a path has a variable that nothing gives a value.
+    """
+    for path in filter(None, (job.poll, job.fetch)):
+        if unknown := sorted(set(_VARIABLE.findall(path)) - job.variables.keys()):
+            raise ValueError(f"job path {path!r} needs {', '.join(unknown)}, which job.variables does not have")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpJob:
+    """A job that a request starts (`roundgate.backends.exchange.Job`)."""
+
+    config: HttpJobConfig
+    send: Send
+    outgoing: Outgoing
+
+    @property
+    def has_result(self) -> bool:
+        """Whether there is a path to fetch it from."""
+        return self.config.fetch is not None
+
+    async def start(self) -> Any:
+        """Send the request.
+
+        Raises:
+            BackendError: the service did not take it, or did not answer with JSON.
+        """
+        try:
+            return jsonrpc.decode(_good(await self.send(self.outgoing), "starting the job").body)
+        except ParseError:
+            raise BackendError("The service started a job but did not say where to follow it") from None
+
+    async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
+        """Ask how it is.
+
+        Raises:
+            NotNow: the service cannot be reached, or has a trouble of its own.
+            BackendError: it does not know the job, or does not answer with JSON.
+        """
+        answer = await self._get(self.config.poll, values)
+        if answer.status >= 500 or answer.status == 429:
+            raise NotNow(answer.status_line)
+        try:
+            return jsonrpc.decode(_good(answer, "following the job").body), answer.kept()
+        except ParseError:
+            raise BackendError("The service told of the job in something that is not JSON") from None
+
+    async def fetch(self, values: Mapping[str, str]) -> Kept:
+        """Ask for the result.
+
+        Raises:
+            NotNow: it cannot be had just now.
+        """
+        answer = await self._get(self.config.fetch or self.config.poll, values)
+        if answer.status in _NOT_NOW:
+            raise NotNow(answer.status_line)
+        return answer.kept()
+
+    async def _get(self, template: str, values: Mapping[str, str]) -> Answer:
+        request = _request(template, values, self.outgoing)
+        try:
+            return await self.send(request)
+        except BackendError as error:
+            raise NotNow(str(error)) from None
+
+
+def _good(answer: Answer, doing: str) -> Answer:
+    if answer.status >= 300:
+        raise BackendError(f"The service answered {answer.status_line} to {doing}")
+    return answer
+
+
+def _request(template: str, values: Mapping[str, str], started: Outgoing) -> Outgoing:
+    path = template
+    for name, value in values.items():
+        try:
+            path = path.replace(f"{{{name}}}", path_text(value))
+        except ValueError:  # would be another endpoint
+            shown = repr(value[:100])
+            raise BackendError(
+                f"The service started a job with {name} = {shown}, which cannot be part of a path"
+            ) from None
+    headers = {name: value for name, value in started.headers.items() if name.lower() not in ("content-type", KEY)}
+    return Outgoing("GET", path, [], headers, None)

@@ -1,0 +1,141 @@
+"""One HTTP service: requests to it and whole answers, within the back end's limits.
+
+What the service does wrong is a `BackendError`; redirects are followed on its own origin only; the caller's token is
+never passed on, and what the gateway authenticates itself with is taken out of the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from roundgate.backends.http.body import ACCEPTED, TooLarge, UnknownEncoding, Unpacker
+from roundgate.backends.http.config import ServiceConfig
+from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.secrets import Redactor
+from roundgate.errors import BackendError
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
+
+_MAX_REDIRECTS: Final = 5
+
+
+class Service:
+    """The pooled client of one service."""
+
+    def __init__(self, config: ServiceConfig, redacted: Redactor) -> None:
+        """`redacted` takes secrets out of answers."""
+        self.name = config.name
+        self._config = config
+        self._client: httpx.AsyncClient | None = None
+        self._redacted = redacted
+
+    async def aclose(self) -> None:
+        """Close the pooled connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    async def send(self, outgoing: Outgoing, timeout_s: float) -> Answer:
+        """One request and its whole answer.
+
+        Raises:
+            BackendError: the service cannot be reached, is too slow, answers too much, or redirects off its origin.
+        """
+        import httpx
+
+        what = f"{outgoing.method} {outgoing.path} of {self.name}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(outgoing, what, timeout_s)
+        except (TimeoutError, httpx.TimeoutException):
+            raise BackendError(
+                f"{what} did not answer within {timeout_s:g} s; try again later or ask for less"
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BackendError(f"{what} failed: the service could not be reached ({type(error).__name__})") from None
+
+    async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
+        client = self._ready_client()
+        url = self._config.base_url.rstrip("/") + outgoing.path
+        request = client.build_request(
+            outgoing.method,
+            url,
+            params=[*outgoing.query] or None,
+            headers=outgoing.headers,
+            content=outgoing.body,
+            timeout=timeout_s,
+        )
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = await client.send(request, stream=True)
+            try:
+                if response.next_request is None:
+                    return await self._read(response, what)
+                if not _same_origin(str(response.next_request.url), self._config.base_url):
+                    raise BackendError(f"{what} redirects to another host, which the gateway does not follow")
+                request = response.next_request
+            finally:
+                await response.aclose()
+        raise BackendError(f"{what} redirects more than {_MAX_REDIRECTS} times")
+
+    async def _read(self, response: httpx.Response, what: str) -> Answer:
+        limit = self._config.max_response_bytes
+        encoding = response.headers.get("content-encoding", "")
+        try:
+            unpacker = Unpacker(encoding, limit)
+            async for piece in response.aiter_raw():
+                unpacker.feed(piece)
+            body = unpacker.body()
+        except TooLarge:
+            raise BackendError(f"{what} answered more than {limit} bytes; ask for less at once") from None
+        except UnknownEncoding:
+            raise BackendError(f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}") from None
+        content_type = response.headers.get("content-type", "")
+        return self._redacted(Answer(response.status_code, response.reason_phrase, content_type, body))
+
+    def _ready_client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+            import httpx
+
+            from roundgate.backends.http.credentials import flow_of
+
+            fixed = {name: value.get_secret_value() for name, value in self._config.headers.items()}
+            connections = self._config.max_connections
+            self._client = httpx.AsyncClient(
+                headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED, **fixed},
+                auth=None if self._config.credential is None else flow_of(self._config.credential),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one caller's must not reach another
+                timeout=self._config.timeout_s,
+                trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
+                transport=httpx.AsyncHTTPTransport(
+                    verify=_trusted(),
+                    retries=1,  # of the connection only: nothing has been sent then
+                    limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+                ),
+            )
+        return self._client
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are believed, by every back end: read once, because that takes 40 ms."""
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+def _same_origin(url: str, base_url: str) -> bool:
+    ports = {"http": 80, "https": 443}
+    one, other = urlsplit(url), urlsplit(base_url)
+    return (one.scheme, one.hostname, one.port or ports.get(one.scheme)) == (
+        other.scheme,
+        other.hostname,
+        other.port or ports.get(other.scheme),
+    )

@@ -1,0 +1,68 @@
+"""From a configuration to what can be served: back ends are made, asked what they offer, and merged into a catalog."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from anyio import CapacityLimiter
+
+from roundgate.backends import catalog
+from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.python.modules import Modules
+from roundgate.backends.registry import kind_of
+from roundgate.backends.serving import Snapshot
+from roundgate.config import ConfigFile
+from roundgate.errors import ConfigError, Problem
+
+T = TypeVar("T")
+
+
+def load(file: ConfigFile, modules: Modules | None = None) -> Snapshot:
+    """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
+
+    Raises:
+        ConfigError: everything that is wrong in all back ends, and between them.
+    """
+    made, problems = _make(file, modules or Modules())
+    return apart(_offered(made, file, problems))
+
+
+async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
+    """The same beside a running server: modules are imported here, the back ends are waited for.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    made, problems = _make(file, modules)
+    return await _offered(made, file, problems)
+
+
+def _make(file: ConfigFile, modules: Modules) -> tuple[list[Backend], list[Problem]]:
+    shared = Shared(CapacityLimiter(file.config.limits.threads), modules)
+    made: list[Backend] = []
+    problems: list[Problem] = []
+    for index, entry in enumerate(file.config.backends):
+        make: MakeBackend = kind_of(entry).factory()
+        try:
+            made.append(make(entry, file.origin.at("backends", index), shared))
+        except ConfigError as error:
+            problems.extend(error.problems)
+    return made, problems
+
+
+async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:
+    try:
+        return Snapshot(await catalog.build(made, file.config.limits.page_size, problems), made)
+    except BaseException:
+        for backend in made:
+            await backend.aclose()
+        raise
+
+
+def apart(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its value, from an event loop in a thread of its own: in this one a loop may be running already."""
+    with ThreadPoolExecutor(1, "offers") as thread:
+        return thread.submit(asyncio.run, coroutine).result()

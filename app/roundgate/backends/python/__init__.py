@@ -1,0 +1,1 @@
+"""Python functions as tools, prompts and resources: the kind python."""

@@ -1,0 +1,23 @@
+"""What can be set of a back end of the kind python."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from roundgate.backends.config import BackendConfig
+
+
+class PythonBackendConfig(BackendConfig):
+    """A module whose functions wear @tool, @prompt and @resource."""
+
+    kind: Literal["python"]
+    path: str | None = Field(None, description="Python file, relative to gateway.yaml.")
+    module: str | None = Field(None, description="Dotted name of an importable module, instead of path.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PythonBackendConfig:
+        if (self.path is None) == (self.module is None):
+            raise ValueError("give either path (a file) or module (a dotted name)")
+        return self

@@ -1,0 +1,201 @@
+"""Serving something else without a restart: on SIGHUP, and with `serve --reload` when a file has changed.
+
+    trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         calls that run stay with the old catalog
+                     └───────────────┴──────────┴─▶ a problem        said in the log; what was served still is
+
+Files are watched by looking: how they are written, every `POLL_S` (docs/decisions/0020). What a process is built around
+cannot change while it runs: `RESTART` says which sections, and a change in them is logged and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from pydantic import BaseModel
+
+from roundgate import config
+from roundgate.backends import loading
+from roundgate.backends.python.modules import Modules
+from roundgate.backends.serving import Serving, Snapshot
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config_base import Origin
+from roundgate.errors import ConfigError
+from roundgate.files import Stamp, stamp
+
+POLL_S: Final = 0.25
+"""Seconds between two looks at the files."""
+SETTLE_S: Final = 0.1
+"""For how long nothing must be written before what was written is read: editors write in several steps."""
+RESTART: Final = ("http", "auth", "state", "tasks")
+"""Sections of gateway.yaml that only a restart changes."""
+
+Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
+"""Serves a snapshot from now on; runs in the event loop, at once."""
+
+log = logging.getLogger("roundgate.reload")
+
+
+class Reloader:
+    """Loads what is served again, when it is told to or, with `watches`, when a file has changed."""
+
+    def __init__(
+        self, file: ConfigFile, serving: Serving, modules: Modules, swap: Swap, *, watches: bool = False
+    ) -> None:
+        self._path = file.origin.located.file
+        self._file = file
+        self._serving = serving
+        self._modules = modules
+        self._swap = swap
+        self._watches = watches
+        self._has_failed = False
+        self._one_at_a_time = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Within the block SIGHUP and, if they are watched, changed files have what is served loaded again."""
+        with on_hangup(asyncio.get_running_loop(), self.soon):
+            if self._watches:
+                self._begin(self._watch())
+            try:
+                yield
+            finally:
+                for task in self._running:
+                    task.cancel()
+                await asyncio.gather(*self._running, return_exceptions=True)
+
+    def soon(self) -> None:
+        """Load everything that has changed again, in this event loop."""
+        self._begin(self.reload())
+
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def reload(self) -> bool:
+        """Serve what the files say now; `False` if that is not possible, and then nothing has changed."""
+        async with self._one_at_a_time:
+            try:
+                with self._modules.renewed():
+                    read = config.load(self._path)
+                    usable = self._without_restart(read)
+                    snapshot = await loading.load_again(usable, self._modules)
+                    self._swap(usable.config, snapshot)
+            except Exception as error:
+                self._has_failed = True
+                _tell_failure(self._path, error)
+                return False
+            self._has_failed = False
+            for name in _differences(self._file.config, read.config):
+                if name.partition(".")[0] in RESTART:
+                    place = read.origin.at(*name.split("."))
+                    log.warning("%s needs a restart", name, extra={"fields": {"at": _place(place)}})
+            self._file = usable
+            catalog = snapshot.catalog
+            fields = {"tools": len(catalog.tools), "prompts": len(catalog.prompts)}
+            fields["resources"] = len(catalog.resources) + len(catalog.templates)
+            log.info("reloaded %s", self._path, extra={"fields": fields})
+            return True
+
+    def _without_restart(self, read: ConfigFile) -> ConfigFile:
+        """What was read, with the sections as they are that only a restart changes."""
+        kept = {name: getattr(self._file.config, name) for name in RESTART}
+        return replace(read, config=read.config.model_copy(update=kept))
+
+    async def _watch(self) -> None:
+        seen = self._look()
+        while True:
+            await asyncio.sleep(POLL_S)
+            found = self._look()
+            if found == seen and (self._has_failed or not self._modules.changed()):
+                continue
+            settled: Mapping[Path, Stamp] = {}
+            while settled != found:
+                settled = found
+                await asyncio.sleep(SETTLE_S)
+                found = self._look()
+            await self.reload()
+            # what changed meanwhile differs from what was seen before; what was not looked at before is as it is
+            seen = {file: settled.get(file, now) for file, now in self._look().items()}
+
+    def _look(self) -> dict[Path, Stamp]:
+        """How the files are that are of interest: those that were loaded and, after a failure, whatever may mend it."""
+        files = {self._path, *self._file.references, *self._serving.catalog.files, *self._modules.files()}
+        if self._has_failed:
+            for directory in {self._path.resolve().parent, *self._modules.directories}:
+                with suppress(OSError):
+                    files.update(directory.glob("*.py"))
+        return {file: stamp(file) for file in files}
+
+
+def _tell_failure(path: Path, error: Exception) -> None:
+    said = "%s was not reloaded; what was served before still is"
+    if isinstance(error, ConfigError):
+        log.error(said, path, extra={"fields": {"problems": [str(problem) for problem in error.problems]}})
+    else:
+        log.error(said, path, exc_info=error)
+
+
+def _place(origin: Origin) -> str:
+    line = origin.located.line(origin.loc)
+    return f"{origin.located.file}:{line}" if line else str(origin.located.file)
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
+    """The settings that differ, as `tasks.lease_s`; a list counts as one."""
+    if isinstance(old, BaseModel) and type(old) is type(new):
+        for member in type(old).model_fields:
+            yield from _differences(getattr(old, member), getattr(new, member), f"{name}.{member}".lstrip("."))
+    elif old != new:
+        yield name
+
+
+@contextmanager
+def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
+    """Within the block, SIGHUP runs `action` in the loop. Where it means that the terminal is gone, it ends the process
+    as SIGTERM does."""
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield  # Windows; a test's server thread, or an embedding that owns the signals
+        return
+    is_gone = terminal_watch()
+
+    def handle() -> None:
+        if is_gone():
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            action()
+
+    before = signal.getsignal(number)
+    loop.add_signal_handler(number, handle)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
+        signal.signal(number, before)
+
+
+def terminal_watch() -> Callable[[], bool]:
+    """What tells whether the terminal of now, if there is one, has been closed since. Always `False` in a process that
+    is to outlive it (`nohup` ignores SIGHUP for the program that it starts)."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
+        return lambda: False
+    return lambda: not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,378 @@
+"""A running server serves what its files say now: on SIGHUP, and with --reload when a file has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import wire
+from tests.support.asgi import Client
+from tests.support.server import Server, running
+from tests.support.task_client import TaskClient
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP on this system")
+
+WITHIN_S = 2.0
+"""Of a change until it is served."""
+
+TOOLS = '''
+import asyncio, os
+from pathlib import Path
+from roundgate import tool
+import words
+
+calls = 0
+
+@tool
+async def hello() -> str:
+    return words.HELLO
+
+@tool
+async def count() -> int:
+    global calls
+    calls += 1
+    return calls
+
+@tool
+async def hold() -> str:
+    """Waits for a file, says what was loaded when it began."""
+    Path("begun").touch()
+    while not Path("gate").exists():
+        await asyncio.sleep(0.02)
+    import words as now
+    return f"old {words.HELLO}"
+
+@tool
+async def process() -> int:
+    await asyncio.sleep(0.05)
+    return os.getpid()
+'''
+BACKENDS = 'backends: [{kind: python, name: shop, prefix: "", path: tools.py}]\n'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "tools.py").write_text(TOOLS.replace('Path("', f'Path("{tmp_path}/'))
+    (tmp_path / "words.py").write_text('HELLO = "one"\n')
+    file = tmp_path / "gateway.yaml"
+    file.write_text(BACKENDS)
+    return file
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {"GATEWAY_STORE": f"sqlite:///{tmp_path / 'gateway.sqlite3'}"}
+
+
+@pytest.fixture
+def watching(config: Path, environment: dict[str, str]) -> Iterator[Server]:
+    with running(config, environment, "--reload") as server:
+        yield server
+
+
+@asynccontextmanager
+async def connected(server: Server) -> AsyncIterator[Client]:
+    async with httpx.AsyncClient(base_url=server.url, verify=False, timeout=20) as http:
+        yield Client(http)
+
+
+async def until(expected: Any, ask: Callable[[], Awaitable[Any]], within_s: float = WITHIN_S) -> float:
+    """Ask until that is the answer; returns after how many seconds."""
+    began = time.monotonic()
+    while (found := await ask()) != expected:
+        assert time.monotonic() - began < within_s, found
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+def save(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+async def names(mcp: Client) -> list[str]:
+    return [one["name"] for one in (await mcp.result("tools/list"))["tools"]]
+
+
+async def logged(server: Server, count: int, message: str) -> list[dict[str, Any]]:
+    async def found() -> int:
+        return sum(message in line["msg"] for line in server.lines())
+
+    await until(count, found, 5)
+    return [line for line in server.lines() if message in line["msg"]]
+
+
+async def test_a_changed_module_beside_the_tools_is_served(watching: Server, config: Path) -> None:
+    async with connected(watching) as mcp:
+        assert await mcp.text("hello") == "one"
+        (config.parent / "words.py").write_text('HELLO = "two"\n')  # as long as before, in the same second
+        await until("two", lambda: mcp.text("hello"))
+
+
+async def test_changed_tools_are_served_and_listed(watching: Server, config: Path) -> None:
+    async with connected(watching) as mcp:
+        tools = config.with_name("tools.py")
+        tools.write_text(tools.read_text() + "\n@tool\nasync def bye() -> str:\n    return 'bye'\n")
+        await until(["hello", "count", "hold", "process", "bye"], lambda: names(mcp))
+        assert await mcp.text("bye") == "bye"
+
+
+async def test_a_changed_gateway_yaml_is_served_and_modules_keep_what_they_hold(watching: Server, config: Path) -> None:
+    async with connected(watching) as mcp:
+        assert [await mcp.text("count") for _ in range(3)] == ["1", "2", "3"]
+        save(config, BACKENDS.replace('""', "x") + "server: {name: shop, version: '7'}\n")
+        await until(["x__hello", "x__count", "x__hold", "x__process"], lambda: names(mcp))
+        assert await mcp.text("x__count") == "4"
+        told = (await mcp.http.get("/healthz")).json()
+    assert (told["name"], told["version"]) == ("shop", "7")
+
+
+async def test_a_running_call_ends_on_what_it_began_with(watching: Server, config: Path) -> None:
+    async with connected(watching) as mcp:
+        held = asyncio.create_task(mcp.text("hold"))
+        await until(True, lambda: asyncio.to_thread((config.parent / "begun").exists), 5)
+        (config.parent / "words.py").write_text('HELLO = "two"\n')
+        await until("two", lambda: mcp.text("hello"))
+        assert not held.done()
+        (config.parent / "gate").touch()
+        assert await held == "old one"
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "said"),
+    [
+        ("words.py", "HELLO = \n", ["words.py", "line 1"]),
+        ("words.py", "raise RuntimeError('mended soon')\n", ["mended soon", "words.py:1"]),
+        ("tools.py", "import nowhere\n", ["nowhere", "tools.py:1"]),
+        ("gateway.yaml", "backends: [\n", ["gateway.yaml:2", "is not YAML"]),
+        (
+            "gateway.yaml",
+            BACKENDS + "limits:\n  threads: 0\n  page: 1\n",
+            ["gateway.yaml:3", "limits.threads", "gateway.yaml:4", "limits.page"],
+        ),
+        ("gateway.yaml", BACKENDS.replace("tools.py", "gone.py"), ["gateway.yaml:1", "gone.py"]),
+    ],
+)
+async def test_what_was_served_still_is_while_a_file_is_wrong_and_the_next_good_save_is_served(
+    watching: Server, config: Path, name: str, broken: str, said: list[str]
+) -> None:
+    good = config.with_name(name).read_text()
+    async with connected(watching) as mcp:
+        assert await mcp.text("count") == "1"
+        config.with_name(name).write_text(broken)
+        (failure,) = await logged(watching, 1, "was not reloaded; what was served before still is")
+        problems = "\n".join(failure["problems"])
+        assert [one for one in said if one not in problems] == []
+        assert (await mcp.text("hello"), await mcp.text("count")) == ("one", "2")
+        config.with_name(name).write_text(good)
+        await logged(watching, 1, "reloaded /")
+        config.with_name("words.py").write_text('HELLO = "two"\n')
+        await until("two", lambda: mcp.text("hello"))
+
+
+async def test_a_module_that_was_missing_is_found_when_it_is_there(watching: Server, config: Path) -> None:
+    async with connected(watching) as mcp:
+        tools = config.with_name("tools.py")
+        tools.write_text(tools.read_text().replace("import words\n", "import words, more\n"))
+        await logged(watching, 1, "was not reloaded")
+        (config.parent / "more.py").write_text("from words import HELLO\n")
+        await logged(watching, 1, "reloaded /")
+        assert await mcp.text("hello") == "one"
+
+
+async def test_what_needs_a_restart_is_said_and_left_as_it_is(watching: Server, config: Path) -> None:
+    async with connected(watching) as mcp:
+        save(config, BACKENDS + "http: {path: /elsewhere}\ntasks:\n  lease_s: 77\nlimits: {page_size: 2}\n")
+        path, lease = await logged(watching, 2, "needs a restart")
+        assert (path["msg"], path["at"]) == ("http.path needs a restart", f"{config}:2")
+        assert (lease["msg"], lease["at"]) == ("tasks.lease_s needs a restart", f"{config}:4")
+        assert await names(mcp) == ["hello", "count"]  # the page size needs none
+
+
+async def test_a_secret_in_a_file_is_read_again(environment: dict[str, str], config: Path) -> None:
+    (config.parent / "said.txt").write_text("first")
+    save(config, BACKENDS + "server: {name: '${file:said.txt}'}\n")
+    with running(config, environment, "--reload") as server:
+        async with connected(server) as mcp:
+
+            async def name() -> Any:
+                return (await mcp.http.get("/healthz")).json()["name"]
+
+            assert await name() == "first"
+            (config.parent / "said.txt").write_text("second")
+            await until("second", name)
+
+
+async def test_listeners_hear_of_the_lists_that_have_changed_and_of_no_other(watching: Server, config: Path) -> None:
+    config.with_name("tools.py").write_text(PROMPTS)
+    await logged(watching, 1, "reloaded /")
+    asked = wire.message(
+        "subscriptions/listen",
+        {"notifications": {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}},
+    )
+    headers = wire.headers(asked) | {"accept": "text/event-stream, application/json"}
+    async with (
+        connected(watching) as mcp,
+        mcp.http.stream("POST", "/mcp", json=asked, headers=headers) as stream,
+    ):
+        heard = messages(stream)
+        assert (await anext(heard))["method"] == "notifications/subscriptions/acknowledged"
+        config.with_name("tools.py").write_text(PROMPTS.replace("async def greet", "async def welcome"))
+        async with asyncio.timeout(WITHIN_S):
+            assert (await anext(heard))["method"] == "notifications/prompts/list_changed"
+        config.with_name("tools.py").write_text(PROMPTS.replace('"hi"', '"hi!"'))  # the prompt has its old name again
+        async with asyncio.timeout(WITHIN_S):
+            assert (await anext(heard))["method"] == "notifications/prompts/list_changed"
+        config.with_name("tools.py").write_text(PROMPTS.replace("async def hello", "async def hey"))
+        async with asyncio.timeout(WITHIN_S):
+            assert (await anext(heard))["method"] == "notifications/tools/list_changed"
+
+
+async def messages(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in stream.aiter_lines():
+        if line.startswith("data:"):
+            yield json.loads(line.removeprefix("data:"))
+
+
+PROMPTS = """
+from roundgate import prompt, tool
+
+@tool
+async def hello() -> str:
+    return "hi"
+
+@prompt
+async def greet() -> str:
+    return "Greet."
+"""
+
+
+async def test_sighup_loads_again_without_watching(environment: dict[str, str], config: Path) -> None:
+    with running(config, environment) as server:
+        async with connected(server) as mcp:
+            config.with_name("words.py").write_text('HELLO = "two"\n')
+            await asyncio.sleep(0.6)
+            assert await mcp.text("hello") == "one"
+            server.process.send_signal(signal.SIGHUP)
+            await until("two", lambda: mcp.text("hello"))
+            assert await mcp.text("count") == "1"
+            server.process.send_signal(signal.SIGHUP)  # nothing has changed: what is held in memory stays
+            await logged(server, 2, "reloaded /")
+            assert await mcp.text("count") == "2"
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("how", ["--reload", "SIGHUP"])
+async def test_every_process_of_several_reloads(environment: dict[str, str], config: Path, how: str) -> None:
+    with running(config, environment, "--workers", "2", *(["--reload"] if how == "--reload" else [])) as server:
+
+        async def told() -> dict[str, str]:
+            async def one() -> tuple[str, str]:
+                async with connected(server) as mcp:
+                    return await mcp.text("process"), await mcp.text("hello")
+
+            return dict(await asyncio.gather(*(one() for _ in range(12))))
+
+        before = await told()
+        while len(before) < 2:
+            before |= await told()
+        config.with_name("words.py").write_text('HELLO = "two"\n')
+        if how == "SIGHUP":
+            server.process.send_signal(signal.SIGHUP)
+        await logged(server, 2, "reloaded /")
+        after = await told()
+        while len(after) < 2:
+            after |= await told()
+        assert set(after.values()) == {"two"}
+        assert after.keys() == before.keys()  # the same processes
+        assert server.stop() == 0
+
+
+def wait_for(text: str, log: Path) -> None:
+    until_s = time.monotonic() + 20
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < until_s, text
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options", "ends"),
+    [([], [], True), ([], ["--workers", "2"], True), (["nohup"], [], False)],
+    ids=["one process", "several", "nohup"],
+)
+def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_outlive_it(
+    environment: dict[str, str], config: Path, prefix: list[str], options: list[str], ends: bool
+) -> None:
+    """A program that holds a terminal starts the server in it, and goes away: the kernel sends SIGHUP."""
+    code = """
+import os, pty, sys, time
+pid, terminal = pty.fork()
+if pid == 0:
+    log = os.open(os.environ["LOG"], os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.execvp(sys.argv[1], sys.argv[1:])
+print(pid, flush=True)
+while not os.path.exists(os.environ["CLOSE"]):
+    time.sleep(0.05)
+os.close(terminal)
+print(os.waitpid(pid, 0)[1], flush=True)
+"""
+    close = config.parent / "close"
+    log = config.with_suffix(".log")
+    serve = [str(Path(sys.executable).with_name("roundgate")), "serve", str(config), "--port", "0"]
+    command = [*prefix, *serve, *options]
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, *command],
+        env=os.environ | environment | {"CLOSE": str(close), "LOG": str(log)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert holder.stdout is not None
+    pid = int(holder.stdout.readline())
+    try:
+        wait_for("serving", log)
+        time.sleep(1)
+        close.touch()
+        if ends:
+            holder.wait(20)
+            assert holder.stdout.readline() == b"0\n"
+        else:
+            wait_for("reloaded", log)  # what SIGHUP means otherwise
+            assert holder.poll() is None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+WORKING = """
+from roundgate import Context, tool
+
+@tool(task="required")
+async def dig(ctx: Context) -> str:
+    await ctx.continue_as_task()
+    return "dug"
+"""
+
+
+async def test_tasks_are_worked_on_as_soon_as_a_tool_can_be_one(watching: Server, config: Path) -> None:
+    config.with_name("more.py").write_text(WORKING)
+    save(config, BACKENDS.replace("]", ', {kind: python, name: more, prefix: "", path: more.py}]'))
+    await logged(watching, 1, "reloaded /")
+    async with connected(watching) as mcp:
+        client = TaskClient(mcp)
+        assert await client.text(await client.begin("dig")) == "dug"
