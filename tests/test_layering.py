@@ -11,6 +11,7 @@ import pytest
 APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
+    {"carrier"},
     {"errors", "clock", "files"},
     {"protocol"},
     {"yaml_file", "settings", "logs", "tracing", "metrics", "watchdog"},
@@ -43,7 +44,7 @@ HOMES = {
     "jiter": {"protocol.jsonrpc"},
     "orjson": {"protocol.jsonrpc", "protocol.digest"},
     "time": {"clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"},
-    "secrets": {"clock", "tokens.keys"},
+    "secrets": {"tokens.keys"},
     "cryptography": {"tokens.sealed"},
     "jwt": {"auth"},
     "botocore": {"core", "storage.aws"},

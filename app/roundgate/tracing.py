@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from roundgate.carrier import carrier
+
 KEYS: Final = ("traceparent", "tracestate", "baggage")
 
 
@@ -44,7 +46,7 @@ class Tracing(Protocol):
         """A span around one turn of a worker at a task, linked to where its call began."""
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class PassedOn:
     """No span: the context is what the client sent."""
 

@@ -12,8 +12,9 @@ The thread counts its own ticks and not the clock: in a process that was stopped
 slept) the loop gets its turn before the count goes on.
 
 A handler that holds the interpreter's lock (a regular expression that never ends) stops the thread too. For that there
-is a timer of the operating system that counts the processor time of this process. The thread sets it back with each
-tick; when it runs out, the system ends the process (SIGVTALRM) and the leases run out.
+is a timer of the operating system that counts the processor time of this process. It is set where a handler begins
+(`attend`), and the thread sets it back with each tick; when it runs out, the system ends the process (SIGVTALRM) and
+the leases run out.
 """
 
 from __future__ import annotations
@@ -90,12 +91,16 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to watch the running event loop, which is that of the calling thread."""
+        global _allowed_s
+        _allowed_s = 2 * self._limit_s + self._bound_s
         loop, watched = asyncio.get_running_loop(), threading.get_ident()
         self._thread = threading.Thread(target=self._watch, args=(loop, watched), name="watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Watch no more."""
+        global _allowed_s
+        _allowed_s = 0.0
         self._over.set()
         _count_processor_time(0)
 
@@ -103,7 +108,7 @@ class Watchdog:
         stood_s = 0.0
         while not self._over.wait(self._tick_s):
             held = self._held()
-            _count_processor_time(2 * self._limit_s + self._bound_s if held else 0)
+            _count_processor_time(_allowed_s if held else 0)
             if not self._beaten:
                 stood_s += self._tick_s
             elif self._ask(loop):
@@ -144,6 +149,17 @@ class Watchdog:
         where = [line.rstrip() for line in traceback.format_stack(frame)] if frame is not None else []
         known = {} if guilty is None else guilty.facts()
         return {**known, "seconds": round(self._limit_s, 3), "leases": len(held), "stands_at": where[-FRAMES:]}
+
+
+_allowed_s = 0.0
+"""How much processor time may pass between two ticks of the watchdog of this process; 0 where there is none. The timer
+is the process's too."""
+
+
+def attend() -> None:
+    """A handler begins. The thread may not get another turn before it holds the interpreter's lock for good."""
+    if _allowed_s:
+        _count_processor_time(_allowed_s)
 
 
 def _count_processor_time(seconds: float) -> None:

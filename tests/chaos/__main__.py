@@ -53,6 +53,11 @@ def main() -> int:
     parser.add_argument("--count", type=int, help=f"how much of it (default: {counts}; in the short form less)")
     parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
     parser.add_argument("--profile", choices=tuple(explore.PROFILES), help="of the model (default: each in turn)")
+    parser.add_argument(
+        "--part",
+        metavar="WORDS",
+        help="of poison, those whose title has these words; of backlog, `drain` or `sweepers`",
+    )
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")

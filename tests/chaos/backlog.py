@@ -5,24 +5,32 @@
     sweepers   late tasks, seen to by one process and by four
 
 The drain runs with the queue in the file, which knows what it has, and with one that does not, as SQS. The sweepers run
-on a file and on DynamoDB Local, there with calls that take `AWAY_S` longer: what is measured is how they share the
-work, not how many cores this machine has.
+on a file and on DynamoDB Local.
+
+DynamoDB Local is one process with one lock: it needs about 3 ms of processor time for a write, twice as much as the
+sweeper that asks for it. Four sweepers as near to it as one (a proxy with 5 ms each way) are therefore no faster than
+one, and would measure the emulator. So it is put far away, `ROUND_TRIP_S` behind a proxy: what is measured is how
+sweepers share the work, not how many cores this machine has. What does not depend on the machine is printed beside it,
+calls and processor time a task.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
@@ -37,20 +45,24 @@ from roundgate.storage.tasks import NewTask, TaskRef, TaskStore
 from roundgate.tasks import sweep as sweep_module
 from roundgate.tasks.sweep import Sweep
 from tests.support.dynamodb import ROOT, Emulator, emulator, why_not
+from tests.support.proxy import Proxy
 from tests.support.tasks import Workshop, catalog_of
 
 MANY, FEW = Principal("chaos", "many", ""), Principal("chaos", "few", "")
 TASK_S: Final = 0.2
 POOLS: Final = 2
-CONFIG: Final = TasksConfig(requeue_after_s=2, requeue_at_most_s=60, sweep_every_s=1, concurrency=16)
-AWAY_S: Final = 1.0
+CONFIG: Final = TasksConfig(
+    requeue_after_s=2, requeue_at_most_s=60, sweep_every_s=1, concurrency=16, max_open_per_owner=10**6
+)
+ROUND_TRIP_S: Final = 0.8
+"""At 32 calls at once four sweepers then write 160 times a second, half of what the emulator can on one core."""
 PAUSE_S: Final = 0.2
 """Between two sweeps of a process."""
-LATE: Final = {"sqlite": 4_000, "dynamodb": 480}
+LATE: Final = {"sqlite": 4_000, "dynamodb": 1_920}
 """Tasks for the sweepers."""
 MOST_MESSAGES, MOST_DELAY_S, LEAST_FLATNESS = 1.2, 2.0, 0.6
-LEAST_GAIN, LEAST_SHARE = 2.0, 0.5
-"""Four would be ideal. Beside much else on two cores it was 2.7 for DynamoDB: this is to tell sharing from none."""
+LEAST_GAIN, LEAST_SHARE = 3.0, 0.5
+"""Of four sweepers, in proportion to one. A file has one writer: there they must not be in each other's way."""
 
 
 async def quick(ctx: Context) -> str:
@@ -185,20 +197,55 @@ def _rates(seen: Sequence[tuple[float, int]]) -> tuple[float, float, float]:
 # sweepers
 
 
-def sweepers(kind: str, place: str, table: str, count: int, processes: int) -> float:
-    """Late tasks that so many processes see to, a second."""
+@dataclass
+class Swept:
+    """What sweepers came to, together."""
+
+    a_second: float
+    calls: float
+    """Of DynamoDB, for each late task."""
+    cpu_ms: float
+    """For each late task."""
+    store_cpu_ms: float
+    """The same of DynamoDB Local."""
+
+    def line(self, name: str) -> str:
+        costs = f"{self.calls:.2f} calls, {self.store_cpu_ms:.1f} ms of the emulator, " if self.calls else ""
+        return f"{name:24} {self.a_second:6.0f} late tasks a second | a task: {costs}{self.cpu_ms:.2f} ms of processor"
+
+
+def sweepers(kind: str, place: str, table: str, count: int, processes: int) -> Swept:
+    """Late tasks that so many processes see to."""
     asyncio.run(_make_late(kind, place, table, count))
-    command = [sys.executable, "-m", "tests.chaos.backlog", kind, place, table]
-    pipe = subprocess.PIPE
-    running = [subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for _ in range(processes)]
-    for one in running:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
-    begun = time.monotonic()
-    found = [int(one.communicate("go\n", timeout=300)[0]) for one in _all_told(running)]
-    seconds = time.monotonic() - begun
-    assert sum(found) == count, found
-    return count / seconds
+    with ExitStack() as stack:
+        far = place
+        if kind == "dynamodb":
+            far = stack.enter_context(Proxy(place, latency_s=ROUND_TRIP_S / 2)).url
+        command = [sys.executable, "-m", "tests.chaos.backlog", kind, far, table]
+        pipe = subprocess.PIPE
+        running = [subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for _ in range(processes)]
+        for one in running:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        begun, store_s = time.monotonic(), _cpu_s(place)
+        told = [json.loads(one.communicate("go\n", timeout=600)[0]) for one in _all_told(running)]
+        store_s = _cpu_s(place) - store_s
+    *sums, ends = zip(*told, strict=True)
+    found, calls, cpu_s = map(sum, sums)
+    assert found == count, told
+    return Swept(count / (max(ends) - begun), calls / count, 1000 * cpu_s / count, 1000 * store_s / count)
+
+
+def _cpu_s(url: str) -> float:
+    """What the emulator at an address has had of the processor so far; 0 for a file."""
+    port = url.rpartition(":")[2].encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"DynamoDBLocal.jar" in words and port in words:
+                facts = path.with_name("stat").read_text().rpartition(")")[2].split()
+                return (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _all_told(running: Sequence[subprocess.Popen[str]]) -> Sequence[subprocess.Popen[str]]:
@@ -210,7 +257,7 @@ def _all_told(running: Sequence[subprocess.Popen[str]]) -> Sequence[subprocess.P
 
 
 async def _make_late(kind: str, place: str, table: str, count: int) -> None:
-    store, now_ms = _store(kind, place, table, 0.0), Clock().now_ms()
+    store, now_ms = _store(kind, place, table, Counter()), Clock().now_ms()
     refs = [TaskRef("owner", Clock().new_id()) for _ in range(count)]
     for start in range(0, count, 200):
         new = (NewTask(ref, "quick", b"{}", now_ms, now_ms + 10**7, now_ms - 1) for ref in refs[start : start + 200])
@@ -218,14 +265,14 @@ async def _make_late(kind: str, place: str, table: str, count: int) -> None:
     await store.aclose()
 
 
-def _store(kind: str, place: str, table: str, away_s: float) -> TaskStore:
+def _store(kind: str, place: str, table: str, calls: Counter[str]) -> TaskStore:
     if kind == "sqlite":
         return SqliteTasks(Database(Path(place), durable=False))
     running = Emulator(place)
 
     def make_client() -> Any:
         client = running.client()
-        client.meta.events.register("before-call.dynamodb", lambda **_: time.sleep(away_s))
+        client.meta.events.register("before-call.dynamodb", lambda model, **_: calls.update([model.name]))
         return client
 
     return DynamoDbTasks(running.open(table, make_client))
@@ -244,17 +291,21 @@ class Nowhere:
 
 
 async def _sweep_all(kind: str, place: str, table: str) -> None:
-    sweep_module.SHARD_MS = 60_000  # in proportion to calls that take a hundred times as long as they should
-    store: Any = _store(kind, place, table, AWAY_S)
-    queue: Any = Nowhere()
+    if kind == "dynamodb":
+        sweep_module.SHARD_MS = 60_000  # in proportion to calls that take a hundred times as long as they should
+    calls: Counter[str] = Counter()
+    store, queue = _store(kind, place, table, calls), cast("Any", Nowhere())
     await store.late_shards(0)  # connected
     print("ready", flush=True)
     sys.stdin.readline()
-    found, sweep = 0, Sweep(store, queue, Clock(), TasksConfig(requeue_after_s=3_000))
+    calls.clear()
+    begun_s = time.process_time()
+    found, ended, sweep = 0, 0.0, Sweep(store, queue, Clock(), TasksConfig(requeue_after_s=3_000))
     while await store.late_shards(Clock().now_ms()):
-        found += await sweep.sweep()
+        if late := await sweep.sweep():
+            found, ended = found + late, time.monotonic()  # which processes of a machine share
         await asyncio.sleep(PAUSE_S)
-    print(found)
+    print(json.dumps([found, calls.total(), time.process_time() - begun_s, ended]))
 
 
 # the table
@@ -277,22 +328,23 @@ def main(arguments: argparse.Namespace) -> bool:
     results, lines = [], []
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        for is_blind in (False, True):
+        for is_blind in (False, True) if arguments.part != "sweepers" else ():
             name = "like SQS" if is_blind else "in the file"
             drained = asyncio.run(drain(directory / f"{is_blind}.sqlite3", arguments.count, is_blind=is_blind))
             results.append(drained.is_well)
             lines.append(drained.line(name))
             print(lines[-1], flush=True)
-        for kind in ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]:
+        kinds = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
+        for kind in kinds if arguments.part != "drain" else ():
             if kind == "dynamodb" and (reason := why_not()):
                 print(f"skipped: {reason}")
                 continue
             with _place(kind, directory) as new:
                 one, four = (sweepers(kind, *new(), LATE[kind], processes) for processes in (1, 4))
-            gained = four / one
-            # a file has one writer: one sweeper has it all, and the others must not be in its way
-            results.append(gained >= (LEAST_GAIN if kind == "dynamodb" else LEAST_SHARE))
-            print(f"sweepers, {kind}: late tasks a second: 1 process {one:.0f}, 4 {four:.0f}, {gained:.1f} times")
+            print(one.line(f"1 sweeper, {kind}"), four.line(f"4 sweepers, {kind}"), sep="\n", flush=True)
+            gained, least = four.a_second / one.a_second, LEAST_GAIN if kind == "dynamodb" else LEAST_SHARE
+            results.append(gained >= least)
+            print(f"4 are {gained:.2f} times as fast: {'ok' if gained >= least else 'NOT AS PROMISED'}", flush=True)
     return all(results)
 
 

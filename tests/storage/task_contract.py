@@ -1277,7 +1277,7 @@ class TaskStoreContract:
             assert (task.resends, (await record(store)).resends) == (n, n)
             assert await store.postpone(task, SOON + n + 1) is True
         (task,) = await store.due(END, 10)
-        assert await store.postpone_many([Move(task, SOON + 9, resends=False)]) == [True]
+        assert await store.postpone_many([Move(task, SOON + 9, task.resends)]) == [True]
         assert (await record(store)).resends == 3
         assert (await claim(store)).record.resends == 0
         (task,) = await store.due(END, 10)
@@ -1295,6 +1295,10 @@ class TaskStoreContract:
         (task,) = await store.due(UNTIL, 10)
         assert await store.postpone(task, UNTIL + 1)
         assert not await unsent(), "the sweep sends one"
+        (task,) = await store.due(UNTIL + 1, 10)
+        assert await store.postpone_many([Move(task, UNTIL + 2, resends=0, unsent=True)]) == [True]
+        assert await unsent(), "a worker that has it wait does not"
+        assert (await record(store)).resends == 0
         await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 2_000)
         assert not await unsent(), "its worker has sent one that is delayed"
         lease = (await claim(store, now_ms=SOON)).lease
@@ -1317,7 +1321,7 @@ class TaskStoreContract:
         tasks = sorted(await stores[0].due(SOON, 100), key=lambda task: task.ref)
         await stores[0].cancel(refs[7], "cancelled", NOW)
         await claim(stores[1], refs[8])
-        moves = [Move(task, UNTIL + n) for n, task in enumerate(tasks)]
+        moves = [Move(task, UNTIL + n, 1) for n, task in enumerate(tasks)]
         got = await asyncio.gather(*(store.postpone_many(moves) for store in stores[:3]))
         assert [sum(each) for each in zip(*got, strict=True)] == [n not in (7, 8) for n in range(60)]
         left = {task.ref: task.due_ms for task in await stores[0].open_tasks(100)}

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from roundgate.errors import Unavailable
 from roundgate.storage.base import OnceStore
-from roundgate.storage.sqlite import Database, SqliteOnce
+from roundgate.storage.sqlite import Database, SqliteOnce, transaction
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims
 from tests.support.clocks import FixedClock
 
@@ -138,3 +139,42 @@ async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_pa
         assert await first.read(lambda db: db.execute("select count(*) from once").fetchone()) == (number + 1,)
     await first.aclose()
     await second.aclose()
+
+
+async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
+    """SQLite has ended the transaction by then: there is nothing to roll back."""
+    database = Database(path)
+
+    def insert(db: sqlite3.Connection) -> None:
+        with transaction(db):
+            facts = ("token", "x" * 100_000, 1, LATER)
+            db.execute("insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)", facts)
+
+    await database.write(lambda db: _limit_pages(db, 0))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="database or disk is full"):
+            await database.write(insert)
+    await database.write(lambda db: _limit_pages(db, 1_000))
+    await database.write(insert)
+    assert await database.read(lambda db: db.execute("select count(*) from once").fetchone()) == (1,)
+    await database.aclose()
+
+
+def _limit_pages(db: sqlite3.Connection, more: int) -> None:
+    (pages,) = db.execute("pragma page_count").fetchone()
+    db.execute(f"pragma max_page_count = {pages + more}")
+
+
+async def test_a_commit_that_fails_leaves_no_transaction_behind(path: Path) -> None:
+    """Or its connection would keep the lock, and be good for nothing more."""
+    database = Database(path)
+
+    def insert(db: sqlite3.Connection) -> None:
+        with transaction(db):
+            db.execute("pragma defer_foreign_keys = on")  # looked at when it is committed
+            db.execute("insert into payloads (task, kind, name, value) values (999, '', '', '')")
+
+    for _ in range(2):
+        with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+            await database.write(insert)
+    await database.aclose()

@@ -26,7 +26,8 @@ from tests.support.worker import working
 Share = Callable[..., Shared]
 
 TOOLS = '''
-import asyncio, os, time
+import asyncio, os, re, time
+from contextlib import suppress
 from roundgate import Context, tool
 
 def tell(line):
@@ -48,6 +49,11 @@ async def effect(number, step):
 async def poison(ctx: Context, kind: str) -> str:
     """Ends its process, or blocks it."""
     tell(f"poison {kind}")
+    if kind == "burn":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    while kind == "hang":
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
     await asyncio.sleep(0.3)
     os._exit(9) if kind == "exit" else time.sleep(600)
 '''
@@ -151,6 +157,34 @@ async def test_a_death_in_such_a_process_counts_at_once_against_the_one_that_was
     await children.aclose()
 
 
+@pytest.mark.parametrize("kind", ["burn", "hang"])
+async def test_a_process_for_suspects_ends_whatever_its_suspect_does(
+    share: Share, config: Path, environment: dict[str, str], kind: str
+) -> None:
+    """It holds the interpreter's lock from its first moment on; it takes no cancellation."""
+    shop = share(Clock()).workshop(innocent=None, poison=None)
+    children = Children(child_command(), shop.store, shop.clock)
+    ref = await suspected(shop, await shop.begin("poison", kind=kind))
+    async with asyncio.timeout(40):
+        turn = asyncio.create_task(children.run(ref))
+        while not effects(environment):  # noqa: ASYNC110 (another process writes them)
+            await asyncio.sleep(0.05)
+        if kind == "hang":
+            await shop.cancel(ref)
+        assert await turn is (kind == "burn"), "whether it died"
+        pid = int(effects(environment)[0][0])
+        while is_running(pid):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await children.aclose()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 async def test_a_process_for_suspects_ends_with_the_one_that_began_it(
     share: Share, environment: dict[str, str]
 ) -> None:
@@ -195,6 +229,30 @@ async def test_without_processes_a_suspect_runs_while_nothing_else_does(share: S
     async with at_work(shop.pool):
         await over(shop, suspect, *refs, within_s=15)
     assert beside == [{99}, {99}]
+
+
+async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was_sent(share: Share) -> None:
+    """It waits in the memory of a process that may die; each time it did, the sweep waited twice as long for it."""
+    over_now = asyncio.Event()
+
+    async def work(ctx: Context, waits: bool) -> None:
+        if waits:
+            await over_now.wait()
+
+    shop = share(Clock(), requeue_after_s=2).workshop(work=work)
+    hung = await shop.begin("work", waits=True)
+    suspect = await suspected(shop, await shop.begin("work", waits=False))
+    for due_ms in range(3):
+        (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == suspect]
+        assert await shop.store.postpone(late, shop.clock.now_ms() + 500_000 + due_ms)
+    async with at_work(shop.pool):
+        until = time.monotonic() + 5
+        while ((await shop.record(suspect)).due_ms or 0) > shop.clock.now_ms() + 2_000:
+            assert time.monotonic() < until, "nobody looks for minutes"
+            await asyncio.sleep(0.02)
+        assert (await shop.record(suspect)).resends == 0, "its message has arrived"
+        over_now.set()
+        await over(shop, hung, suspect, within_s=8)
 
 
 def test_no_more_suspects_than_a_bound_wait_in_memory_and_each_once() -> None:

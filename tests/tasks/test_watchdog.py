@@ -107,3 +107,22 @@ def test_a_handler_that_holds_the_interpreters_lock_is_ended_by_the_system() -> 
     process = begun(more="def misbehave(): re.match(r'(a+)+$', 'a' * 64 + 'b')\n")
     leases, _ = told(process)
     assert (process.returncode, leases) == (-signal.SIGVTALRM, None)
+
+
+def test_one_that_does_so_before_the_watchdog_has_seen_its_lease_is_ended_too() -> None:
+    """The process was idle, and the thread gets no other turn."""
+    begins = """
+from roundgate import watchdog
+
+async def main():
+    held.clear()
+    Watchdog(0.4, lambda: held, let_go, bound_s=1.0).start()
+    print("started", flush=True)
+    await asyncio.sleep(0.2)
+    held.append(guilty)
+    watchdog.attend()
+    re.match(r"(a+)+$", "a" * 64 + "b")
+"""
+    process = begun(more=begins)
+    leases, _ = told(process)
+    assert (process.returncode, leases) == (-signal.SIGVTALRM, None)

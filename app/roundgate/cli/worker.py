@@ -84,8 +84,8 @@ async def _work_alone(parts: core.Core, using: GatewayConfig, parent: socket.soc
     try:
         await Lone(worker, stop, grace_s).work(*await asyncio.open_unix_connection(sock=parent))
     finally:
+        end_soon()  # however this ends: a handler that takes no cancellation would keep the process
         await parts.aclose()
-    end_soon()
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from roundgate.auth.principal import Principal
+from roundgate.carrier import carrier
 from roundgate.protocol.inbound import Inbound
 from roundgate.replay.call import Notify
 from roundgate.tracing import Span
 
 
-@dataclass(slots=True, eq=False)
+@carrier
 class RequestContext:
-    """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that.
-
-    Nobody changes one, as with `Inbound`.
-    """
+    """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that."""
 
     inbound: Inbound
     principal: Principal

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.config import CacheHint
 from roundgate.errors import InternalError
@@ -19,7 +20,7 @@ from roundgate.protocol.content import ToolResult
 from roundgate.tasks.outcome import log_failure
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Reply:
     """A result, serialised, and what the log says of it: ok, tool_error, input_required or task."""
 

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from roundgate.auth.principal import Principal
+from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
 from roundgate.protocol.digest import digest
@@ -50,7 +51,7 @@ _DOUBT_PAUSE_S: Final = 0.5
 """A client sends a round without questions again at once; a store that is away for a moment is given that moment."""
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Target:
     """What is called: bound into the token, so that it opens for the same call alone."""
 
@@ -63,7 +64,7 @@ class Target:
         return Binding.of(self.method, self.name, self.arguments)
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Round:
     """A call on its way: which round this is, and what is known from the ones before."""
 

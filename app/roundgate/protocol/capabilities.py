@@ -8,15 +8,15 @@ same shape, as -32021 demands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from roundgate.carrier import carrier
 from roundgate.errors import InvalidParams, MissingCapability
 
 META_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class ClientCapabilities:
     """The declared capabilities of this one request; nothing is remembered from any other."""
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
+from roundgate.carrier import carrier
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.jsonrpc import RequestId
 
@@ -16,7 +17,7 @@ LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", 
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Meta:
     """What the client says about itself and about the answer that it wants."""
 
@@ -28,12 +29,9 @@ class Meta:
     """All of `params._meta`, for what is not ours to interpret: trace context, extensions."""
 
 
-@dataclass(slots=True, eq=False)
+@carrier
 class Inbound:
-    """One request that is valid in its revision and whose method is served.
-
-    Nobody changes one. That is not enforced: a frozen one takes five times as long to make.
-    """
+    """One request that is valid in its revision and whose method is served."""
 
     id: RequestId
     method: str

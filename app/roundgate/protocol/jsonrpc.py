@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import jiter
 import orjson
 
+from roundgate.carrier import carrier
 from roundgate.errors import InvalidRequest, ParseError
 
 RequestId: TypeAlias = str | int
@@ -31,7 +31,7 @@ _LONG_EXPONENT: Final = b"0e000"
 _LONG_NUMBER: Final = b"0" * 210
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Request:
     """A message that wants an answer."""
 
@@ -40,7 +40,7 @@ class Request:
     params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Notification:
     """A message that wants none."""
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -221,18 +221,24 @@ class Driven(Coroutine[Any, Any, T]):
     it is not resumed any more. `sys.exit()` in a task would leave the event loop; it becomes an error of the handler.
     """
 
-    __slots__ = ("__name__", "__qualname__", "_coroutine")
+    __slots__ = ("_coroutine",)
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
-        self.__name__ = getattr(coroutine, "__name__", "handler")
-        self.__qualname__ = getattr(coroutine, "__qualname__", "handler")
 
-    def send(self, value: Any) -> Any:
-        return self._resume(self._coroutine.send, value)
+    def send(self, value: Any = None) -> Any:
+        try:
+            awaited = self._coroutine.send(value)
+        except (Suspend, SystemExit, KeyboardInterrupt) as error:
+            _end(error)
+        return awaited if awaited is not END else self._give_up()
 
     def throw(self, *error: Any) -> Any:
-        return self._resume(self._coroutine.throw, *error)
+        try:
+            awaited = self._coroutine.throw(*error)
+        except (Suspend, SystemExit, KeyboardInterrupt) as ending:
+            _end(ending)
+        return awaited if awaited is not END else self._give_up()
 
     def close(self) -> None:
         self._coroutine.close()
@@ -243,32 +249,27 @@ class Driven(Coroutine[Any, Any, T]):
     def __iter__(self) -> Driven[T]:
         return self
 
-    def __next__(self) -> Any:
-        return self.send(None)
+    __next__ = send  # one call less: most handlers are over at the first
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._coroutine, name)  # cr_frame and its like, for who shows where a task stands
+        return getattr(self._coroutine, name)  # its names and cr_frame, for who shows where a task stands
 
-    def _resume(self, resume: Callable[..., Any], *args: Any) -> Any:
-        try:
-            awaited = resume(*args)
-        except (SystemExit, KeyboardInterrupt) as error:
-            said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
-            raise HandlerExited(f"the handler called {said}") from error
-        except Suspend:
-            _expect_suspension(asyncio.current_task())
-            raise
-        if awaited is END:
-            log.error("%s went on after its run had ended; it is not resumed any more", self.__qualname__)
-            _given_up.append(self._coroutine)
-            raise Suspend
-        return awaited
+    def _give_up(self) -> NoReturn:
+        name = getattr(self._coroutine, "__qualname__", "handler")
+        log.error("%s went on after its run had ended; it is not resumed any more", name)
+        _given_up.append(self._coroutine)
+        raise Suspend
 
 
-def _expect_suspension(task: asyncio.Task[Any] | None) -> None:
-    """Have no event loop complain that nobody has looked at the suspension of a branch that nobody waits for."""
-    if isinstance(task, _BranchTask):
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+def _end(error: BaseException) -> NoReturn:
+    """What comes of one that is not to leave an event loop, or to be complained of."""
+    if isinstance(error, Suspend):
+        task = asyncio.current_task()
+        if isinstance(task, _BranchTask):  # perhaps nobody waits for this branch, and looks at how it ended
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise error
+    said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
+    raise HandlerExited(f"the handler called {said}") from error
 
 
 class HandlerExited(RuntimeError):

@@ -399,16 +399,15 @@ class DynamoDbTasks:
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
         """See `TaskStore`."""
-        return await self._move(Move(task, due_ms))
+        return await self._move(Move(task, due_ms, task.resends + 1))
 
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. A write each: a transaction would cost twice as much."""
         return await asyncio.gather(*map(self._move, moves))
 
     async def _move(self, move: Move) -> bool:
-        resends = {"resends": move.task.resends + 1} if move.resends else {}
         change = Change(
-            {"due_ms": move.due_ms, "unsent": None, **resends},
+            {"due_ms": move.due_ms, "unsent": 1 if move.unsent else None, "resends": move.resends or None},
             # Whoever moved it before us does what is to be done; what is terminal has none.
             when=["#due_ms = :due"],
             values={":due": move.task.due_ms},

@@ -193,13 +193,27 @@ class Database:
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
     """Everything inside happens, or nothing. Waits for other writers when it begins, so that it cannot fail halfway."""
-    db.execute("begin immediate")
+    with _ended(db, "immediate"):
+        yield
+        db.execute("commit")
+
+
+@contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """What is read inside is as of one moment."""
+    with _ended(db, "deferred"):
+        yield
+
+
+@contextmanager
+def _ended(db: sqlite3.Connection, kind: Literal["immediate", "deferred"]) -> Iterator[None]:
+    """A transaction that is over in the end, committed or not. A full disk, for one, ends it inside SQLite already."""
+    db.execute(f"begin {kind}")
     try:
         yield
-    except BaseException:
-        db.execute("rollback")
-        raise
-    db.execute("commit")
+    finally:
+        if db.in_transaction:
+            db.execute("rollback")
 
 
 class SqliteOnce:

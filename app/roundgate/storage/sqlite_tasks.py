@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from roundgate.errors import LeaseLost
 from roundgate.protocol.tasks import OPEN, Event, Status, sources, target
 from roundgate.storage.noted import Noted
-from roundgate.storage.sqlite import Database, transaction
+from roundgate.storage.sqlite import Database, snapshot, transaction
 from roundgate.storage.tasks import (
     NOTHING,
     Added,
@@ -101,12 +101,9 @@ class SqliteTasks:
         """See `TaskStore`."""
 
         def look(db: sqlite3.Connection) -> TaskRecord | None:
-            db.execute("begin")  # the row and its payloads as of one moment
-            try:
+            with snapshot(db):  # the row and its payloads
                 row = _row(db, ref)
                 return None if row is None or row["expires_ms"] <= now_ms else _record(db, row)
-            finally:
-                db.execute("rollback")
 
         return await self._database.read(look)
 
@@ -322,18 +319,16 @@ class SqliteTasks:
 
     async def postpone(self, task: OpenTask, due_ms: int) -> bool:
         """See `TaskStore`."""
-        (moved,) = await self.postpone_many([Move(task, due_ms)])
+        (moved,) = await self.postpone_many([Move(task, due_ms, task.resends + 1)])
         return moved
 
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. One transaction."""
-        statement = (
-            "update tasks set due_ms = ?, resends = resends + ?, unsent = 0 where owner = ? and id = ? and due_ms = ?"
-        )
+        statement = "update tasks set due_ms = ?, resends = ?, unsent = ? where owner = ? and id = ? and due_ms = ?"
 
         def write(db: sqlite3.Connection) -> list[bool]:
             with transaction(db):
-                facts = ((move.due_ms, move.resends, *_key(move.task)) for move in moves)
+                facts = ((move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves)
                 return [db.execute(statement, one).rowcount == 1 for one in facts]
 
         return await self._database.write(write) if moves else []

@@ -36,7 +36,8 @@ index and not by a scan; nobody looks at the others. It is moved by creation, `a
 by `claim` and a renewal as told or to the end of the lease, by `suspend` and `park` to the task's end.
 
 Where a task becomes due with no message on its way it is `unsent`: from a claim on, from `let_go`, and when it is
-released to be due within a second of when it wakes. A sweep that postpones it sends one.
+released to be due within a second of when it wakes. A sweep that postpones it sends one; a worker that has it wait for
+its turn alone does not (`Move.unsent`).
 
 **Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards (`take_shard`); the
 right to a shard saves work that would be done twice, and nothing depends on it.
@@ -232,12 +233,14 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A late task and its new due time."""
+    """A task as it was seen, and its new due time."""
 
     task: OpenTask
     due_ms: int
-    resends: bool = True
-    """Whether this counts in `TaskRecord.resends`."""
+    resends: int
+    """The new `TaskRecord.resends`."""
+    unsent: bool = False
+    """Whether no message is sent for it."""
 
 
 def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:

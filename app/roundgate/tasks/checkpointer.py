@@ -108,14 +108,13 @@ class Checkpointer:
             self._give_up(error)
 
     async def checkpoint(self, *entries: Entry) -> None:
-        """Return once a step is remembered, and what led to it, whoever cancels the handler meanwhile.
+        """Return once a step is remembered, and what led to it.
+
+        The engine calls this in an asyncio task of its own, which a cancellation of the handler does not reach.
 
         Raises:
             Suspend: it cannot be.
         """
-        await to_its_end(self._keep(entries))
-
-    async def _keep(self, entries: Sequence[Entry]) -> None:
         try:
             self._account(entries)
             async with self._keeping:  # of a write that failed nobody knows whether it happened: no other before that

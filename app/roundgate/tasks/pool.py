@@ -178,6 +178,7 @@ class Pool:
             _trouble("a message", error)
         if claimed is NotClaimed.SUSPECT:
             self._quarantine.put(message.ref)
+            await self._worker.remind(message.ref)
         elif isinstance(claimed, Claimed):
             await self._worker.run(claimed)
 

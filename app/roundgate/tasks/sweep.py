@@ -146,9 +146,9 @@ class Sweep:
 
     def _move(self, task: OpenTask, now_ms: int, *, is_known_to_wait: bool) -> Move:
         if is_known_to_wait:
-            return Move(task, now_ms + KNOWN_TO_WAIT * self._pause_ms, resends=False)
+            return Move(task, now_ms + KNOWN_TO_WAIT * self._pause_ms, task.resends)
         pause_ms = self._pause_ms * 2 ** min(task.resends, 20)
-        return Move(task, now_ms + min(pause_ms, self._longest_ms))
+        return Move(task, now_ms + min(pause_ms, self._longest_ms), task.resends + 1)
 
     async def census(self) -> Census:
         """How many tasks are open, and how old they are: for metrics and logs."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
+from roundgate import watchdog
 from roundgate.clock import Clock
 from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
 from roundgate.protocol.content import ToolResult
@@ -87,6 +88,7 @@ class Running:
 
     async def _run(self, handler: Callable[[], Awaitable[ToolResult]]) -> Outcome:
         RUNNING.set(self)
+        watchdog.attend()
         return await engine.run(handler, self.checkpointer.run)
 
     def _result(self, root: asyncio.Task[Outcome]) -> Outcome:

@@ -28,7 +28,7 @@ from roundgate.replay.context import Context
 from roundgate.replay.engine import Failed
 from roundgate.replay.journal import JOURNAL_VERSION
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
+from roundgate.storage.tasks import Claimed, Move, NotClaimed, OpenTask, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.ending import Declined, Endings, GivenUp, Turn
@@ -83,6 +83,21 @@ class Worker:
         until_ms = now_ms + self._lease_ms
         lapsed_ms, due_ms = now_ms - self._skew_ms, until_ms + self._skew_ms
         return await self._store.claim(ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone)
+
+    async def remind(self, ref: TaskRef) -> None:
+        """Have sweeps look soon at a suspect that waits for its turn alone, in the memory of a process that may die.
+
+        However often it was sent before: messages do arrive. Otherwise each such death would double the pause.
+
+        Raises:
+            Unavailable
+        """
+        now_ms = self._clock.now_ms()
+        due_ms = now_ms + int(self._config.requeue_after_s * 1000)
+        found = await self._store.read(ref, now_ms)
+        if found is not None and found.due_ms is not None and (found.due_ms > due_ms or found.resends):
+            task = OpenTask(ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms)
+            await self._store.postpone_many([Move(task, due_ms, resends=0, unsent=True)])
 
     async def work(self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False) -> Turn:
         """A whole turn.

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from pydantic import BaseModel
 
-from roundgate import Context, tool
+from roundgate import Context, OutcomeUnknown, tool
 from roundgate.clock import Clock
 
 
@@ -63,6 +63,18 @@ async def effect(order: int, step: int, seconds: float) -> str:
 async def innocent(ctx: Context, order: int, steps: int = 4, seconds: float = 0.05) -> str:
     """A few steps, one after another."""
     return " ".join([await ctx.step(f"step-{number}", effect, order, number, seconds) for number in range(steps)])
+
+
+@tool(task="required")
+async def careful(ctx: Context, order: int, steps: int = 4, seconds: float = 0.05) -> str:
+    """The same, each step at most once: it says so of one whose end nobody knows."""
+    said = []
+    for number in range(steps):
+        try:
+            said.append(await ctx.step(f"step-{number}", effect, order, number, seconds, at_most_once=True))
+        except OutcomeUnknown:
+            said.append("unknown")
+    return " ".join(said)
 
 
 async def _exits() -> None:

@@ -132,12 +132,15 @@ def _tool(callee: Callee, note: ToolNote) -> Tool:
         **without_none(outputSchema=returns.schema, annotations=dict(note.hints) or None, _meta=note.meta),
     }
 
+    # without a context it cannot say when
+    becomes_task_at_once = signature.takes_context is None and note.task != "forbidden"
+
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
         try:
             keywords = signature.bind(arguments)
         except ValueError as error:
             raise ToolError(f"Invalid arguments: {error}") from None
-        if signature.takes_context is None:  # it cannot say when to become a task: at once, if it may
+        if becomes_task_at_once:
             await context.continue_as_task()
         return returns.result(await callee(context, keywords))
 

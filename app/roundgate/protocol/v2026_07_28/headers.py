@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, overload
 
+from roundgate.carrier import carrier
 from roundgate.errors import HeaderMismatch
 
 PROTOCOL_VERSION: Final = "MCP-Protocol-Version"
@@ -30,7 +31,7 @@ _MIRRORED: Final = frozenset(name.lower().encode() for name in (PROTOCOL_VERSION
 _PARAM_PREFIX_LOWER: Final = PARAM_PREFIX.lower().encode()
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class McpHeaders:
     """The mirroring headers of one request, still encoded, surrounding white space removed (RFC 9110 section 5.5)."""
 
