@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -233,6 +234,26 @@ async def test_a_branch_that_nobody_cuts_again_does_not_hold_the_others_up() -> 
             outcome = await home.run(handler)
         assert isinstance(outcome, Suspended)
         assert outcome.wake_ms is not None
+
+
+@pytest.mark.parametrize("milliseconds", range(12, 24))
+async def test_a_timeout_that_fires_in_the_very_turn_in_which_all_looks_still_ends_its_wait(milliseconds: int) -> None:
+    async def handler(ctx: Context) -> str:
+        hold_up(20)
+        try:
+            async with asyncio.timeout(milliseconds / 1000):
+                await ctx.sleep(3600)
+        except TimeoutError:
+            return "in vain"
+        return "in time"
+
+    def hold_up(turns: int) -> None:
+        """Have each turn of the event loop take its time."""
+        time.sleep(0.002)
+        if turns:
+            asyncio.get_running_loop().call_soon(hold_up, turns - 1)
+
+    assert value_of(await Home(clock=SkippingClock()).run(handler)) == "in vain"
 
 
 async def test_a_task_that_outlives_a_limit_goes_on() -> None:

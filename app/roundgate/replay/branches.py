@@ -120,6 +120,10 @@ class Timer(Protocol):
         """On the loop's clock."""
 
 
+JUST_FIRED_S: Final = 1.0
+"""For how long after its moment a timer that has fired may be about to end a wait. Its block may take longer."""
+
+
 class Timeouts:
     """The timers that one run has set. They are gone through when it comes to rest; those that are over are dropped."""
 
@@ -136,9 +140,14 @@ class Timeouts:
             self._timers = [(timer, path) for timer, path in self._timers if _state(timer) in ("active", "expiring")]
             self._watermark = 16 + 2 * len(self._timers)
 
-    def active(self) -> list[Timer]:
-        """Those that have been set, and neither left nor fired."""
-        return [timer for timer, _ in self._timers if _state(timer) == "active"]
+    def whens(self, now_s: float) -> list[float]:
+        """When they end what they are around, on the loop's clock: those that have not fired, or only just."""
+        whens = [(_state(timer), timer.when()) for timer, _ in self._timers]
+        return [
+            when
+            for state, when in whens
+            if when is not None and (state == "active" or (state == "expiring" and when > now_s - JUST_FIRED_S))
+        ]
 
     def is_ending(self, path: str) -> bool:
         """Whether one of them has fired, and what it ends contains this branch."""

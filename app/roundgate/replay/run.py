@@ -868,9 +868,8 @@ class Run:
         """When `asyncio.timeout` will end a wait: not in another process, so this one has to wait for it."""
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
-        active = [] if self.root.timeouts is None else self.root.timeouts.active()
-        whens = [when for limit in active if (when := limit.when()) is not None]
-        left = [when - now_s + 0.01 for when in whens if when - now_s < longest_s]
+        whens = [] if self.root.timeouts is None else self.root.timeouts.whens(now_s)
+        left = [max(when - now_s, 0.0) + _TICK_MS / 1000 for when in whens if when - now_s < longest_s]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning("asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout")
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
