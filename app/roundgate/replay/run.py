@@ -145,42 +145,42 @@ def _around(branch: Branch) -> list[Scope]:
 class Run:
     """One run. `requests` are the questions that it leaves open, by wire key."""
 
+    message: str | None = None
+    """What the handler last said it is doing: the `statusMessage` of a task."""
+    wants_task = False
+    """It is to go on as a task: it said so, time is nearly up, or it has to wait longer than a request may."""
+    restart_with: dict[str, Any] | None = None
+    error: Exception | None = None
+    """What ended the run, if that is no matter of its handler's."""
+    stopped: Stop | None = None
+    wake_ms: int | None = None
+    """When a suspended run is to go on, in milliseconds since the epoch; `None`: as soon as can be."""
+    root_task: asyncio.Task[Any] | None = None
+    driver: asyncio.Task[Any] | None = None
+    """Where the handler has a task of its own: the task that waits for it, and how often that was cancelled before."""
+    driver_cancelling = 0
+    is_enforced = False
+    """Whether the handler was cancelled because it went on after its run had ended."""
+    _made_quiescence: Quiescence | None = None
+    _wires: Wires | None = None
+    _is_stopping = False
+    _steps_run = 0
+    _longest_ms = 0.0
+    _refusals = 0
+    _stopped_at_ms = 0.0
+
     def __init__(self, call: Call, journal: Journal, checkpointer: Checkpointer | None = None) -> None:
         """Without a checkpointer the journal travels: what is remembered is durable once the round is answered."""
         self.call = call
         self.journal = journal
         self.requests: dict[str, Any] = {}
-        self.message: str | None = None
-        """What the handler last said it is doing: the `statusMessage` of a task."""
-        self.wants_task = False
-        """It is to go on as a task: it said so, time is nearly up, or it has to wait longer than a request may."""
-        self.restart_with: dict[str, Any] | None = None
-        self.error: Exception | None = None
-        """What ended the run, if that is no matter of its handler's."""
-        self.stopped: Stop | None = None
-        self.wake_ms: int | None = None
-        """When a suspended run is to go on, in milliseconds since the epoch; `None`: as soon as can be."""
         self._owner = object()
         self.root = Branch(self._owner)
-        self.root_task: asyncio.Task[Any] | None = None
-        self.driver: asyncio.Task[Any] | None = None
-        """Where the handler has a task of its own: the task that waits for it, and how often that was cancelled
-        before."""
-        self.driver_cancelling = 0
-        self.is_enforced = False
-        """Whether the handler was cancelled because it went on after its run had ended."""
         self._clock = call.deadline.clock
         self._checkpointer = checkpointer
-        self._made_quiescence: Quiescence | None = None
-        self._wires: Wires | None = None
         self._order = Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
         self._unwritten: list[Entry] = []
         """What is written with the next step."""
-        self._is_stopping = False
-        self._steps_run = 0
-        self._longest_ms = 0.0
-        self._refusals = 0
-        self._stopped_at_ms = 0.0
 
     @property
     def is_cancelled(self) -> bool:
