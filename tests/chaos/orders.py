@@ -52,7 +52,7 @@ class Client:
     async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """The result or error; an answer that was lost is asked for again, elsewhere."""
         message = wire.message(method, params, 1, clientCapabilities=self.capabilities)
-        give_up_at = time.monotonic() + 60
+        give_up_at, pause_s = time.monotonic() + 60, 0.2
         while time.monotonic() < give_up_at:
             self.counts[method] += 1
             try:
@@ -65,7 +65,8 @@ class Client:
                 continue
             if response.status_code in self.again:
                 self.counts[f"{response.status_code}"] += 1
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(self.dice.uniform(0.5, 1) * pause_s)
+                pause_s = min(2 * pause_s, 5)  # a service that has no room is given time, as any client does
                 continue
             body: dict[str, Any] = response.json()
             return body
@@ -86,7 +87,7 @@ class Client:
                 told.wrong.append(f"tasks/get: {body['error']}")
                 return
             await self.look_at(told, body["result"])
-            await asyncio.sleep(self.dice.uniform(0.2, 0.8))
+            await asyncio.sleep(self.dice.uniform(0.5, 1) * body["result"].get("pollIntervalMs", 1_000) / 1000)
 
     async def look_at(self, told: Told, task: dict[str, Any]) -> None:
         if task["status"] in ("completed", "failed", "cancelled"):
