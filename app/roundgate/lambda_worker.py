@@ -127,7 +127,11 @@ class Function:
     async def _message(self, record: Event, deadline: Deadline, *, alone: bool = False) -> Turn | None:
         """How the turn ended; `None` if there was none, or it failed."""
         try:
-            return await self._worker.work(TaskRef.parse(record.get("body", "")), deadline, alone=alone)
+            ref = TaskRef.parse(record.get("body", ""))
+            turn = await self._worker.work(ref, deadline, alone=alone)
+            if turn is Turn.SUSPECT:
+                await self._worker.remind(ref)  # its message is hidden for long if this process dies before its turn
+            return turn
         except Exception as error:
             log.error("a message failed", exc_info=error, extra={"fields": {"message": record.get("messageId")}})
             return None

@@ -325,6 +325,31 @@ async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(
     assert order[4:] == ["suspect 1 begins", "suspect 1 ends", "suspect 2 begins", "suspect 2 ends"]
 
 
+async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon_however_often_it_was_sent(
+    share: Share,
+) -> None:
+    over_now = asyncio.Event()
+
+    async def work(ctx: Context, waits: bool) -> None:
+        if waits:
+            await over_now.wait()
+
+    shop = share(Clock(), requeue_after_s=2).workshop(work=work)
+    function = Function(shop.worker, shop.sweep, shop.clock, "worker")
+    first, waiting = [await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)]
+    for due_ms in range(3):
+        (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == waiting]
+        assert await shop.store.postpone(late, shop.clock.now_ms() + 500_000 + due_ms)
+    handling = asyncio.ensure_future(function.handle(batch(first, waiting), 60_000))
+    until = time.monotonic() + 5
+    while ((await shop.record(waiting)).due_ms or 0) > shop.clock.now_ms() + 2_000:
+        assert time.monotonic() < until, "nobody looks for minutes"
+        await asyncio.sleep(0.02)
+    assert (await shop.record(waiting)).resends == 0
+    over_now.set()
+    assert await handling == {"batchItemFailures": []}
+
+
 async def test_a_suspect_for_which_there_is_no_time_left_comes_again(share: Share) -> None:
     async def work(ctx: Context) -> None:
         raise AssertionError("it is not run")
