@@ -28,6 +28,8 @@ from tests.chaos.orders import CONFIG, Client, Told, all_of, report, table
 SWEEP_EVERY_S = 2
 LONG_S = 90
 WITHIN_S = 240
+AT_ONCE = 15
+"""Clients that poll three gateways, each of which serves one request at a time: more are only told to come again."""
 
 
 async def haunt(environments: Sequence[Environment], every_s: float, dice: random.Random, kills: Counter[str]) -> None:
@@ -135,7 +137,7 @@ async def run(count: int, seed: int, kill_every_s: float, *, with_long: bool) ->
             killer = asyncio.create_task(haunt(up.environments, kill_every_s, dice, kills))
             long = asyncio.gather(*([as_task(client, knowing), by_shedding(unknowing)] if with_long else []))
             told = [Told(number, f"street-{number}") for number in range(count)]
-            await all_of(client, told)
+            await all_of(client, told, AT_ONCE)
             seconds = time.monotonic() - begun
             ended = await long
             killer.cancel()

@@ -111,9 +111,9 @@ class Client:
             told.wrong.append(f"{step} was {told.receipts[step]} and is {receipt} now")
 
 
-async def all_of(client: Client, told: Sequence[Told]) -> None:
+async def all_of(client: Client, told: Sequence[Told], at_once: int = AT_ONCE) -> None:
     """Every order from its call to its end, a limited number at once."""
-    room = asyncio.Semaphore(AT_ONCE)
+    room = asyncio.Semaphore(at_once)
 
     async def one(order: Told) -> None:
         async with room:
