@@ -239,7 +239,7 @@ class _Lines:
     """Effects of processes, as they are written down."""
 
     patience_s: Final = 4 * CONFIG.lease_s + 40
-    """How long there may be none: leases run out and are taken over, and on a busy machine a process takes its time to begin."""
+    """How long there may be none: leases run out, and on a busy machine a process takes its time to begin."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
