@@ -3,9 +3,11 @@
 #
 #   docker build -t roundgate .
 #   docker run -p 8080:8080 -v ./gateway:/gateway:ro -e GATEWAY_STATE_KEYS=… roundgate
-FROM public.ecr.aws/awsguru/aws-lambda-adapter:0.9.1 AS adapter
+# Base images by digest: what is built today is built again tomorrow. To take a newer one:
+#   docker buildx imagetools inspect python:3.13-slim --format '{{.Manifest.Digest}}'
+FROM public.ecr.aws/awsguru/aws-lambda-adapter:0.9.1@sha256:46d6625e68cbbdd2efab4a20245977664513f13ffef47915b000d431adcea0b4 AS adapter
 
-FROM python:3.13-slim AS build
+FROM python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 WORKDIR /src
 # what is installed, and what builds the gateway's own wheel, is in the locks: scripts/image-lock writes them anew
 COPY infra/image.lock infra/image-build.lock ./infra/
@@ -18,7 +20,7 @@ COPY app ./app
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /opt/wheels . \
     && /opt/gateway/bin/pip install --no-cache-dir --no-deps --no-index /opt/wheels/*.whl
 
-FROM python:3.13-slim
+FROM python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
 COPY --from=adapter /lambda-adapter /opt/extensions/lambda-adapter
 COPY --from=build /opt/gateway /opt/gateway
 RUN useradd --system --uid 10001 --home-dir /var/lib/gateway --create-home gateway

@@ -62,7 +62,7 @@ def command(steps: list[tuple[str, str]]) -> list[str]:
 
 def test_its_python_is_that_of_the_functions(steps: list[tuple[str, str]]) -> None:
     template = (ROOT / "template.yaml").read_text()
-    images = {image.split()[0] for image in of(steps, "FROM") if image.startswith("python:")}
+    images = {image.split("@")[0] for image in of(steps, "FROM") if image.startswith("python:")}
     assert images == {f"python:{version}-slim" for version in re.findall(r"Runtime: python([\d.]+)", template)}
 
 
@@ -98,7 +98,7 @@ def test_what_it_copies_gets_past_dockerignore(steps: list[tuple[str, str]]) -> 
 @pytest.mark.parametrize("lock", ["image.lock", "image-build.lock"])
 def test_everything_that_is_installed_is_locked_with_its_hash(steps: list[tuple[str, str]], lock: str) -> None:
     text = (ROOT / "infra" / lock).read_text().replace(" \\\n", " ")
-    (python,) = {image.split()[0].removeprefix("python:") for image in of(steps, "FROM") if image.startswith("python:")}
+    (python,) = {image.split("@")[0].removeprefix("python:") for image in of(steps, "FROM") if image.startswith("python:")}
     head, *lines = text.splitlines()
     assert head.endswith(f" for Python {python.removesuffix('-slim')}.")
     assert all(re.fullmatch(r"[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64}){1,2}", line) for line in lines)
@@ -194,3 +194,7 @@ def test_as_process_1_it_stops_when_told_to_while_it_starts(steps: list[tuple[st
         assert outside.stderr is not None
         assert b"serving" not in outside.stderr.read()
         assert outside.returncode == 0
+
+
+def test_base_images_are_named_by_digest(steps: list[tuple[str, str]]) -> None:
+    assert all(re.search(r"@sha256:[0-9a-f]{64}( AS \w+)?$", image) for image in of(steps, "FROM"))
