@@ -98,7 +98,9 @@ def test_what_it_copies_gets_past_dockerignore(steps: list[tuple[str, str]]) -> 
 @pytest.mark.parametrize("lock", ["image.lock", "image-build.lock"])
 def test_everything_that_is_installed_is_locked_with_its_hash(steps: list[tuple[str, str]], lock: str) -> None:
     text = (ROOT / "infra" / lock).read_text().replace(" \\\n", " ")
-    (python,) = {image.split("@")[0].removeprefix("python:") for image in of(steps, "FROM") if image.startswith("python:")}
+    (python,) = {
+        image.split("@")[0].removeprefix("python:") for image in of(steps, "FROM") if image.startswith("python:")
+    }
     head, *lines = text.splitlines()
     assert head.endswith(f" for Python {python.removesuffix('-slim')}.")
     assert all(re.fullmatch(r"[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64}){1,2}", line) for line in lines)
