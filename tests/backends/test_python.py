@@ -491,6 +491,7 @@ def problem(file: ConfigFile) -> str:
             "IndentationError: expected an indented block after 'if' statement on line 1 (tools.py, line 2)",
         ),
         ("import sys\nsys.exit('usage: tools')", "SystemExit: usage: tools (tools.py:2)"),
+        ("class Skip(BaseException): pass\nraise Skip('not here')", "Skip: not here (tools.py:2)"),
         ("from neighbour_of_that_test import a", "ZeroDivisionError: division by zero (neighbour_of_that_test.py:2)"),
     ],
 )

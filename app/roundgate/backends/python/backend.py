@@ -76,7 +76,9 @@ class PythonBackend:
             if self._config.path is None:
                 return loaded.named(str(self._config.module), base)
             return loaded.of_file(base / self._config.path, f"roundgate_backend_{self.name}")
-        except (Exception, SystemExit) as error:  # a script that exits would take the gateway with it
+        except KeyboardInterrupt:
+            raise  # somebody's Ctrl-C
+        except BaseException as error:  # a script that exits, or ends a test, would take the gateway with it
             problem = self._origin.problem(
                 f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
                 "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another",
