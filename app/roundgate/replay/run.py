@@ -17,10 +17,10 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
 
+from roundgate.aio.timers import of_this_loop
 from roundgate.errors import NondeterminismError
+from roundgate.json import digest
 from roundgate.protocol.capabilities import merged
-from roundgate.protocol.digest import digest
-from roundgate.replay.alarms import of_this_loop
 from roundgate.replay.branches import END, Branch, InStep, Suspend, here, inside
 from roundgate.replay.call import Call
 from roundgate.replay.identity import identity

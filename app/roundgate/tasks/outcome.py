@@ -12,8 +12,8 @@ from typing import Any
 
 from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ProtocolError, ToolError
+from roundgate.json import encode
 from roundgate.protocol.content import ToolResult, without_none
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.tasks import Status
 from roundgate.protocol.v2026_07_28 import wire_errors
 from roundgate.replay.engine import Completed, Failed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 
