@@ -155,7 +155,7 @@ async def test_shed_ends_the_round_once_without_a_question() -> None:
 async def test_shed_beside_a_question_ends_in_one_round() -> None:
     async def handler(ctx: Context) -> str:
         _, who = await asyncio.gather(ctx.shed("here"), ctx.elicit("who", "Who?", Name))
-        return who.name  # type: ignore[no-any-return]
+        return who.name
 
     played = await play_to_the_end(handler, polite)
     assert (played.value, played.rounds) == ("who", [["who"]])
