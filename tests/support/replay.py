@@ -57,7 +57,7 @@ async def play(
     declared = ClientCapabilities(capabilities)
     deadline = (clock or Clock()).deadline(within_ms)
     run = Run(Call(principal=LOCAL, meta=Meta(declared, None, None, None), deadline=deadline, **more), journal)
-    return await engine.run(_bound(handler, Context(run)), run)
+    return await engine.run_handler(_bound(handler, Context(run)), run)
 
 
 def _bound(handler: Handler, context: Context) -> Callable[[], Any]:
