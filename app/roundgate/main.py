@@ -40,7 +40,8 @@ from roundgate.methods.discovery import server_info
 from roundgate.methods.once import Once
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.table import Methods
-from roundgate.protocol import notifications, v2026_07_28
+from roundgate.protocol import notifications
+from roundgate.protocol.revisions import NEWEST
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core
 from roundgate.tasks.pool import Pool
@@ -126,7 +127,7 @@ class _Gateway:
             self._tasks,
             self._watch,
             self._clock,
-            v2026_07_28.Results(server_info(config.server)),
+            NEWEST.result_format(server_info(config.server)),
             streams=self._using.streams,
         )
         return made, snapshot.use
