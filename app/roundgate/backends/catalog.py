@@ -17,11 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.json import encode
-from roundgate.protocol.pages import Pages
-from roundgate.protocol.revision import MirroredArgument
-from roundgate.protocol.revisions import NEWEST
-from roundgate.protocol.schemas import Schema
-from roundgate.protocol.uri_template import UriTemplate
+from roundgate.protocol import NEWEST, MirroredArgument, Pages, Schema, UriTemplate
 
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256

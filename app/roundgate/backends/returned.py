@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from roundgate.backends.signature import WithoutTitles
 from roundgate.json import encode
-from roundgate.protocol.content import (
+from roundgate.protocol import (
     ABSENT,
     AudioContent,
     BlobResourceContents,
@@ -24,11 +24,11 @@ from roundgate.protocol.content import (
     PromptMessage,
     ResourceContents,
     ResourceLink,
+    Schema,
     TextContent,
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.schemas import Schema
 
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 

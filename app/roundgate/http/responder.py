@@ -15,11 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from roundgate import json
-from roundgate.aio.timers import Limit
+from roundgate.aio import Limit
 from roundgate.errors import AuthError, GatewayError, TransportError
-from roundgate.protocol import jsonrpc, sse
-from roundgate.protocol.jsonrpc import RequestId
-from roundgate.protocol.revision import Revision
+from roundgate.protocol import RequestId, Revision, jsonrpc, sse
 
 JSON: Final = b"application/json"
 GRACE_S: Final = 5.0

@@ -29,7 +29,7 @@ from uvicorn.server import ServerState
 from roundgate.config import HttpConfig
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.room import Stage, address_of, makes_room
-from roundgate.protocol.revisions import NEWEST
+from roundgate.protocol import NEWEST
 
 try:
     import resource

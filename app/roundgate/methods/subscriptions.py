@@ -6,17 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.methods.hub import Hub, Subscription
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Results, Stream
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol import notifications, tasks
-from roundgate.protocol.params import ListenParams
-from roundgate.storage.tasks import TaskRecord
-from roundgate.tasks.service import Tasks
-from roundgate.tasks.watch import Watch
+from roundgate.protocol import ListenParams, notifications, tasks
+from roundgate.storage import TaskRecord
+from roundgate.tasks import Tasks, Watch
 
 MAX_STREAM_S: Final = 30 * 86_400
 """How long a stream lives whose token holds for longer than anybody should hold one."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.errors import TaskNotFound
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol.params import TaskParams, UpdateTaskParams
-from roundgate.storage.tasks import TaskRecord
-from roundgate.tasks.service import Tasks
+from roundgate.protocol import TaskParams, UpdateTaskParams
+from roundgate.storage import TaskRecord
+from roundgate.tasks import Tasks
 
 
 class TaskMethods:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from roundgate.protocol.capabilities import merged
+from roundgate.protocol import merged
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
 from roundgate.replay.journal import Answered, Asked, Unanswered, wire_key
 from roundgate.replay.learning import learn

@@ -17,8 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from roundgate.errors import Refused
 from roundgate.json import digest
-from roundgate.protocol.content import PromptMessage, without_none
-from roundgate.protocol.schemas import Schema
+from roundgate.protocol import PromptMessage, Schema, without_none
 from roundgate.replay import forms
 from roundgate.replay.journal import plain
 

@@ -50,7 +50,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from roundgate.protocol.tasks import Shown, Status
+from roundgate.protocol import Shown, Status
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -21,10 +21,8 @@ from typing import Final
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import CallTimeout, InternalError, LeaseLost, NondeterminismError, NotJson, Unavailable
-from roundgate.replay.engine import Completed, Failed, Restarted, Suspended
-from roundgate.replay.run import HOLD_MS
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import NOTHING, Added, Claimed, TaskRef, TaskStore
+from roundgate.replay import HOLD_MS, Completed, Failed, Restarted, Suspended
+from roundgate.storage import NOTHING, Added, Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.outcome import ended, failed, log_failure
 from roundgate.tasks.turn import Outcome

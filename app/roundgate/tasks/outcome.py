@@ -12,10 +12,8 @@ from typing import Any
 
 from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ProtocolError, ToolError
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.revisions import NEWEST
-from roundgate.protocol.tasks import Status
-from roundgate.replay.engine import Completed, Failed
+from roundgate.protocol import NEWEST, Status, ToolResult
+from roundgate.replay import Completed, Failed
 
 log = logging.getLogger("roundgate.methods")
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.tasks import TaskRecord, TaskRef, TaskStore
+from roundgate.storage import TaskRecord, TaskRef, TaskStore
 
 AT_ONCE: Final = 8
 """Rows that are read at the same time."""

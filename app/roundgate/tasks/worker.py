@@ -17,18 +17,13 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from roundgate.backends.catalog import Catalog, ServedTool
-from roundgate.backends.serving import CatalogSource
+from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
 from roundgate.errors import LeaseLost
 from roundgate.metrics import Metrics, NoMetrics
-from roundgate.replay.call import Call, Publish
-from roundgate.replay.context import Context
-from roundgate.replay.engine import Failed
-from roundgate.replay.journal import JOURNAL_VERSION
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import Claimed, Move, NotClaimed, OpenTask, TaskRecord, TaskRef, TaskStore
+from roundgate.replay import JOURNAL_VERSION, Call, Context, Failed, Publish
+from roundgate.storage import Claimed, Move, NotClaimed, OpenTask, TaskQueue, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.ending import Declined, Endings, GivenUp, Turn

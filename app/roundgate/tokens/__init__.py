@@ -2,3 +2,27 @@
 
 Knows neither MCP methods nor handlers; what is sealed is bytes.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
+
+if TYPE_CHECKING:
+    from roundgate.tokens import keys as keys
+    from roundgate.tokens.request_state import Binding as Binding
+    from roundgate.tokens.request_state import Destiny as Destiny
+    from roundgate.tokens.request_state import Opened as Opened
+    from roundgate.tokens.request_state import StateSealer as StateSealer
+    from roundgate.tokens.sealed import Key as Key
+    from roundgate.tokens.sealed import KeyRing as KeyRing
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".request_state": "Binding Destiny Opened StateSealer",
+            ".sealed": "Key KeyRing",
+        },
+        modules="keys",
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, StateRefused, StateTooLarge
 from roundgate.json import digest

@@ -18,18 +18,18 @@ from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.paths import path_text
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, ParseError, ToolError
-from roundgate.protocol.content import (
+from roundgate.protocol import (
     ABSENT,
     AudioContent,
     BlobResourceContents,
     ContentBlock,
     EmbeddedResource,
     ImageContent,
+    Schema,
     TextContent,
     ToolResult,
     without_none,
 )
-from roundgate.protocol.schemas import Schema
 
 _EXCERPT_CHARS: Final = 500
 FRAMING: Final = frozenset(
