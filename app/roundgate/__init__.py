@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from roundgate.errors import OutcomeUnknown as OutcomeUnknown
     from roundgate.errors import Refused as Refused
     from roundgate.errors import ResourceNotFound as ResourceNotFound
+    from roundgate.errors import StepFailed as StepFailed
+    from roundgate.errors import StepTimeout as StepTimeout
     from roundgate.errors import ToolError as ToolError
     from roundgate.protocol.content import Annotations as Annotations
     from roundgate.protocol.content import AudioContent as AudioContent
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from roundgate.replay.questions import Sample as Sample
     from roundgate.replay.questions import Sampled as Sampled
     from roundgate.replay.questions import Url as Url
-    from roundgate.replay.steps import StepFailed as StepFailed
-    from roundgate.replay.steps import StepTimeout as StepTimeout
     from roundgate.replay.sync_context import SyncContext as SyncContext
 else:
     __getattr__, __all__ = face(
@@ -58,13 +58,12 @@ else:
             ".auth.principal": "Principal",
             ".backends.declare": "prompt resource tool",
             ".clock": "Deadline",
-            ".errors": "InvalidParams NotJson OutcomeUnknown Refused ResourceNotFound ToolError",
+            ".errors": "InvalidParams NotJson OutcomeUnknown Refused ResourceNotFound StepFailed StepTimeout ToolError",
             ".protocol.content": "Annotations AudioContent BlobResourceContents Completion EmbeddedResource Icon "
             "ImageContent PromptMessage ResourceLink TextContent TextResourceContents "
             "ToolResult",
             ".replay.context": "Context",
             ".replay.questions": "Answer Form Root Roots Sample Sampled Url",
-            ".replay.steps": "StepFailed StepTimeout",
             ".replay.sync_context": "SyncContext",
         },
     )

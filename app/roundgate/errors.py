@@ -1,36 +1,57 @@
-"""Every exception the gateway raises on purpose. Standard library only; the bottom of every import chain.
+"""Every exception that `roundgate` raises on purpose; there is none outside of this module.
 
-    GatewayError
-    ├── ProtocolError                 the request is at fault; answered as a JSON-RPC error
-    │   ├── ParseError                the body is not the JSON we accept
-    │   ├── InvalidRequest            JSON, but not one JSON-RPC request or notification
-    │   ├── MethodNotFound            a method that this server does not serve
-    │   ├── InvalidParams             params or `_meta` have the wrong shape, or name something that does not exist
-    │   │   ├── ResourceNotFound      no resource has the URI
-    │   │   ├── StateRefused          a requestState that is not taken: one sentence, whatever the reason
-    │   │   └── TaskNotFound          no task of the caller's has the id: one sentence, whatever the reason
-    │   ├── HeaderMismatch            a header is missing, malformed, or disagrees with the body
-    │   ├── MissingCapability         the client did not declare a capability that the call needs
-    │   └── UnsupportedVersion        a protocol revision that this server does not speak
-    ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
-    │   └── Unavailable               not now: 503
-    ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
-    │   ├── Unauthenticated           401: no token, or none that holds
-    │   └── InsufficientScope         403: the token's scopes do not cover the call
-    ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
-    ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
-    │   ├── BackendError              what the service behind a tool did wrong
-    │   ├── CallTimeout               the call outlived its deadline
-    │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
-    │   ├── TaskTimeout               a task took longer than a task may
-    │   └── Refused                   the user declined a question or dismissed it
-    ├── NotJson                       a handler had something remembered that JSON cannot hold
-    ├── NondeterminismError           a handler went another way than when what is remembered was
-    ├── StateTooLarge                 a handler had more remembered than may travel
-    ├── LeaseLost                     a task is no longer this worker's to write to
-    └── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
+Standard library only; the bottom of every import chain.
 
-Classes carry facts, never codes: a revision's `wire_errors` alone knows JSON-RPC codes and HTTP statuses.
+    RoundgateError
+    ├── GatewayError                      what a call, a task or a start can end with
+    │   ├── ProtocolError                 the request is at fault; answered as a JSON-RPC error
+    │   │   ├── ParseError                the body is not the JSON we accept
+    │   │   ├── InvalidRequest            JSON, but not one JSON-RPC request or notification
+    │   │   ├── MethodNotFound            a method that this server does not serve
+    │   │   ├── InvalidParams             params or `_meta` have the wrong shape, or name something that does not exist
+    │   │   │   ├── ResourceNotFound      no resource has the URI
+    │   │   │   ├── StateRefused          a requestState that is not taken: one sentence, whatever the reason
+    │   │   │   └── TaskNotFound          no task of the caller's has the id: one sentence, whatever the reason
+    │   │   ├── HeaderMismatch            a header is missing, malformed, or disagrees with the body
+    │   │   ├── MissingCapability         the client did not declare a capability that the call needs
+    │   │   └── UnsupportedVersion        a protocol revision that this server does not speak
+    │   ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
+    │   ├── Unavailable                   not now: a store, a queue or a place that is needed cannot be had
+    │   ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
+    │   │   ├── Unauthenticated           401: no token, or none that holds
+    │   │   └── InsufficientScope         403: the token's scopes do not cover the call
+    │   ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
+    │   ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
+    │   │   ├── BackendError              what the service behind a tool did wrong
+    │   │   ├── CallTimeout               the call outlived its deadline
+    │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
+    │   │   ├── TaskTimeout               a task took longer than a task may
+    │   │   └── Refused                   the user declined a question or dismissed it
+    │   ├── NotJson                       a handler had something remembered that JSON cannot hold
+    │   ├── NondeterminismError           a handler went another way than when what is remembered was
+    │   ├── StateTooLarge                 a handler had more remembered than may travel
+    │   ├── LeaseLost                     a task is no longer this worker's to write to
+    │   └── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
+    ├── StepFailed                        a step raised: what the handler sees, now and in every replay
+    │   └── StepTimeout                   a step was not over within its `timeout_s`
+    └── Inside                            raised and caught in the house; nobody outside sees one
+        ├── AnswerTooLarge                a service's answer has more bytes than it may
+        ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
+        ├── KeysUnavailable               the keys of an issuer have never been read
+        ├── NotNow                        a service's job cannot be asked for just now
+        ├── NotServedHere                 this worker cannot serve a task, another may
+        ├── SealBroken                    a token that cannot be opened
+        ├── TaskGivenUp                   a task fails now, whatever its handler would do
+        ├── UnfitAnswer                   a response does not fit the question that was asked
+        ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
+        ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
+        ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
+        └── WorkerFault                   what is wrong with a worker rather than with the tool
+
+    Suspend                               a `BaseException`, because no handler must catch it: ends a run for now
+
+Classes carry facts, never codes: a revision's `wire_errors` knows JSON-RPC codes and the statuses that go with them.
+What HTTP itself refuses (`TransportError`, `AuthError`) knows its status; nothing else knows of HTTP.
 The text of a `ProtocolError`, `TransportError` or `ToolError` is said to the caller, so it must not hold secrets.
 """
 
@@ -41,8 +62,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 
-class GatewayError(Exception):
+class RoundgateError(Exception):
     """Base of the tree."""
+
+
+class GatewayError(RoundgateError):
+    """What a call, a task or a start can end with."""
 
     @property
     def data(self) -> dict[str, Any] | None:
@@ -149,11 +174,10 @@ class TransportError(GatewayError):
         self.headers = headers
 
 
-class Unavailable(TransportError):
-    """503: what is needed to answer cannot be had just now."""
+class Unavailable(GatewayError):
+    """What is needed to answer cannot be had just now: try again in `retry_s` seconds. A write may have happened."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(503, message, [(b"retry-after", b"5")])
+    retry_s: Final = 5
 
 
 class AuthError(GatewayError):
@@ -280,3 +304,67 @@ class ConfigError(GatewayError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+
+
+class StepFailed(RoundgateError):
+    """A step raised; this is what its handler sees, in the run in which it happened and in each replay of it."""
+
+
+class StepTimeout(StepFailed):
+    """A step was not over within its `timeout_s`."""
+
+
+class Inside(RoundgateError):
+    """Raised and caught in the house: what leaves it is a result, a `GatewayError`, or a line of the log."""
+
+
+class AnswerTooLarge(Inside):
+    """A service's answer has more bytes than it may."""
+
+
+class HandlerExited(Inside, RuntimeError):
+    """A handler called `sys.exit()`, or raised what would end the process."""
+
+
+class KeysUnavailable(Inside):
+    """The issuer's keys have never been read; nobody can be verified."""
+
+
+class NotNow(Inside):
+    """A job cannot be asked for just now; its text says why."""
+
+
+class NotServedHere(Inside):
+    """This worker cannot serve the task, another may. The text says what that one must be able to do."""
+
+
+class SealBroken(Inside):
+    """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
+
+
+class TaskGivenUp(Inside):
+    """The task fails now; the text says why, fit for a `statusMessage`."""
+
+
+class UnfitAnswer(Inside):
+    """A response that does not fit its question; says what is wrong, for whoever answers."""
+
+
+class UnknownEncoding(Inside):
+    """A service's answer is packed in a way that we did not ask for."""
+
+
+class UnknownEntry(Inside, ValueError):
+    """An entry of a kind that this version does not know: a later one wrote it."""
+
+
+class UnusableReturn(Inside, TypeError):
+    """A handler returned something that has no JSON, or does not conform to what it promises."""
+
+
+class WorkerFault(Inside):
+    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+
+
+class Suspend(BaseException):
+    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does not catch it by accident."""

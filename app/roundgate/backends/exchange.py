@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from roundgate import json
 from roundgate.backends.config import JobConfig
 from roundgate.backends.json_pointer import point
-from roundgate.errors import BackendError
+from roundgate.errors import BackendError, NotNow
 from roundgate.replay import NAME, Context, Raw, Url, form_schema
 
 MAX_URL: Final = 2_048
@@ -105,10 +105,6 @@ def _check(request: Any) -> None:
             pass
         case _:
             raise ValueError("not an input request")
-
-
-class NotNow(Exception):
-    """A job cannot be asked for just now; its text says why."""
 
 
 class Job(Protocol):

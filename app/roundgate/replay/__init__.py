@@ -11,7 +11,6 @@ from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.replay import engine as engine
-    from roundgate.replay.branches import Suspend as Suspend
     from roundgate.replay.branches import inside as inside
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Notify as Notify
@@ -44,7 +43,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".branches": "Suspend inside",
+            ".branches": "inside",
             ".call": "Call Notify Publish",
             ".context": "Context run_of",
             ".engine": "Completed Failed Restarted Suspended",

@@ -20,9 +20,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from roundgate.aio import Limit
 from roundgate.carrier import carrier
-from roundgate.errors import CallTimeout, GatewayError, MissingCapability
+from roundgate.errors import CallTimeout, GatewayError, HandlerExited, MissingCapability, Suspend
 from roundgate.protocol import merged
-from roundgate.replay.branches import Driven, HandlerExited, Suspend, here, number_tasks, spawn
+from roundgate.replay.branches import Driven, here, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 from roundgate import json
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
-from roundgate.errors import LeaseLost, NotJson, ToolError
+from roundgate.errors import LeaseLost, NotJson, Suspend, ToolError
 from roundgate.json import encode
 from roundgate.protocol import Status
 from roundgate.replay import (
@@ -31,7 +31,6 @@ from roundgate.replay import (
     Journal,
     Run,
     Stop,
-    Suspend,
     Unanswered,
     from_row,
     plain,

@@ -20,13 +20,13 @@ from typing import Final
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
-from roundgate.errors import LeaseLost
+from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp
 from roundgate.metrics import Metrics, NoMetrics
 from roundgate.replay import JOURNAL_VERSION, Call, Context, Failed, Publish
 from roundgate.storage import Claimed, Move, NotClaimed, OpenTask, TaskQueue, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
-from roundgate.tasks.ending import Declined, Endings, GivenUp, Turn
+from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.turn import Outcome, Running
 from roundgate.tracing import NoTracing, Tracing
@@ -150,9 +150,9 @@ class Worker:
                 return await self._carry(self._begin(claimed, call, deadline), call, served)
         except (LeaseLost, asyncio.CancelledError):
             raise
-        except Declined as needs:
+        except NotServedHere as needs:
             return await self._endings.decline(claimed, needs)
-        except GivenUp as error:
+        except TaskGivenUp as error:
             return await self._endings.give_up(claimed, error)
         except Exception as error:
             return await self._endings.retry_or_fail(claimed, error)
@@ -161,21 +161,21 @@ class Worker:
         """See that there is any sense in another turn.
 
         Raises:
-            GivenUp, Declined
+            TaskGivenUp, NotServedHere
         """
         if record.deaths >= self._config.max_deaths:
-            raise GivenUp(f"{record.deaths} workers died or stalled that ran nothing but this task")
+            raise TaskGivenUp(f"{record.deaths} workers died or stalled that ran nothing but this task")
         if record.journal_version > JOURNAL_VERSION:
-            raise Declined(f"reads journals of version {record.journal_version}")
+            raise NotServedHere(f"reads journals of version {record.journal_version}")
 
     def _served(self, claimed: Claimed, catalog: Catalog) -> tuple[TaskCall, ServedTool]:
         try:
             call = TaskCall.from_bytes(claimed.call)
         except _UNREADABLE as error:
-            raise Declined("can read its call") from error
+            raise NotServedHere("can read its call") from error
         served = catalog.tools.get(call.tool)
         if served is None:
-            raise Declined(f"serves {call.tool}")
+            raise NotServedHere(f"serves {call.tool}")
         return call, served
 
     def _begin(self, claimed: Claimed, task: TaskCall, deadline: Deadline) -> Running:
@@ -183,7 +183,7 @@ class Worker:
         try:
             checkpointer = Checkpointer(self._store, claimed, task, call, self._clock, config, self._skew_ms)
         except _UNREADABLE as error:
-            raise Declined("can read its journal") from error
+            raise NotServedHere("can read its journal") from error
         give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
         return Running(checkpointer, task.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
 
