@@ -132,9 +132,7 @@ def auth(scenario: str) -> Auth | None:
         case "auth/client-credentials-basic":
             return ClientCredentials(given["client_id"], given["client_secret"])
         case "auth/pre-registration":
-            return BrowserLogin(
-                client_id=given["client_id"], client_secret=given["client_secret"], open_url=browser
-            )
+            return BrowserLogin(client_id=given["client_id"], client_secret=given["client_secret"], open_url=browser)
         case "auth/wif-jwt-bearer":
             return WorkloadIdentity(given["valid_jwt"], client_id=given["client_id"])
         case "auth/enterprise-managed-authorization":

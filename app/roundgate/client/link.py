@@ -54,6 +54,8 @@ _RETRIES: Final = 2
 _LONGEST_RETRY_AFTER_S: Final = 30
 _PATIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
 _MAX_ANSWERING: Final = 32
+_FIRST_WAIT_S: Final = 0.25
+_LONGEST_WAIT_S: Final = 30.0
 
 
 @carrier
@@ -97,6 +99,11 @@ class Link:
         self._observer = observer
         self._ids = count(1)
         self._metas: dict[str, Json] = {}
+        self.under_way: list[_OlderRequest] = []
+        """Requests to an older server, oldest first: what it asks on the session's stream is asked for the last one."""
+        self.taps: set[asyncio.Queue[Json]] = set()
+        """Where the notifications on the session's stream go."""
+        self._session_stream: asyncio.Task[None] | None = None
 
     async def request(
         self, method: str, params: Json, *, may_repeat: bool, version: str | None = None, listener: Listener = _DEAF
@@ -170,8 +177,52 @@ class Link:
         """The message in an event, `None` if it is empty."""
         return self._decoded(event.data)
 
+    def open_session_stream(self) -> None:
+        """Read the stream on which an older server says what belongs to no request. Not every server has one."""
+        self._session_stream = asyncio.create_task(self._read_session_stream())
+
+    @property
+    def has_session_stream(self) -> bool:
+        return self._session_stream is not None and not self._session_stream.done()
+
+    async def _read_session_stream(self) -> None:
+        last_id: str | None = None
+        wait = _FIRST_WAIT_S
+        while True:
+            try:
+                async with aclosing(self.legacy_stream(last_id)) as events:
+                    async for event in events:
+                        wait = _FIRST_WAIT_S
+                        last_id = event.id or last_id
+                        await self._take_of_session(self._decoded(event.data))
+            except (ConnectionLost, TimedOut):
+                pass
+            except ClientError:
+                return
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, _LONGEST_WAIT_S)
+
+    async def _take_of_session(self, message: Json | None) -> None:
+        if message is None or "method" not in message:
+            return
+        if "id" in message:
+            if self.under_way:
+                self.under_way[-1].asked(message)
+            else:
+                is_ping = message["method"] == "ping"
+                no = {"error": {"code": -32601, "message": "Nobody is here to answer"}}
+                await self.answer(message["id"], {"result": {}} if is_ping else no)
+            return
+        for tap in self.taps:
+            if not tap.full():
+                tap.put_nowait(message)
+
     async def end_session(self) -> None:
         """Tell an older server that its session is over; what it answers does not matter."""
+        if self._session_stream is not None:
+            self._session_stream.cancel()
+            await asyncio.gather(self._session_stream, return_exceptions=True)
+            self._session_stream = None
         if self.session_id is None:
             return
         try:
@@ -209,24 +260,20 @@ class Link:
         limit = self.limits.request_s
         try:
             async with asyncio.timeout(limit) as timeout:
-                return await self._answered(message, version, listener, timeout)
+                if is_modern(version):
+                    return await self._answered(message, version, listener)
+                return await _OlderRequest(self, message, version, listener, timeout).result()
         except TimeoutError:
             raise TimedOut(f"No answer to {message['method']} within {limit:g} s (limit request_s)") from None
 
-    async def _answered(self, message: Json, version: str, listener: Listener, time_limit: asyncio.Timeout) -> Json:
+    async def _answered(self, message: Json, version: str, listener: Listener) -> Json:
         response = await self._post(message, version, listener)
         try:
-            if not _is_stream(response):
-                result = await self._json_result(response, message["id"])
-            elif is_modern(version):
-                result = await self._stream_result(response, message["id"], listener)
-            else:
-                result = await _OlderStream(self, message["id"], listener, time_limit).result(response)
+            if _is_stream(response):
+                return await self._stream_result(response, message["id"], listener)
+            return await self._json_result(response, message["id"])
         finally:
             await response.close()
-        if message["method"] == "initialize":
-            self.session_id = response.headers.get("mcp-session-id")
-        return result
 
     async def _post(self, message: Json, version: str, listener: Listener) -> HttpResponse:
         body = encode(message)
@@ -435,17 +482,21 @@ def _is_stream(response: HttpResponse) -> bool:
     return response.status == 200 and media_type.partition(";")[0].strip().lower() == "text/event-stream"
 
 
-class _OlderStream:
-    """The answer to a request of a revision in which servers send requests on the stream, and streams can be resumed.
+class _OlderRequest:
+    """A request of a revision in which servers ask on streams, its own or the session's, and streams can be resumed.
 
     While a question is open nobody counts the time: it is a person who thinks.
     """
 
-    def __init__(self, link: Link, request_id: Any, listener: Listener, timeout: asyncio.Timeout) -> None:
+    def __init__(
+        self, link: Link, message: Json, version: str, listener: Listener, time_limit: asyncio.Timeout
+    ) -> None:
         self._link = link
-        self._id = request_id
+        self._message = message
+        self._id = message["id"]
+        self._version = version
         self._listener = listener
-        self._timeout = timeout
+        self._timeout = time_limit
         self._answering: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last_id: str | None = None
@@ -453,19 +504,34 @@ class _OlderStream:
         self._thinking = 0
         self._left_s = 0.0
 
-    async def result(self, response: HttpResponse) -> Json:
-        reading = asyncio.ensure_future(self._read(response))
+    async def result(self) -> Json:
+        exchange = asyncio.ensure_future(self._exchange())
+        self._link.under_way.append(self)
         try:
-            waited: set[asyncio.Future[Any]] = {reading, self._failure}
+            waited: set[asyncio.Future[Any]] = {exchange, self._failure}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._failure.done():
                 self._failure.result()
-            return await reading
+            return await exchange
         finally:
-            for task in (reading, *self._answering):
+            self._link.under_way.remove(self)
+            for task in (exchange, *self._answering):
                 task.cancel()
-            await asyncio.gather(reading, *self._answering, return_exceptions=True)
+            await asyncio.gather(exchange, *self._answering, return_exceptions=True)
             self._failure.cancel()
+
+    async def _exchange(self) -> Json:
+        response = await self._link._post(self._message, self._version, self._listener)
+        try:
+            if _is_stream(response):
+                result = await self._read(response)
+            else:
+                result = await self._link._json_result(response, self._id)
+        finally:
+            await response.close()
+        if self._message["method"] == "initialize":
+            self._link.session_id = response.headers.get("mcp-session-id")
+        return result
 
     async def _read(self, response: HttpResponse) -> Json:
         events = self._link._events(response)
@@ -503,12 +569,16 @@ class _OlderStream:
         if "id" not in message:
             await self._link.heard(message, self._listener)
             return None
+        self.asked(message)
+        return None
+
+    def asked(self, message: Json) -> None:
+        """Answer a request of the server, beside what else happens."""
         if len(self._answering) >= _MAX_ANSWERING:
             raise BadAnswer(f"The server asks more than {_MAX_ANSWERING} questions at once")
         task = asyncio.create_task(self._answer(message))
         self._answering.add(task)
         task.add_done_callback(self._answered)
-        return None
 
     async def _answer(self, message: Json) -> None:
         params = message.get("params", {})

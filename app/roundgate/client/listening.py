@@ -4,7 +4,7 @@
         async for change in changes:
             print(change.method, change.params)
 
-On an older server it is the stream of its GET, and resources are subscribed to one by one.
+On an older server it is the stream of the session, and resources are subscribed to one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roundgate.client.cache import Cache
 from roundgate.client.flows import rpc_error
 from roundgate.client.link import Link
 from roundgate.client.types import Json, TaskState
-from roundgate.errors import BadAnswer, ConnectionLost, TimedOut
+from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, TimedOut
 
 if TYPE_CHECKING:
     from roundgate.client.session import Client
@@ -29,6 +29,8 @@ _SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 30.0
+_MAX_WAITING: Final = 1_000
+_LOOK_S: Final = 1.0
 
 
 @carrier
@@ -53,8 +55,6 @@ class Subscription:
         self._link = link
         self._cache = cache
         self._wanted = wanted
-        self._last_id: str | None = None
-        self._interrupted = False
         self.acknowledged: Json = {}
 
     async def __aenter__(self) -> Subscription:
@@ -120,24 +120,19 @@ class Subscription:
         return Change(str(message["method"]), params, interrupted)
 
     async def _older(self) -> AsyncGenerator[Change, None]:
-        for uri in self._wanted.get("resourceSubscriptions", ()):
-            await self._client.request("resources/subscribe", {"uri": uri})
-        self.acknowledged = {key: value for key, value in self._wanted.items() if key != "taskIds"}
-        wait = _FIRST_WAIT_S
-        opened_once = interrupted = False
-        while True:
-            try:
-                async with aclosing(self._link.legacy_stream(self._last_id)) as events:
-                    async for event in events:
-                        opened_once, wait = True, _FIRST_WAIT_S
-                        self._last_id = event.id or self._last_id
-                        message = self._link.decoded(event)
-                        if message is not None and "method" in message and "id" not in message:
-                            yield self._change(message, interrupted)
-                            interrupted = False
-            except (ConnectionLost, TimedOut):
-                if not opened_once:
-                    raise
-            interrupted = True
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, _LONGEST_WAIT_S)
+        tap: asyncio.Queue[Json] = asyncio.Queue(_MAX_WAITING)
+        self._link.taps.add(tap)
+        try:
+            for uri in self._wanted.get("resourceSubscriptions", ()):
+                await self._client.request("resources/subscribe", {"uri": uri})
+            self.acknowledged = {key: value for key, value in self._wanted.items() if key != "taskIds"}
+            while self._link.has_session_stream:
+                try:
+                    async with asyncio.timeout(_LOOK_S):
+                        message = await tap.get()
+                except TimeoutError:
+                    continue
+                yield self._change(message, interrupted=False)
+            raise HttpRefused(405, "The server has no stream on which it would tell changes")
+        finally:
+            self._link.taps.discard(tap)

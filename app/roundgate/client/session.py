@@ -174,6 +174,8 @@ class Client:
                     flow = negotiate(self._info, self._older_capabilities(), self._versions)
                     found = await self._drive(flow, Listener(), self._answers)
                     self._link.version = found.protocol_version
+                    if not found.is_modern:
+                        self._link.open_session_stream()
                     self.server = found
         return self.server
 
@@ -482,7 +484,9 @@ class Client:
 
     async def _in_a_new_session(self, method: str, params: Json, listener: Listener) -> Json:
         """An older server forgot the session: it did not act on the request, which is sent in a new one."""
-        self.server = self._link.session_id = self._link.version = None
+        self._link.session_id = None
+        await self._link.end_session()
+        self.server = self._link.version = None
         await self.connect()
         try:
             return await self._link.request(method, params, may_repeat=False, listener=listener)
