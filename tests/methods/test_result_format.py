@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from roundgate import config
 from roundgate.clock import Clock
-from roundgate.config import CacheHint
 from roundgate.errors import InternalError
 from roundgate.methods.lists import Listing
 from roundgate.methods.results import Results
@@ -18,10 +18,11 @@ from roundgate.protocol import v2026_07_28
 from roundgate.protocol.content import ToolResult
 from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.pages import Pages
+from roundgate.protocol.revision import CacheHint
 
 INFO = {"name": "roundgate", "version": "1"}
 META = {"io.modelcontextprotocol/serverInfo": INFO}
-HINT = CacheHint(ttl_ms=5, scope="private")
+HINT = config.CacheHint(ttl_ms=5, scope="private")
 PAGES = Pages([("a", b'{"name":"a"}'), ("b", b'{"name":"b"}')], 1)
 
 

@@ -30,7 +30,7 @@ from roundgate.protocol import params
 from roundgate.protocol.params import Params
 from roundgate.protocol.revision import ResultFormat
 from roundgate.protocol.tasks import REQUIRED as TASKS
-from roundgate.tasks.service import Tasks
+from roundgate.tasks.named import NamedTasks
 from roundgate.tasks.watch import Watch
 
 P = TypeVar("P", bound=Params)
@@ -56,7 +56,7 @@ class Methods:
         hub: Hub,
         rounds: Rounds,
         once: Once,
-        tasks: Tasks,
+        tasks: NamedTasks,
         watch: Watch,
         clock: Clock,
         result_format: ResultFormat,

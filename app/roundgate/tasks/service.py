@@ -19,7 +19,7 @@ from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.protocol.jsonrpc import encode
-from roundgate.protocol.tasks import Shown, Status, detailed, to_wire
+from roundgate.protocol.tasks import Status, TaskView, detailed, to_wire
 from roundgate.replay.journal import Journal, plain, row
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import Answered, NewTask, TaskRecord, TaskRef, TaskStore
@@ -73,7 +73,7 @@ class Tasks:
             return await self._created_before(task.ref)
         if ended is None:
             await self._wake(task.ref)
-        return self._told(_shown_of_new(task))
+        return self._told(_view_of_new(task))
 
     async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
         """The `CreateTaskResult` of a task that the principal has already, if it does.
@@ -115,14 +115,14 @@ class Tasks:
             raise TaskNotFound
         if record.status is Status.WORKING and record.fence == 0 and self._is_young(record):
             await self._wake(ref)  # who wrote it may have died before its message
-        return self._told(record.shown())
+        return self._told(record.view())
 
     def _is_young(self, record: TaskRecord) -> bool:
         """Whether the sweep has had no reason yet to send a message of its own."""
         return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
 
-    def _told(self, shown: Shown) -> dict[str, Any]:
-        return {"resultType": "task", **to_wire(shown, self._config.poll_interval_ms)}
+    def _told(self, view: TaskView) -> dict[str, Any]:
+        return {"resultType": "task", **to_wire(view, self._config.poll_interval_ms)}
 
     def _new(self, call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None) -> NewTask:
         now_ms = self._clock.now_ms()
@@ -148,7 +148,7 @@ class Tasks:
 
     def shown(self, record: TaskRecord) -> bytes:
         """The `DetailedTask` of a row."""
-        return detailed(record.shown(), self._config.poll_interval_ms)
+        return detailed(record.view(), self._config.poll_interval_ms)
 
     async def update(self, principal: Principal, task_id: str, responses: Mapping[str, Any]) -> None:
         """Take answers; those that are not for an outstanding question are dropped.
@@ -199,8 +199,8 @@ def _ref(principal: Principal, task_id: str) -> TaskRef | None:
     return TaskRef(owner_of(principal), task_id) if _ID.fullmatch(task_id) else None
 
 
-def _shown_of_new(task: NewTask) -> Shown:
-    return Shown(
+def _view_of_new(task: NewTask) -> TaskView:
+    return TaskView(
         task.ref.id,
         task.status,
         task.status_message,
