@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.task_source import TaskSource
-from roundgate.config_base import Origin, TaskMode
+from roundgate.config.base import Origin, TaskMode
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
 from roundgate.protocol.tasks import TaskView
 from roundgate.replay.context import Context
-from roundgate.replay.threads import Threads
 
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or, where `task_source.may_hand_over`, a task of its service that has the call from now on."""

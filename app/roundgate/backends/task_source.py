@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 from roundgate.auth.principal import Principal
 from roundgate.backends.exchange import check_request
 from roundgate.errors import BackendError
+from roundgate.json import encode
 from roundgate.protocol.content import without_none
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.revisions import NEWEST
 from roundgate.protocol.tasks import REQUIRED, Status, TaskView
 from roundgate.replay.context import MAX_STATUS_CHARS, Context

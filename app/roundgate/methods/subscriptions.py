@@ -10,12 +10,13 @@ from typing import Final
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InsufficientScope, TaskNotFound
-from roundgate.methods.hub import SUBSCRIPTION_ID, Hub, Subscription
+from roundgate.methods.hub import Hub, Subscription
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Results, Stream
 from roundgate.methods.scopes import Scopes
+from roundgate.protocol import notifications
 from roundgate.protocol.params import ListenParams
-from roundgate.protocol.tasks import NOTIFICATION, REQUIRED, TaskView
+from roundgate.protocol.tasks import REQUIRED, TaskView
 from roundgate.tasks.named import NamedTask, NamedTasks
 from roundgate.tasks.watch import Watch
 
@@ -47,7 +48,7 @@ class SubscriptionMethods:
     async def listen(self, context: RequestContext, asked: ListenParams) -> Stream:
         """subscriptions/listen"""
         wanted, inbound = asked.notifications, context.inbound
-        closing = self._results.write({"_meta": {SUBSCRIPTION_ID: inbound.id}})
+        closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, wanted.task_ids)
         task_ids = [task.id for task, _ in known]
         subscription = self._hub.subscribe(inbound.id, context.principal, wanted, self._features, task_ids)
@@ -86,7 +87,7 @@ class SubscriptionMethods:
         """Tell a stream how a task is now, and each time that changes."""
 
         def tell(view: TaskView) -> None:
-            subscription.offer((NOTIFICATION, task.id), self._tasks.detailed(view))
+            subscription.offer((notifications.TASK, task.id), self._tasks.detailed(view))
 
         if view is not None:
             tell(view)  # what happened between the client's last look and this is not lost

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.errors import ParseError
-from roundgate.protocol import jsonrpc
 from roundgate.tokens.sealed import KeyRing, SealBroken
 
 PURPOSE: Final = "task"
@@ -42,7 +42,7 @@ class TaskIds:
 
     def seal(self, place: TaskPlace, owner: Principal) -> str:
         """The id that `owner` is given. Two of one place differ."""
-        return self._ring.seal(jsonrpc.encode([PURPOSE, place.backend, place.tool, place.id]), owner)
+        return self._ring.seal(json.encode([PURPOSE, place.backend, place.tool, place.id]), owner)
 
     def open(self, task_id: str, owner: Principal) -> TaskPlace | None:
         """The place behind an id, or `None` if it is none that was sealed for this caller.
@@ -53,7 +53,7 @@ class TaskIds:
         if len(task_id) > MAX_CHARS:
             return None
         try:
-            purpose, backend, tool, source_id = jsonrpc.decode(self._ring.open(task_id, owner))
+            purpose, backend, tool, source_id = json.decode(self._ring.open(task_id, owner))
         except (SealBroken, ParseError, ValueError, TypeError):
             return None
         return TaskPlace(backend, tool, source_id) if purpose == PURPOSE else None
