@@ -20,7 +20,7 @@ from roundgate.methods.once import Once
 from roundgate.methods.prompts import PromptMethods
 from roundgate.methods.request import RequestContext
 from roundgate.methods.resources import ResourceMethods
-from roundgate.methods.results import Answer, Results, Stream
+from roundgate.methods.results import Response, Results, Stream
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.scopes import Scopes
 from roundgate.methods.subscriptions import SubscriptionMethods
@@ -40,7 +40,7 @@ P = TypeVar("P", bound=Params)
 class Method(Generic[P]):
     """One row."""
 
-    serve: Callable[[RequestContext, P], Awaitable[Answer]]
+    serve: Callable[[RequestContext, P], Awaitable[Response]]
     params: type[P]
     requires: Mapping[str, Any] | None = None
     """What the client must have declared, shaped as `ClientCapabilities`."""
@@ -82,7 +82,7 @@ class Methods:
             TaskMethods(tasks, scopes, results),
         )
 
-    async def serve(self, context: RequestContext) -> Answer:
+    async def serve(self, context: RequestContext) -> Response:
         """Serve one request.
 
         Raises:

@@ -43,7 +43,7 @@ class Tasks:
 
     async def create(
         self,
-        call: TaskCall,
+        task_call: TaskCall,
         journal: Journal,
         *,
         task_id: str | None = None,
@@ -60,7 +60,7 @@ class Tasks:
             ToolError: the caller has too many open tasks, or the call is too large.
             NotJson: in `ctx.state`.
         """
-        task = self._new(call, task_id or self._clock.new_id(), journal, message, ended)
+        task = self._new(task_call, task_id or self._clock.new_id(), journal, message, ended)
         if ended is None:
             await self._check_room(task.ref)
         try:
@@ -84,13 +84,13 @@ class Tasks:
         record = await self.record(principal, task_id)
         return None if record is None else await self._created_before(record.ref, record)
 
-    def check_size(self, call: TaskCall) -> bytes:
+    def check_size(self, task_call: TaskCall) -> bytes:
         """The call as it is kept.
 
         Raises:
             ToolError: it is larger than a task may have it.
         """
-        data, most = call.to_bytes(), self._config.max_call_bytes
+        data, most = task_call.to_bytes(), self._config.max_call_bytes
         if len(data) > most:
             raise ToolError(
                 f"The arguments are too large for a task: with what the client says of itself they take {len(data):,} "
@@ -124,12 +124,14 @@ class Tasks:
     def _told(self, view: TaskView) -> dict[str, Any]:
         return {"resultType": "task", **to_wire(view, self._config.poll_interval_ms)}
 
-    def _new(self, call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None) -> NewTask:
+    def _new(
+        self, task_call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None
+    ) -> NewTask:
         now_ms = self._clock.now_ms()
         return NewTask(
-            ref=TaskRef(owner_of(call.principal), task_id),
-            tool=call.tool,
-            call=self.check_size(call),
+            ref=TaskRef(owner_of(task_call.principal), task_id),
+            tool=task_call.tool,
+            call=self.check_size(task_call),
             journal=[encode(row(entry)) for entry in journal.entries()],
             state=encode(plain(journal.state, "ctx.state")),
             created_ms=now_ms,
