@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from roundgate import config
 from roundgate.clock import Clock
-from roundgate.config import CacheHint
 from roundgate.errors import InternalError
 from roundgate.json import encode
 from roundgate.methods.lists import Listing
@@ -21,7 +21,7 @@ from roundgate.protocol.pages import Pages
 
 INFO = {"name": "roundgate", "version": "1"}
 META = {"io.modelcontextprotocol/serverInfo": INFO}
-HINT = CacheHint(ttl_ms=5, scope="private")
+HINT = config.CacheHint(ttl_ms=5, scope="private")
 PAGES = Pages([("a", b'{"name":"a"}'), ("b", b'{"name":"b"}')], 1)
 
 

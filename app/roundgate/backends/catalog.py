@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
+from roundgate.backends.task_source import TaskSource
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.json import encode
 from roundgate.protocol.pages import Pages
@@ -36,6 +37,8 @@ class ServedTool:
     tool: Tool
     arguments: Schema
     mirrored: Sequence[MirroredArgument]
+    backend: str
+    """The name of its back end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
+    """Where tasks of others are, by the name of the back end."""
     files: frozenset[Path] = frozenset()
     """What back ends have read it from, besides gateway.yaml and Python modules."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
@@ -225,6 +230,9 @@ def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
+        task_sources={
+            backend.name: offering.task_source for backend, offering in offered if offering.task_source is not None
+        },
         files=frozenset().union(*(offering.files for _, offering in offered)),
     )
 
@@ -238,7 +246,7 @@ def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> Serv
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(name, tool, Schema.compile(schema), NEWEST.mirrored_arguments(schema))
+        return ServedTool(name, tool, Schema.compile(schema), NEWEST.mirrored_arguments(schema), backend)
     except ValueError as error:
         problems.append(
             Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")
