@@ -74,7 +74,7 @@ class McpEndpoint:
             await responder.accepted()
             return
         exchange.request_id = message.id
-        inbound = validate_request(message, scope["headers"], self._methods.features)
+        inbound = validate_request(message, exchange.headers, self._methods.features)
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
         exchange.trace = trace.get("traceparent")

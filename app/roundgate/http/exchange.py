@@ -6,7 +6,7 @@ ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ Authenticati
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any, Final
 
 from starlette.types import Scope
@@ -14,11 +14,13 @@ from starlette.types import Scope
 from roundgate.auth.principal import Principal
 from roundgate.http import hosting
 from roundgate.http.responder import Responder
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.jsonrpc import RequestId
 
 log = logging.getLogger("roundgate.request")
 
 _KEY: Final = "roundgate.exchange"
+_HEADERS: Final = "roundgate.headers"
 
 
 class Exchange:
@@ -42,7 +44,7 @@ class Exchange:
         """As the app's own routes have it, without what a proxy puts in front."""
         self.is_mcp = self.path in endpoint
         """Whether it is for the MCP endpoint, which has these paths."""
-        self.headers = by_name(scope["headers"])
+        self.headers = headers_of(scope)
         self.host = hosting.of(scope)
         self.responder = responder
         scope[_KEY] = self
@@ -84,19 +86,16 @@ def of(scope: Scope) -> Exchange:
     return found
 
 
+def headers_of(scope: Scope) -> Headers:
+    """The headers of a request, which are read from its scope once, for all layers."""
+    found: Headers | None = scope.get(_HEADERS)
+    if found is None:
+        found = scope[_HEADERS] = Headers.of(scope["headers"])
+    return found
+
+
 def route_path(scope: Scope) -> str:
     """The path as the app's own routes have it: Starlette's rule, which the router follows too."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path
-
-
-def by_name(lines: Sequence[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
-    """Lines of one name are one list (RFC 9110, section 5.3): a client may say in two lines what it accepts."""
-    headers = dict(lines)
-    if len(headers) == len(lines):
-        return headers
-    values: dict[bytes, list[bytes]] = {}
-    for name, value in lines:
-        values.setdefault(name, []).append(value)
-    return {name: b", ".join(several) for name, several in values.items()}

@@ -81,7 +81,7 @@ class Methods:
             TaskMethods(tasks, scopes, results),
         )
 
-    async def serve(self, context: RequestContext) -> Answer:
+    def serve(self, context: RequestContext) -> Awaitable[Answer]:
         """Serve one request.
 
         Raises:
@@ -92,7 +92,7 @@ class Methods:
         method = self._table[inbound.method]
         if method.requires is not None:
             inbound.meta.capabilities.require(method.requires, inbound.method)
-        return await method.serve(context, params.validate(method.params, inbound.params))
+        return method.serve(context, params.validate(method.params, inbound.params))
 
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""
