@@ -179,7 +179,9 @@ def test_the_official_client_keeps_exactly_the_tools_that_we_serve(schema: dict[
 
 def sent(values: Mapping[str, str]) -> Headers:
     """A request's headers, with these values of `Mcp-Param-*`."""
-    return Headers.of([(f"mcp-param-{key}".encode(), value.encode("utf-8", "replace")) for key, value in values.items()])
+    return Headers.of(
+        [(f"mcp-param-{key}".encode(), value.encode("utf-8", "replace")) for key, value in values.items()]
+    )
 
 
 def agrees(kind: str, arguments: dict[str, Any], received: dict[str, str], *path: str) -> bool:
