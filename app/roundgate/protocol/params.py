@@ -133,7 +133,6 @@ def validate(model: type[P], params: dict[str, Any]) -> P:
     except ValidationError as error:
         wrong = [f"params.{'.'.join(map(str, e['loc']))}: {_message(e)}" for e in error.errors(include_input=False)[:5]]
         raise InvalidParams(f"Invalid params: {'; '.join(wrong)[:1000]}") from None
-
     return validated
 
 
