@@ -5,7 +5,6 @@ ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ Authenticati
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -14,12 +13,13 @@ from starlette.types import Scope
 from roundgate.auth.principal import Principal
 from roundgate.http import hosting
 from roundgate.http.responder import Responder
+from roundgate.logs import RequestLog
 from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.jsonrpc import RequestId
 from roundgate.protocol.revision import Revision
 from roundgate.protocol.revisions import NEWEST
 
-log = logging.getLogger("roundgate.request")
+log: Final = RequestLog()
 
 _KEY: Final = "roundgate.exchange"
 _HEADERS: Final = "roundgate.headers"
@@ -66,7 +66,7 @@ class Exchange:
 
     def write_line(self, took_ms: float) -> None:
         """The line of this request; nothing that callers said to tools, or tools to callers, is in it."""
-        if not log.isEnabledFor(logging.INFO):
+        if not log.is_on:
             return
         fields: dict[str, Any] = {
             "method": self.method and self.method[:100],
@@ -80,8 +80,7 @@ class Exchange:
             "ms": round(took_ms, 2),
             "bytes": self.responder.bytes_sent,
         }
-        fields = {name: value for name, value in fields.items() if value is not None}
-        log.info("request", extra={"fields": fields})
+        log.write({name: value for name, value in fields.items() if value is not None})
 
 
 def of(scope: Scope) -> Exchange:

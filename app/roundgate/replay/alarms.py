@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from types import TracebackType
 from typing import Final
 from weakref import WeakKeyDictionary, ref
@@ -26,23 +25,25 @@ class Alarms:
 
     def set(self, key: object, after_s: float, ring: Callable[[], None]) -> None:
         """Ring after a time, once, unless `drop` comes before."""
-        self._set[key] = (monotonic() + after_s, ring)
+        loop = asyncio.get_running_loop()
+        self._set[key] = (loop.time() + after_s, ring)
         if not self._ticking:
             self._ticking = True
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            loop.call_later(TICK_S, self._tick)
 
     def drop(self, key: object) -> None:
         """Forget an alarm, rung or not."""
         self._set.pop(key, None)
 
     def _tick(self) -> None:
-        now = monotonic()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         for key, (due, ring) in list(self._set.items()):
             if due <= now and self._set.pop(key, None) is not None:
                 ring()
         self._ticking = bool(self._set)
         if self._ticking:
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            loop.call_later(TICK_S, self._tick)
 
 
 _alarms: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Alarms]] = WeakKeyDictionary()
@@ -67,22 +68,22 @@ class Limit:
     """`with Limit(seconds) as limit:` is `asyncio.timeout` on an alarm: cancels the task, and raises `TimeoutError`."""
 
     def __init__(self, after_s: float | None) -> None:
-        self._after_s = after_s
+        self.after_s = after_s
         self.expired = False
 
     def __enter__(self) -> Limit:
-        if self._after_s is not None:
+        if self.after_s is not None:
             task = asyncio.current_task()
             if task is None:
                 raise RuntimeError("a limit needs a task to cancel")
             self._task, self._cancelling, self._alarms = task, task.cancelling(), of_this_loop()
-            self._alarms.set(self, self._after_s, self._expire)
+            self._alarms.set(self, self.after_s, self._expire)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._after_s is None:
+        if self.after_s is None:
             return
         self._alarms.drop(self)
         # ours alone becomes a time-out: a cancellation that came from elsewhere as well goes on
