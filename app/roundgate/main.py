@@ -41,7 +41,7 @@ from roundgate.methods.hub import LIST_CHANGED
 from roundgate.methods.once import Once
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.table import Methods
-from roundgate.protocol import v2026_07_28
+from roundgate.protocol.revisions import NEWEST
 from roundgate.reload import Reloader
 from roundgate.settings import Settings
 from roundgate.tasks.pool import Pool
@@ -127,7 +127,7 @@ class _Gateway:
             self._tasks,
             self._watch,
             self._clock,
-            v2026_07_28.Results(server_info(config.server)),
+            NEWEST.result_format(server_info(config.server)),
             streams=self._using.streams,
         )
         return made, snapshot.use

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -58,7 +58,7 @@ class Subscription:
         self._closing = True
         self._wake.set()
 
-    async def messages(self, keep_alive_s: float) -> AsyncIterator[bytes | None]:
+    async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
         """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
         yield self._tell("notifications/subscriptions/acknowledged", notifications=self.acknowledged)
         while True:
