@@ -15,7 +15,7 @@ WITHOUT_A_CODE = {"AuthError": "HTTP 401", "TransportError": "HTTP 4xx", "ToolEr
 
 
 def headings() -> dict[str, str]:
-    """The beginning of the heading under which errors of a class are; a class that is not in it is under its parent's."""
+    """Class → how the heading begins under which its errors are; others are under that of their parent."""
     codes = {cls.__name__: f"{row.code}: " for cls, row in wire_errors.TABLE.items()}
     return codes | WITHOUT_A_CODE
 

@@ -182,7 +182,9 @@ def _told() -> Iterator[Said]:
             texts = [text for one in call.args for text in module.templates(one) if " " in text]
             arguments = {ast.unparse(one) for one in call.args}
             at = module.place(call)
-            assert texts or arguments & _PASSED_ON, f"{at}: say a text that stands in this file, so that it can be found"
+            assert texts or arguments & _PASSED_ON, (
+                f"{at}: say a text that stands in this file, so that it can be found"
+            )
             yield from (Said(kind, text.replace("\n", " "), at) for text in texts)
 
 
