@@ -124,12 +124,6 @@ def test_the_handlers_of_the_guide_to_rounds_can_be_served(tmp_path: Path) -> No
     assert all(name in printed for name in ("deploy", "order", "quote", "survey", "greet", "add_up"))
 
 
-def test_every_link_of_the_documentation_leads_somewhere() -> None:
-    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
-
-
 def test_the_library_ends_with_the_process_that_started_it() -> None:
     with subprocess.Popen(
         [sys.executable, "examples/quickstart/library.py", "0"],

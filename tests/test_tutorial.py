@@ -20,7 +20,7 @@ from tests.support.documents import ROOT
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCK = re.compile(r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 OVER = "the block is over"
-PATIENCE_S = 240
+PATIENCE_S = 280
 
 
 class Shell:

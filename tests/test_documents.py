@@ -1,0 +1,103 @@
+"""The documents hang together: links and their anchors lead somewhere, and each list of files has all of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import roundgate
+from tests.support.documents import ROOT, blocks
+
+PAGES = sorted(
+    {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench" / "README.md", ROOT / "tests" / "README.md"}
+)
+DOCS = ROOT / "docs"
+SITE = DOCS / "site" / "index.md"
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The headings of a page as links name them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
+    return frozenset(re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", prose(page)):
+        linked = (page.parent / target).resolve() if target else page
+        assert linked.exists(), f"{target} does not exist"
+        assert linked.is_relative_to(ROOT), f"{target} is outside the repository"
+        if anchor:
+            assert anchor in anchors(linked), (
+                f"{linked.name} has no heading #{anchor}; it has {sorted(anchors(linked))}"
+            )
+
+
+def test_every_decision_has_its_line_in_the_list() -> None:
+    files = sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
+    listed = re.findall(
+        r"^\| \[(\d{4})\]\(([^)]+)\) \| \S", (DOCS / "decisions" / "README.md").read_text(), re.MULTILINE
+    )
+    assert [name for _, name in listed] == files, (
+        "docs/decisions/README.md: list each file once, by number: | [0042](0042-its-name.md) | the choice in a line |"
+    )
+    assert [number for number, _ in listed] == sorted({name[:4] for name in files}), "two decisions have one number"
+
+
+def test_every_page_is_in_the_list_of_documents() -> None:
+    index = (DOCS / "README.md").read_text()
+    missing = [path.name for path in DOCS.glob("*.md") if path.name != "README.md" and f"({path.name})" not in index]
+    assert missing == [], f"docs/README.md: say in its table for whom these are: {missing}"
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    named = {
+        line
+        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", SITE.read_text(), re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    }
+    pages = [str(path.relative_to(ROOT).with_suffix("")) for path in PAGES if not path.is_relative_to(DOCS / "site")]
+    missing = [page for page in pages if page not in named and not page.startswith("docs/decisions/0")]
+    assert missing == [], f"docs/site/index.md: put these into one of its lists: {missing}"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    directives = re.findall(r"^\.\. auto\w+:: roundgate\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert sorted(directives) == sorted(roundgate.__all__), (
+        "docs/reference.md: a line `.. autoclass:: roundgate.NAME` each"
+    )
+
+
+def test_the_project_says_of_itself_what_an_index_shows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    shown = ("authors", "description", "readme", "license", "keywords", "classifiers", "urls", "requires-python")
+    assert [member for member in shown if not project.get(member)] == []
+    pythons = {one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r"Python :: 3\.\d+$", one)}
+    tested = set(re.findall(r"--on (\d\.\d+)", (ROOT / ".ci" / "run").read_text()))
+    assert pythons == {project["requires-python"].removeprefix(">="), *tested}
+
+
+def test_the_public_workflow_runs_what_ci_runs() -> None:
+    (command,) = re.findall(r"run: (.*)$", (ROOT / ".github" / "workflows" / "ci.yml").read_text(), re.MULTILINE)
+    assert command == ".ci/run"
+
+
+def test_every_shell_script_can_be_read_by_bash() -> None:
+    for page in PAGES:
+        for block in blocks(page.read_text(), "(?:sh|bash)"):
+            checked = subprocess.run(
+                ["bash", "-n"], input=block, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert checked.returncode == 0, f"{page.name}:\n{block}\n{checked.stderr}"
