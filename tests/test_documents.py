@@ -45,6 +45,14 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             )
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # tells of files that were
+        return
+    named = re.findall(r"`((?:app|bench|docs|examples|infra|scripts|tests)/[\w./-]*\w)(?: [^`]*)?`", prose(page))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_every_decision_has_its_line_in_the_list() -> None:
     files = sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
     listed = re.findall(
