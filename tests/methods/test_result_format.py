@@ -11,12 +11,12 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.config import CacheHint
 from roundgate.errors import InternalError
+from roundgate.json import encode
 from roundgate.methods.lists import Listing
 from roundgate.methods.results import Results
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol import revision, v2026_07_28
 from roundgate.protocol.content import ToolResult
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.pages import Pages
 
 INFO = {"name": "roundgate", "version": "1"}

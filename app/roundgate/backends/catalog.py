@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 from roundgate.protocol.pages import Pages
 from roundgate.protocol.revision import MirroredArgument
 from roundgate.protocol.revisions import NEWEST

@@ -14,11 +14,12 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
+from roundgate import json
+from roundgate.aio.timers import Limit
 from roundgate.errors import AuthError, GatewayError, TransportError
 from roundgate.protocol import jsonrpc, sse
 from roundgate.protocol.jsonrpc import RequestId
 from roundgate.protocol.revision import Revision
-from roundgate.replay.alarms import Limit
 
 JSON: Final = b"application/json"
 GRACE_S: Final = 5.0
@@ -90,7 +91,7 @@ class Responder:
 
     async def refused(self, error: AuthError, challenge: bytes) -> None:
         """Send 401 or 403 in OAuth's words (RFC 6750 section 3) and finish."""
-        body = jsonrpc.encode({"error": error.error or "unauthorized", "error_description": str(error)})
+        body = json.encode({"error": error.error or "unauthorized", "error_description": str(error)})
         await self._finish(error.status, body, [(b"www-authenticate", challenge)])
 
     async def accepted(self) -> None:

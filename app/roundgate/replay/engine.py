@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
+from roundgate.aio.timers import Limit
 from roundgate.carrier import carrier
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability
 from roundgate.protocol.capabilities import merged
-from roundgate.replay.alarms import Limit
 from roundgate.replay.branches import Driven, HandlerExited, Suspend, here, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
