@@ -81,6 +81,13 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert missing == [], f"docs/site/index.md: put these into one of its lists: {missing}"
 
 
+def test_every_package_is_in_the_table_of_the_architecture() -> None:
+    table = (DOCS / "architecture.md").read_text().partition("| package |")[2].partition("\n\n")[0]
+    packages = sorted(path.parent.name for path in (ROOT / "app" / "roundgate").glob("*/__init__.py"))
+    missing = [name for name in packages if f"`roundgate.{name}`" not in table]
+    assert missing == [], f"docs/architecture.md: say in its table of packages what these are: {missing}"
+
+
 def test_the_reference_has_every_public_name() -> None:
     directives = re.findall(r"^\.\. auto\w+:: roundgate\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
     assert sorted(directives) == sorted(roundgate.__all__), (

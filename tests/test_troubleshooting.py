@@ -25,7 +25,7 @@ def section_of(kind: str) -> str:
     starts = headings()
     while kind not in starts:
         kind = parents()[kind]
-    found = [line for line in re.findall(r"^## (.*)$", PAGE, re.MULTILINE) if line.startswith(starts[kind])]
+    found: list[str] = [line for line in re.findall(r"^## (.*)$", PAGE, re.MULTILINE) if line.startswith(starts[kind])]
     assert len(found) == 1, f"docs/troubleshooting.md: add a section '## {starts[kind]}…' for {kind}"
     return found[0]
 

@@ -3,6 +3,8 @@
 import tomllib
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 project = "Roundgate"
@@ -34,3 +36,14 @@ autodoc_typehints = "signature"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 default_role = "literal"  # docstrings write code between single backticks
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx: has napoleon leave the docstrings of properties as they are."""
+    app.connect("autodoc-process-docstring", _without_types, priority=400)
+
+
+def _without_types(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    # napoleon takes what stands before a colon in the first line of a property for its type
+    if what in {"attribute", "property"} and lines:
+        lines.insert(0, "")
