@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import tomllib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 import roundgate
+from roundgate.config import GatewayConfig
 from tests.support.documents import ROOT, blocks
+from tests.support.said import measured
 
 PAGES = sorted(
     {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench" / "README.md", ROOT / "tests" / "README.md"}
@@ -51,6 +58,43 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
         return
     named = re.findall(r"`((?:app|bench|docs|examples|infra|scripts|tests)/[\w./-]*\w)(?: [^`]*)?`", prose(page))
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def settings_of(annotation: Any) -> set[str]:
+    """The settings that a section of gateway.yaml may have, whichever of its models it is."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return set(annotation.model_fields)
+    return {name for one in get_args(annotation) for name in settings_of(one)}
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module of ours, something in one, or a setting."""
+    first, *rest = name.removeprefix("roundgate.").split(".")
+    section = GatewayConfig.model_fields.get(first)
+    if section is not None and rest and rest[0] in settings_of(section.annotation):
+        return True
+    found: Any = roundgate
+    for part in (first, *rest):
+        with suppress(ImportError):
+            if isinstance(found, ModuleType):
+                importlib.import_module(f"{found.__name__}.{part}")
+        if not hasattr(found, part):
+            return False
+        found = getattr(found, part)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_of_the_code_that_a_page_uses_is_there(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # tells of names that were
+        return
+    tops = (
+        {path.stem for path in (ROOT / "app" / "roundgate").iterdir()} | set(GatewayConfig.model_fields) | {"roundgate"}
+    )
+    dotted = re.findall(r"`([a-z_]\w*(?:\.\w+)+)[`(]", prose(page))
+    ours = {name for name in dotted if name.split(".")[0] in tops and not re.search(r"\.(?:py|md|ya?ml|json)$", name)}
+    measures = {said.template for said in measured()}
+    assert sorted(name for name in ours - measures if not exists(name)) == []
 
 
 def test_every_decision_has_its_line_in_the_list() -> None:
