@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import reserved_port
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+QUICKSTART = [sys.executable, "examples/quickstart/serve.py", "--log-level", "warning", "--port"]
 TOOLS_GUIDE = (ROOT / "docs" / "tools.md").read_text()
 
 
@@ -25,21 +27,21 @@ def blocks(text: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, "examples/quickstart/serve.py", "--port", str(port), "--log-level", "warning"]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        wait_for(f"http://127.0.0.1:{port}/healthz")
-        yield port
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
+    with reserved_port() as port, subprocess.Popen([*QUICKSTART, str(port)], cwd=ROOT) as process:
+        try:
+            wait_for(f"http://127.0.0.1:{port}/healthz")
+            yield port
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+        finally:
+            process.kill()
 
 
 def wait_for(url: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(url, timeout=1).close()
+            urllib.request.urlopen(url, timeout=5).close()
             return
         except OSError:
             time.sleep(0.1)
@@ -47,7 +49,7 @@ def wait_for(url: str) -> None:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -115,4 +117,4 @@ def test_the_library_ends_with_the_process_that_started_it() -> None:
     ) as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
