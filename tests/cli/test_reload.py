@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from roundgate.settings import Settings
 
 from roundgate import reload
 from roundgate.config import load
 from roundgate.main import build_app
-from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, stoppable
 from tests.support.server import Server, running

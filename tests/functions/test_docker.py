@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from roundgate.settings import Settings
+from roundgate.config.settings import Settings
 from tests.support import wire
 from tests.support.dynamodb import ROOT
 from tests.support.ports import reserved_port
