@@ -16,10 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
-from roundgate.settings import Settings
 
 from roundgate import reload
 from roundgate.config import load
+from roundgate.config.settings import Settings
 from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, stoppable
