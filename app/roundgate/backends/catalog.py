@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
+from roundgate.backends.definitions import StoredDefinition, encoded, renamed
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.pages import Pages
 from roundgate.protocol.schemas import Schema
 from roundgate.protocol.uri_template import UriTemplate
@@ -28,14 +28,21 @@ MAX_VIEWS: Final = 256
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedTool:
     """A tool under its final name, with everything that a call needs made ready."""
 
     name: str
     tool: Tool
-    arguments: Schema
     param_headers: tuple[ParamHeader, ...]
+    _arguments: Schema | None = None
+
+    @property
+    def arguments(self) -> Schema:
+        """What its arguments are checked against; of a definition that is stored, compiled when it is first needed."""
+        if self._arguments is None:
+            self._arguments = Schema.compile(self.tool.definition["inputSchema"])
+        return self._arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,8 @@ class Catalog:
     template_pages: Pages
     files: frozenset[Path] = frozenset()
     """What back ends have read it from, besides gateway.yaml and Python modules."""
+    left_out: Sequence[Problem] = ()
+    """What is not served and why, where that is no reason not to serve the rest."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
@@ -175,7 +184,7 @@ class _Shelf(Generic[T]):
         return {key: item for key, (item, _) in self.entries.items()}
 
     def pages(self, size: int) -> Pages:
-        return Pages([(key, encode(dict(item.definition))) for key, (item, _) in self.entries.items()], size)
+        return Pages([(key, encoded(item.definition)) for key, (item, _) in self.entries.items()], size)
 
     def _complain(self, backend: str, message: str, remedy: str) -> None:
         self.problems.append(Problem("gateway.yaml", f"back end {backend!r}", message, remedy))
@@ -226,19 +235,22 @@ def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
         files=frozenset().union(*(offering.files for _, offering in offered)),
+        left_out=[problem for _, offering in offered for problem in offering.left_out],
     )
 
 
 def _prefixed(item: T, prefix: str) -> T:
-    return replace(item, definition={**item.definition, "name": prefix + item.definition["name"]}) if prefix else item
+    return replace(item, definition=renamed(item.definition, prefix + item.definition["name"])) if prefix else item
 
 
 def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
+    if isinstance(tool.definition, StoredDefinition):  # it was checked when it was compiled, and mirrors no header
+        return ServedTool(name, tool, ())
     schema = tool.definition["inputSchema"]
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(name, tool, Schema.compile(schema), headers.declared(schema))
+        return ServedTool(name, tool, headers.declared(schema), Schema.compile(schema))
     except ValueError as error:
         problems.append(
             Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")
