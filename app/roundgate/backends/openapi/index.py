@@ -9,6 +9,7 @@ roundgate-index 1        magic and version
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from roundgate.backends.definitions import StoredDefinition
 from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.security import Alternative, Slot
-from roundgate.errors import ParseError, Problem
+from roundgate.errors import Problem
 from roundgate.protocol.jsonrpc import decode, encode
 
 MAGIC: Final = b"roundgate-index 1\n"
@@ -158,12 +159,12 @@ def read(path: Path) -> Index:
     size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
     start = len(MAGIC) + len(size) + 1
     try:
-        table: Mapping[str, Any] = decode(data[start : start + int(size)])
+        table: Mapping[str, Any] = json.loads(data[start : start + int(size)])  # ours: without the checks of `decode`
         pieces = data[start + int(size) :]
         if hashlib.sha256(pieces).hexdigest() != table["sha256"]:
             raise BadIndex("is not whole")
         return _from_table(table, pieces)
-    except (ValueError, KeyError, TypeError, ParseError):
+    except (ValueError, KeyError, TypeError):
         raise BadIndex("is not an index of this version") from None
 
 

@@ -155,7 +155,11 @@ class Document:
             input_schema=made.input_schema(),
             output_schema=self._output_schema(answers) if with_answer else None,
             plan=Plan(
-                found.identity.method, found.identity.path, tuple(made.parameters), made.body, _accepted(answers)
+                found.identity.method,
+                _sent_path(found.identity.path),
+                tuple(made.parameters),
+                made.body,
+                _accepted(answers),
             ),
             own_servers=value.get("servers") or found.item.get("servers"),
             security=scheme,
@@ -271,7 +275,7 @@ class _Making:
         Raises:
             Unusable: the path is none.
         """
-        path = self._identity.path
+        path = _sent_path(self._identity.path)
         plain = re.sub(r"\{[^{}]*\}", "", path)
         if not path.startswith("/") or re.search(r"[{}?#\\\s]", plain) or ".." in plain.split("/"):
             raise Unusable(f"the path {path[:200]!r} is no path template")
@@ -312,6 +316,11 @@ class _Making:
             "additionalProperties": False,
             **({"$defs": definitions} if definitions else {}),
         }
+
+
+def _sent_path(path: str) -> str:
+    """A path without its fragment, by which some documents tell operations of one path apart."""
+    return path.partition("#")[0]
 
 
 def _title(summary: Any) -> str | None:

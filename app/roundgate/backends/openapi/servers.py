@@ -11,7 +11,7 @@ from urllib.parse import urljoin, urlsplit
 from roundgate.backends.openapi.references import Unusable
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
-_USABLE: Final = re.compile(r"https?://[^/?#\s@]+[^?#\s]*")
+_USABLE: Final = re.compile(r"https?://[^/?#\s@]+(?:/[^?#\s]*)?")
 
 
 @dataclass(frozen=True, slots=True)

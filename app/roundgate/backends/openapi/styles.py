@@ -36,7 +36,7 @@ def in_path(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -
     """A value in a path template: in `simple`, `label` or `matrix`."""
     if style == "matrix":
         if explode:
-            return "".join(f";{one}={item}" for one, item in _named(name, value, quoted))
+            return "".join(f";{one}={item}" for one, item in _named(name, value, quoted, quoted))
         return f";{quote(name, safe='')}={','.join(_flat(value, quoted))}"
     if style == "label":
         return "." + (".".join(_exploded(value, quoted)) if explode else ",".join(_flat(value, quoted)))
@@ -55,7 +55,7 @@ def in_query(name: str, value: Any, style: Style, explode: bool, quoted: Quote) 
     if style == "deepObject":
         return list(_deep(_quoted_name(name), value, quoted))
     if explode and style == "form":
-        return [f"{one}={item}" for one, item in _named(name, value, quoted)]
+        return [f"{one}={item}" for one, item in _named(name, value, quoted, _quoted_name)]
     if explode and isinstance(value, list):  # delimited and exploded is what `form` has
         return [f"{_quoted_name(name)}={quoted(text(one))}" for one in value]
     return [f"{_quoted_name(name)}={_DELIMITERS.get(style, ',').join(_flat(value, quoted))}"]
@@ -91,9 +91,9 @@ def _exploded(value: Any, quoted: Quote) -> list[str]:
     return _flat(value, quoted)
 
 
-def _named(name: str, value: Any, quoted: Quote) -> list[tuple[str, str]]:
+def _named(name: str, value: Any, quoted: Quote, key_quoted: Quote) -> list[tuple[str, str]]:
     """Pairs: the members of an object, or the name with each item."""
     if isinstance(value, dict):
-        return [(quote(key, safe=""), quoted(text(item))) for key, item in value.items() if item is not None]
+        return [(key_quoted(key), quoted(text(item))) for key, item in value.items() if item is not None]
     items = value if isinstance(value, list) else [value]
     return [(_quoted_name(name), quoted(text(item))) for item in items if item is not None]
