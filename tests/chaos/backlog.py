@@ -36,11 +36,11 @@ from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_queue import SqliteQueue
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import NewTask, TaskRef, TaskStore
 from roundgate.tasks import sweep as sweep_module
 from roundgate.tasks.sweep import Sweep
@@ -292,7 +292,7 @@ class Nowhere:
 
 async def _sweep_all(kind: str, place: str, table: str) -> None:
     if kind == "dynamodb":
-        sweep_module.SHARD_MS = 60_000  # in proportion to calls that take a hundred times as long as they should
+        setattr(sweep_module, "SHARD_MS", 60_000)  # noqa: B010 - in proportion to calls that take a hundred times as long as they should
     calls: Counter[str] = Counter()
     store, queue = _store(kind, place, table, calls), cast("Any", Nowhere())
     await store.late_shards(0)  # connected

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from roundgate.config.settings import Settings
 from roundgate.http.guard import host_allowed, origin_allowed
-from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add
@@ -20,7 +20,8 @@ DISCOVER = wire.message("server/discover")
 
 async def ask(app: FastAPI, **headers: str | bytes) -> httpx.Response:
     async with client(app) as mcp:
-        return await mcp.http.post("/mcp", content=json.dumps(DISCOVER), headers={**wire.headers(DISCOVER), **headers})
+        sent: dict[str, Any] = {**wire.headers(DISCOVER), **headers}
+        return await mcp.http.post("/mcp", content=json.dumps(DISCOVER), headers=sent)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from roundgate import Context, InvalidParams, SyncContext, ToolError, tool
 from roundgate.clock import Clock
-from roundgate.core import Stores, make_stores
 from roundgate.errors import Unavailable
+from roundgate.startup import Stores, make_stores
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import NewTask, TaskRef
 from tests.support import wire
@@ -318,8 +318,9 @@ class Broken:
 def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     """Real stores of which these have a method that is down."""
     made = make_stores(task_settings(directory), clock)
-    parts = {name: getattr(made, name) for name in ("once", "tasks", "queue")}
-    return Stores(**{name: Broken(part, broken[name]) if name in broken else part for name, part in parts.items()})
+    parts: dict[str, Any] = {name: getattr(made, name) for name in ("once", "tasks", "queue")}
+    parts |= {name: Broken(parts[name], method) for name, method in broken.items()}
+    return Stores(**parts)
 
 
 @pytest.mark.parametrize("name", ["goes_on", "at_once"])
@@ -402,7 +403,7 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
-        self.stores = Stores(self._made.once, _Told(self._made.tasks, self), _Told(self._made.queue, self))  # type: ignore[arg-type]
+        self.stores = Stores(self._made.once, _Told(self._made.tasks, self), _Told(self._made.queue, self))
 
 
 @dataclass

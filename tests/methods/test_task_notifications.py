@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate.clock import Clock
-from roundgate.core import Stores, make_stores
+from roundgate.config.settings import Settings
 from roundgate.errors import Unavailable
-from roundgate.settings import Settings
+from roundgate.startup import Stores, make_stores
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.clocks import SkippingClock
@@ -218,7 +218,7 @@ class Counting:
         self.reads: Counter[str] = Counter()
         self.down = False
         self._inner: Any = made.tasks
-        self.stores = Stores(made.once, self, made.queue)  # type: ignore[arg-type]
+        self.stores = Stores(made.once, self, made.queue)
 
     async def read(self, ref: Any, now_ms: int) -> Any:
         self.reads[ref.id] += 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mcp_types import _v2026_07_28 as official
 
+from roundgate.json import encode
 from roundgate.protocol.content import (
     ABSENT,
     Annotations,
@@ -25,7 +26,6 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.jsonrpc import encode
 
 ANNOTATIONS = Annotations(audience=("user", "assistant"), priority=0.7, last_modified="2025-05-03T14:30:00Z")
 META = MappingProxyType({"com.example/a": [1]})
@@ -109,8 +109,18 @@ def result(value: ToolResult) -> dict[str, Any]:
 
 
 def test_a_result_holds_blocks_of_every_kind_and_strings_are_text() -> None:
-    blocks = ["a", TextContent("b"), ImageContent(b"", "i/p"), AudioContent(b"", "a/w"), EmbeddedResource(TEXT)]
-    written = result(ToolResult([*blocks, ResourceLink("file:///a", "a")]))
+    written = result(
+        ToolResult(
+            [
+                "a",
+                TextContent("b"),
+                ImageContent(b"", "i/p"),
+                AudioContent(b"", "a/w"),
+                EmbeddedResource(TEXT),
+                ResourceLink("file:///a", "a"),
+            ]
+        )
+    )
     kinds = [block["type"] for block in written["content"]]
     assert kinds == ["text", "text", "image", "audio", "resource", "resource_link"]
     assert written["content"][0] == {"type": "text", "text": "a"}

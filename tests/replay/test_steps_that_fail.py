@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.aio.threads import Threads
 from roundgate.clock import Clock
 from roundgate.errors import NotJson, OutcomeUnknown, ToolError
 from roundgate.replay import run as run_module
@@ -22,7 +23,6 @@ from roundgate.replay.engine import Failed, Restarted, Suspended
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
 from roundgate.replay.steps import StepTimeout
 from roundgate.replay.sync_context import SyncContext
-from roundgate.replay.threads import Threads
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import Home
@@ -419,9 +419,8 @@ async def test_one_that_says_so_is_refused_before_its_effect(task: Home) -> None
 
 async def test_sys_exit_in_a_step_of_a_branch_is_a_failure_of_the_step(task: Home) -> None:
     async def handler(ctx: Context) -> list[Any]:
-        return await asyncio.gather(
-            ctx.step("exits", sys.exit, 3), ctx.step("fine", lambda: "fine"), return_exceptions=True
-        )
+        steps = ctx.step("exits", sys.exit, 3), ctx.step("fine", lambda: "fine")
+        return list(await asyncio.gather(*steps, return_exceptions=True))
 
     for value in await twice(task, handler):
         assert str(value[0]) == "step 'exits' failed: SystemExit: 3"

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
-from roundgate.settings import Settings
+from roundgate.config.settings import Settings
 from tests.support import rounds, wire
 from tests.support.asgi import Client, client, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, Conversation, accept, names_in, retry
@@ -118,8 +118,9 @@ async def test_without_a_response_to_it_the_question_is_asked_again(
     assert without_state["inputRequests"] == first["inputRequests"]
 
 
-BAD = [None, 12345, "Ada", [], {}, {"action": "agree"}, {"action": "accept"}, {"action": "accept", "content": "Ada"},
-       {"action": "accept", "content": {"name": 5}}, {"action": "accept", "content": None}]  # fmt: skip
+BAD: list[Any] = [None, 12345, "Ada", [], {}, {"action": "agree"}, {"action": "accept"},
+        {"action": "accept", "content": "Ada"}, {"action": "accept", "content": {"name": 5}},
+        {"action": "accept", "content": None}]  # fmt: skip
 
 
 @ASKING

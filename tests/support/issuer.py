@@ -15,8 +15,8 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
+from roundgate.config.settings import Settings
 from roundgate.main import build_app
-from roundgate.settings import Settings
 from tests.support.asgi import STATE_KEY, Client, client, config_file
 from tests.support.services import Service, answer, service
 
@@ -35,7 +35,7 @@ def private_key(kid: str) -> Any:
 
 
 ALGORITHMS = {"rsa": "RS256", "ec": "ES256", "ed": "EdDSA"}
-_WRITERS = {"rsa": RSAAlgorithm, "ec": ECAlgorithm, "ed": OKPAlgorithm}
+_WRITERS: dict[str, Any] = {"rsa": RSAAlgorithm, "ec": ECAlgorithm, "ed": OKPAlgorithm}
 
 
 def public_jwk(kid: str, **members: Any) -> dict[str, Any]:

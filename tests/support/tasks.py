@@ -12,22 +12,22 @@ from typing import Any, TypeAlias
 
 from anyio import CapacityLimiter
 
+from roundgate import json
+from roundgate.aio.threads import in_thread
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends import catalog, loading
 from roundgate.backends.base import Offering, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import TextContent, ToolResult
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
-from roundgate.replay.threads import in_thread
 from roundgate.storage.queue import Message, TaskQueue
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_queue import SqliteQueue
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import Turn
@@ -45,7 +45,7 @@ Handler: TypeAlias = Callable[..., Any]
 class Functions:
     """A back end of handlers, each a tool that may be a task."""
 
-    handlers: Mapping[str, Handler]
+    handlers: Mapping[str, Handler | None]
     name: str = "functions"
     prefix: str = ""
 
@@ -56,15 +56,16 @@ class Functions:
         """Nothing is held."""
 
 
-def catalog_of(**handlers: Handler) -> Catalog:
+def catalog_of(**handlers: Handler | None) -> Catalog:
     """A catalog of these handlers under their names."""
     return loading.apart(catalog.build([Functions(handlers)], page_size=100))
 
 
-def _tool(name: str, handler: Handler) -> Tool:
+def _tool(name: str, handler: Handler | None) -> Tool:
     threads = CapacityLimiter(8)
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        assert handler is not None, f"{name} is served elsewhere"
         if inspect.iscoroutinefunction(handler):
             value = await handler(context, **arguments)
         else:
@@ -115,7 +116,7 @@ class Workshop:
         """What `tasks/get` answers."""
         record = await self.tasks.record(principal, ref.id)
         assert record is not None, "there is no such task"
-        body: dict[str, Any] = jsonrpc.decode(self.tasks.shown(record))
+        body: dict[str, Any] = json.decode(self.tasks.shown(record))
         return body
 
     async def value(self, ref: TaskRef) -> Any:
@@ -216,8 +217,8 @@ class Shared:
         self.opened += databases
         return SqliteTasks(databases[0]), SqliteQueue(databases[1], self.clock)
 
-    def workshop(self, **handlers: Handler) -> Workshop:
-        """Another process that serves these handlers."""
+    def workshop(self, **handlers: Handler | None) -> Workshop:
+        """Another process that serves these handlers; one that is `None` has a name, but is never run here."""
         return Workshop(catalog_of(**handlers), *self.stores(), self.clock, self.config)
 
     async def aclose(self) -> None:

@@ -11,8 +11,8 @@ import pytest
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Claimed, Move, TaskRef, TaskStore
 from roundgate.tasks import sweep
 from roundgate.tasks.ending import Turn
@@ -360,7 +360,8 @@ async def test_a_sleep_beside_a_question_wakes_and_the_question_is_asked_under_a
     async def both(ctx: Context) -> list[str]:
         async def sleeper() -> str:
             await ctx.sleep(60)
-            return await ctx.step("after", lambda: "slept")
+            slept: str = await ctx.step("after", lambda: "slept")
+            return slept
 
         async def asker() -> str:
             return (await ctx.elicit("who", "Who?", Name)).name

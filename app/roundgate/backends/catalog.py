@@ -18,10 +18,10 @@ from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resourc
 from roundgate.backends.definitions import StoredDefinition, encoded, renamed
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.protocol.pages import Pages
+from roundgate.protocol.revision import MirroredArgument
+from roundgate.protocol.revisions import NEWEST
 from roundgate.protocol.schemas import Schema
 from roundgate.protocol.uri_template import UriTemplate
-from roundgate.protocol.v2026_07_28 import headers
-from roundgate.protocol.v2026_07_28.headers import ParamHeader
 
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
@@ -34,7 +34,7 @@ class ServedTool:
 
     name: str
     tool: Tool
-    param_headers: tuple[ParamHeader, ...]
+    mirrored: Sequence[MirroredArgument]
     _arguments: Schema | None = None
 
     @property
@@ -250,7 +250,7 @@ def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> Serv
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(name, tool, headers.declared(schema), Schema.compile(schema))
+        return ServedTool(name, tool, NEWEST.mirrored_arguments(schema), Schema.compile(schema))
     except ValueError as error:
         problems.append(
             Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from roundgate.protocol.jsonrpc import decode, encode
+from roundgate.json import decode, encode
 
 
 class StoredDefinition(Mapping[str, Any]):

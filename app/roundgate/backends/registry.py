@@ -19,7 +19,7 @@ from roundgate.backends.config import BackendConfig
 from roundgate.backends.http.config import HttpBackendConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ def _named(place: str) -> Callable[..., Any]:
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "python": Kind(PythonBackendConfig, "roundgate.backends.python.backend:PythonBackend"),
+        "http": Kind(HttpBackendConfig, "roundgate.backends.http.backend:HttpBackend"),
         "openapi": Kind(
             OpenApiBackendConfig,
             "roundgate.backends.openapi.backend:OpenApiBackend",
             "roundgate.backends.openapi.command:compile_to_file",
         ),
-        "http": Kind(HttpBackendConfig, "roundgate.backends.http.backend:HttpBackend"),
     }
 )
 """By what `kind:` says."""

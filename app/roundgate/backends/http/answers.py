@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from roundgate import json
 from roundgate.backends.http.body import decoded
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, ParseError
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import (
     AudioContent,
     BlobResourceContents,
@@ -63,14 +63,14 @@ class _Broken(Exception):
 
 def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
     try:
-        value = point(jsonrpc.decode(answer.body), pointer)
+        value = point(json.decode(answer.body), pointer)
     except ParseError:
         raise _Broken(f"The service answered something that is not JSON{excerpt(answer)}") from None
     except LookupError:
         raise _Broken(f"The service's answer has nothing at {pointer}{excerpt(answer)}") from None
     if output is not None and (problems := output.problems(value, "result")):
         raise _Broken(f"The service's answer is not as declared: {'; '.join(problems)}")
-    text = value if isinstance(value, str) else jsonrpc.encode(value).decode()
+    text = value if isinstance(value, str) else json.encode(value).decode()
     return ToolResult(content=(TextContent(text),), structured_content=value)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
+from roundgate import json
 from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.paths import path_text
 from roundgate.errors import ToolError
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import ABSENT, ToolResult, without_none
 from roundgate.protocol.schemas import Schema
 
@@ -174,7 +174,7 @@ class Endpoint:
         if isinstance(whole, str):
             return whole.encode(), {"content-type": "text/plain; charset=utf-8"}
         if whole is not ABSENT:
-            return jsonrpc.encode(whole), {"content-type": "application/json"}
+            return json.encode(whole), {"content-type": "application/json"}
         if not any(argument.location == "body" for argument in self.arguments):
             return None, {}
         if self.body == "form":
@@ -182,7 +182,7 @@ class Endpoint:
             return urlencode(pairs, quote_via=quote, safe="").encode(), {
                 "content-type": "application/x-www-form-urlencoded"
             }
-        return jsonrpc.encode(members), {"content-type": "application/json"}
+        return json.encode(members), {"content-type": "application/json"}
 
     def result(self, answer: Answer) -> ToolResult:
         """The tool's result for an answer.
@@ -219,7 +219,7 @@ def _pairs(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else jsonrpc.encode(value).decode()
+    return value if isinstance(value, str) else json.encode(value).decode()
 
 
 def _path_text(placed: Argument, value: Any) -> str:

@@ -28,7 +28,7 @@ from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.requests import request
 from roundgate.backends.openapi.security import Slot, chosen
 from roundgate.backends.policy import with_approval
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol.content import ToolResult
 from roundgate.protocol.schemas import Schema

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from roundgate import json
 from roundgate.backends.openapi import styles
 from roundgate.backends.openapi.plan import Body, Member
 from roundgate.errors import ToolError
-from roundgate.protocol import jsonrpc
 
 FILE: Final[Mapping[str, Any]] = {
     "type": "object",
@@ -38,7 +38,7 @@ def encoded(body: Body, value: Any) -> tuple[bytes, str]:
     """
     match body.kind:
         case "json":
-            return jsonrpc.encode(value), body.media_type
+            return json.encode(value), body.media_type
         case "form":
             return _form(body, value).encode(), body.media_type
         case "multipart":
@@ -60,7 +60,7 @@ def _form(body: Body, value: Mapping[str, Any]) -> str:
     for name, item in value.items():
         how = body.encoding.get(name, Member())
         if how.media_type is not None and isinstance(item, (dict, list)):
-            item = jsonrpc.encode(item).decode()
+            item = json.encode(item).decode()
         pairs += styles.in_query(name, item, how.style, how.explode, quoted)
     return "&".join(pairs)
 
@@ -84,7 +84,7 @@ def _parts(name: str, value: Any, how: Member) -> Iterator[bytes]:
             about = f'; filename="{_quoted(file_name or name)}"'
             yield _part(name, about, media_type or _single(how.media_type) or _OCTETS, data)
         elif isinstance(item, (dict, list)):
-            yield _part(name, "", _single(how.media_type) or "application/json", jsonrpc.encode(item))
+            yield _part(name, "", _single(how.media_type) or "application/json", json.encode(item))
         else:
             yield _part(name, "", _single(how.media_type), styles.text(item).encode())
 

@@ -24,9 +24,9 @@ from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.security import Alternative, Slot, slot_of
 from roundgate.backends.openapi.servers import Servers
 from roundgate.backends.openapi.sources import Fetch, Sources, Unreadable, documents_in, path_of
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
 from roundgate.errors import ConfigError, Problem
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 from roundgate.protocol.schemas import Schema
 
 MAX_NAME: Final = 64

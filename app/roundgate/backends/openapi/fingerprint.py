@@ -10,8 +10,8 @@ from typing import Final
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import Index
 from roundgate.backends.openapi.security import Slot
-from roundgate.config_base import Origin
-from roundgate.protocol.jsonrpc import encode
+from roundgate.config.base import Origin
+from roundgate.json import encode
 
 VERSION: Final = 1
 """Of what an index has for a document; another one makes all indexes out of date."""

@@ -19,7 +19,7 @@ from roundgate.backends.definitions import StoredDefinition
 from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.security import Alternative, Slot
 from roundgate.errors import Problem
-from roundgate.protocol.jsonrpc import decode, encode
+from roundgate.json import decode, encode
 
 MAGIC: Final = b"roundgate-index 1\n"
 

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.backends.http.messages import Outgoing
 from roundgate.backends.http.paths import path_text
 from roundgate.backends.openapi import bodies, styles
 from roundgate.backends.openapi.plan import Body, Parameter, Plan
 from roundgate.errors import ToolError
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import ABSENT
 
 _VARIABLE: Final = re.compile(r"\{([^{}]*)\}")
@@ -64,7 +64,7 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
 
 def _written(media_type: str, value: Any) -> Any:
     is_json = media_type == "application/json" or media_type.endswith("+json")
-    return jsonrpc.encode(value).decode() if is_json else value
+    return json.encode(value).decode() if is_json else value
 
 
 def _in_path(parameter: Parameter, value: Any) -> str:

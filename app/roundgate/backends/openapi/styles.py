@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
+from roundgate import json
 from roundgate.backends.openapi.plan import Style
-from roundgate.protocol import jsonrpc
 
 Quote: TypeAlias = Callable[[str], str]
 
@@ -23,7 +23,7 @@ _DELIMITERS: Final = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
 
 def text(value: Any) -> str:
     """A value that is no list or object as text; those as JSON."""
-    return value if isinstance(value, str) else jsonrpc.encode(value).decode()
+    return value if isinstance(value, str) else json.encode(value).decode()
 
 
 def query_quote(reserved: bool) -> Quote:

@@ -1,0 +1,222 @@
+"""What docs/deploy.md says that calls and tasks cost: it is computed from units, and the units are counted here."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from infra import costs
+from roundgate import logs
+from roundgate.lambda_worker import embedded
+from roundgate.metrics import Census
+from tests.functions.at_aws import REQUEUE_S, Witness, begin, result, work
+from tests.functions.at_aws import dynamodb as dynamodb
+from tests.functions.at_aws import endpoint as endpoint
+from tests.functions.at_aws import environ as environ
+from tests.functions.at_aws import functions as functions
+from tests.functions.at_aws import witness as witness
+from tests.functions.conftest import Functions, LambdaContext, recorded
+from tests.support.rounds import accept, retry
+
+ASSUMED, MEASURED = costs.Assumed(), costs.Measured.read()
+
+
+def test_the_tables_in_the_documentation_are_the_ones_that_are_computed() -> None:
+    document = costs.DOCUMENT.read_text("utf-8")
+    assert costs.documented(document) == document, "run `python -m infra.costs --write`"
+
+
+def test_prices_and_durations_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert costs.main(["--set", "api=0", "--set", "gateway_ms=200"]) == 0
+    mine = capsys.readouterr().out
+    assert "| HTTP API: requests | 0.00 | 0.00 | 0.00 | 0.00 |" in mine
+    assert costs.tables(replace(costs.Prices(), api=0), ASSUMED) != mine
+
+
+def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        costs.main(["--set", "coffee=3"])
+    assert "coffee" in capsys.readouterr().err
+
+
+def test_the_metrics_that_are_paid_for_are_those_in_the_line_of_a_sweep() -> None:
+    census = Census({"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0)
+    (directive,) = embedded({**census.fields(), "late": 0}, "worker", 0)["_aws"]["CloudWatchMetrics"]
+    assert len(directive["Metrics"]) == costs.METRICS
+
+
+# counting
+
+
+@pytest.fixture
+def log(functions: Functions) -> Iterator[io.StringIO]:
+    """What the functions write, beside where they write it to."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(logs.JsonFormatter())
+    logging.getLogger().addHandler(handler)
+    yield text
+    logging.getLogger().removeHandler(handler)
+
+
+def counted(witness: Witness, log: io.StringIO) -> costs.Units:
+    """What has been used."""
+    used = witness.used
+    lines = [line for line in log.getvalue().splitlines() if not _is_botocores(line)]
+    return costs.Units(
+        requests=used.get("gateway", 0),
+        turns=used.get("worker", 0),
+        writes=used.get("writes", 0),
+        reads=used.get("reads", 0),
+        messages=3 * used.get("sqs:SendMessage", 0),
+        secret_reads=used.get("secretsmanager:GetSecretValue", 0),
+        log_bytes=sum(len(line.encode()) + 1 for line in lines),
+    )
+
+
+def _is_botocores(line: str) -> bool:
+    """Whether it tells of the emulators' addresses, which no function on AWS has."""
+    return str(json.loads(line).get("logger")).startswith("botocore")
+
+
+def is_about(counted: costs.Units, computed: costs.Units) -> bool:
+    """The same units; of the logs a fifth less at most, for times have more digits on some days."""
+    assert computed.log_bytes * 0.8 <= counted.log_bytes <= computed.log_bytes, counted
+    return replace(counted, log_bytes=0) == replace(computed, log_bytes=0)
+
+
+def test_a_plain_call(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+    result(functions, "tools/call", {"name": "plain", "arguments": {}})
+    assert is_about(counted(witness, log), costs.plain_call())
+
+
+def test_a_call_in_rounds_uses_no_store(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+    params = {"name": "ask", "arguments": {}}
+    asked = result(functions, "tools/call", params)
+    for key in ("one", "two"):
+        asked = result(functions, "tools/call", retry(params, asked, **{key: accept(text=key)}))
+    seldom = replace(ASSUMED, requests_per_key_read=3)  # the keys are read once, with the first of these three
+    assert is_about(counted(witness, log), costs.call_in_rounds(3, seldom))
+
+
+@dataclass
+class Meter:
+    """What one thing after another writes."""
+
+    functions: Functions
+    witness: Witness
+
+    def since(self) -> costs.Writes:
+        """Since it was last asked."""
+        together, due, owned = (self.witness.used.pop(name, 0) for name in ("writes", "due writes", "owned writes"))
+        return costs.Writes(together - due - owned, due, owned)
+
+    def created(self, tool: str) -> tuple[str, costs.Writes]:
+        """A new task, and what it took to write it."""
+        self.since()
+        return begin(self.functions, tool), self.since()
+
+    def turn(self, task_id: str) -> costs.Writes:
+        work(self.functions, task_id)
+        return self.since()
+
+    def answered(self, task_id: str) -> costs.Writes:
+        answers = {"one": accept(text="x")}
+        result(self.functions, "tasks/update", {"taskId": task_id, "inputResponses": answers})
+        return self.since()
+
+    def swept(self) -> costs.Writes:
+        self.functions.worker(recorded("schedule"), LambdaContext())
+        return self.since()
+
+    def poll(self, task_id: str) -> float:
+        """Units that a look at a task reads; it writes nothing."""
+        self.witness.used.pop("reads", 0)
+        result(self.functions, "tasks/get", {"taskId": task_id})
+        assert self.since() == costs.Writes(0, 0, 0)
+        return float(self.witness.used.pop("reads"))
+
+    def measured(self) -> costs.Measured:
+        """Everything that is paid for by the unit."""
+        bare, create = self.created("bare")
+        asks, answer, ends = self.turn(bare), self.answered(bare), self.turn(bare)
+        usual, _ = self.created("usual")
+        two_steps = self.turn(usual) - asks
+        polled = self.poll(usual)
+        self.answered(usual)
+        third = self.turn(usual) - ends
+        assert third * 2 == two_steps, "a step costs the same before and after a question"
+        many, _ = self.created("long")
+        long_steps = self.turn(many) - ends
+        late, _ = self.created("usual")
+        time.sleep(REQUEUE_S + 0.1)
+        resend = self.swept()
+        self.turn(late)
+        queries = self.witness.used["dynamodb:Query"]
+        assert self.swept() == costs.Writes(0, 0, 0)
+        # the emulator counts nothing for an index that is empty, AWS half a unit for each query
+        sweep_reads = 0.5 * (self.witness.used["dynamodb:Query"] - queries)
+        parts = (long_steps.table, long_steps.due, long_steps.owned)
+        long_step = costs.Writes(*(round(part / costs.LONG_STEPS, 3) for part in parts))
+        return costs.Measured(create, asks, ends, third, long_step, answer, resend, polled, sweep_reads)
+
+
+def test_what_the_costs_are_computed_from_is_what_is_counted(functions: Functions, witness: Witness) -> None:
+    """With MEASURE=1 in the environment, what is counted is written down; then `python -m
+    infra.costs --write`."""
+    found = Meter(functions, witness).measured()
+    if os.environ.get("MEASURE"):
+        found.write()
+    assert found == costs.Measured.read()
+
+
+def test_a_task(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+    task_id = begin(functions, "usual")
+    work(functions, task_id)
+    for _ in range(ASSUMED.polls // 2):
+        assert result(functions, "tasks/get", {"taskId": task_id})["status"] == "input_required"
+    result(functions, "tasks/update", {"taskId": task_id, "inputResponses": {"one": accept(text="x")}})
+    work(functions, task_id)
+    for _ in range(ASSUMED.polls // 2):
+        assert result(functions, "tasks/get", {"taskId": task_id})["status"] == "completed"
+    assert is_about(counted(witness, log), costs.task(ASSUMED, MEASURED))
+
+
+def test_a_task_of_many_steps(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+    task_id = begin(functions, "long")
+    work(functions, task_id)
+    for _ in range(ASSUMED.polls):
+        assert result(functions, "tasks/get", {"taskId": task_id})["status"] == "completed"
+    assert is_about(counted(witness, log), costs.long_task(ASSUMED, MEASURED))
+
+
+def test_a_resend_costs_a_write_a_message_and_a_turn() -> None:
+    none, one = costs.task(ASSUMED, MEASURED), costs.task(replace(ASSUMED, resends=1), MEASURED)
+    assert one.writes - none.writes == MEASURED.resend.together
+    assert (one.messages - none.messages, one.turns - none.turns) == (3, 1)
+
+
+def test_a_sweep_that_finds_nothing_logs_what_is_said(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+    functions.worker(recorded("schedule"), LambdaContext())
+    used = counted(witness, log)
+    assert (used.writes, used.messages) == (0, 0)
+    assert costs.SWEEP_LOG_BYTES * 0.8 <= used.log_bytes <= costs.SWEEP_LOG_BYTES
+
+
+def test_what_a_table_holds_is_bounded_by_its_units_or_by_a_key_of_its_index() -> None:
+    one = costs.Writes(1, 1, 1)
+    writes: dict[str, Any] = {name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)}
+    alike = replace(MEASURED, **writes)
+    held = {name: tasks[0] for name, tasks in costs.ceilings(alike, ASSUMED)}
+    written = alike.task(ASSUMED)
+    assert held["new table, 4,000 units; 8 shards"] == 4_000 / written.table
+    assert held["warmed table, 40,000 units; 8 shards"] == 8_000 / written.due
+    assert held["warmed table, 40,000 units; 32 shards"] == 32_000 / written.due

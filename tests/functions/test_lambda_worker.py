@@ -1,0 +1,145 @@
+"""Recorded events of SQS and EventBridge through the handler of the worker function."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import json
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate import config, lambda_http, lambda_worker, startup
+from roundgate.auth.principal import LOCAL
+from roundgate.clock import Clock, Deadline
+from roundgate.config import TasksConfig, settings
+from roundgate.lambda_worker import Function
+from roundgate.tasks.call import owner_of
+from roundgate.tasks.sweep import Sweep
+from tests.functions.conftest import Functions, LambdaContext, asking, recorded
+from tests.support.rounds import accept
+
+
+def batch(*bodies: str) -> dict[str, Any]:
+    """An event of the queue with these messages, numbered."""
+    (record,) = recorded("sqs")["Records"]
+    return {"Records": [copy.deepcopy(record) | {"messageId": f"m{n}", "body": body} for n, body in enumerate(bodies)]}
+
+
+def begin(functions: Functions) -> str:
+    created = functions.ask("http_api_v2", "tools/call", {"name": "later", "arguments": {}})["result"]
+    assert created["resultType"] == "task"
+    return str(created["taskId"])
+
+
+def message(task_id: str) -> str:
+    return f"{owner_of(LOCAL)}.{task_id}"
+
+
+def shown(functions: Functions, task_id: str) -> dict[str, Any]:
+    result: dict[str, Any] = functions.ask("rest_api_v1", "tasks/get", {"taskId": task_id})["result"]
+    return result
+
+
+def test_a_task_is_carried_to_its_question_and_to_its_end(functions: Functions) -> None:
+    task_id = begin(functions)
+    assert functions.worker(batch(message(task_id)), LambdaContext()) == {"batchItemFailures": []}
+    assert list(shown(functions, task_id)["inputRequests"]) == ["who"]
+    answer = {"taskId": task_id, "inputResponses": {"who": accept(name="Ada")}}
+    functions.ask("function_url", "tasks/update", answer)
+    functions.worker(batch(message(task_id)), LambdaContext())
+    assert shown(functions, task_id)["result"]["content"][0]["text"] == "Hello, Ada!"
+
+
+@pytest.mark.parametrize("kind", ["http_api_v2", "function_url"])
+def test_the_largest_result_that_a_task_may_have_can_be_fetched(functions: Functions, kind: str) -> None:
+    quotes = (TasksConfig().max_result_bytes - 1_000) // 2  # each is two bytes of the result's JSON
+    params = {"name": "much", "arguments": {"count": quotes}}
+    task_id = str(functions.ask("http_api_v2", "tools/call", params)["result"]["taskId"])
+    functions.worker(batch(message(task_id)), LambdaContext())
+    answer = functions.http(asking(kind, "tasks/get", {"taskId": task_id}), LambdaContext())
+    result = json.loads(base64.b64decode(answer["body"]))["result"]["result"]
+    assert len(result["content"][0]["text"]) == quotes
+
+
+def test_a_bad_message_fails_itself_and_no_other(functions: Functions) -> None:
+    task_id = begin(functions)
+    failed = functions.worker(batch("no reference", message(task_id), ""), LambdaContext())
+    assert failed == {"batchItemFailures": [{"itemIdentifier": "m0"}, {"itemIdentifier": "m2"}]}
+    assert shown(functions, task_id)["status"] == "input_required"
+
+
+def test_messages_for_tasks_that_are_not_to_be_had_are_done(functions: Functions) -> None:
+    task_id = begin(functions)
+    functions.worker(batch(message(task_id)), LambdaContext())
+    again = batch(message(task_id), message("unknown"), message(task_id))
+    assert functions.worker(again, LambdaContext()) == {"batchItemFailures": []}
+
+
+@pytest.mark.parametrize("event", [recorded("schedule"), {"task": "sweep"}, {"source": "aws.scheduler"}], ids=str)
+def test_the_schedule_sweeps_and_counts(functions: Functions, event: dict[str, Any]) -> None:
+    begin(functions)
+    swept = functions.worker(event, LambdaContext())
+    assert (swept["working"], swept["input_required"], swept["late"]) == (1, 0, 0)
+
+
+def test_a_task_that_no_worker_takes_is_told_to_be_overdue_although_the_sweep_queues_it_again(
+    environ: dict[str, str],
+) -> None:
+    path = Path(environ["GATEWAY_CONFIG"])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": {"requeue_after_s": 1}}))
+    with closing(lambda_http.make_handler(environ)) as http, closing(lambda_worker.make_handler(environ)) as worker:
+        begin(Functions(http, worker))
+        time.sleep(2.2)
+        swept = worker(recorded("schedule"), LambdaContext())
+    assert swept["late"] == 1
+    assert swept["overdue_s"] >= 1
+
+
+class Endless(Sweep):
+    """One that finds more and more."""
+
+    async def sweep(self, deadline: Deadline | None = None) -> int:
+        await asyncio.sleep(3600)
+        return 0
+
+
+def test_a_sweep_that_does_not_come_to_its_end_stops_in_time_and_tells_what_it_has_counted(
+    environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file, clock = config.load(Path(environ["GATEWAY_CONFIG"])), Clock()
+    parts = startup.build_core(file, settings.from_environment(environ), clock)
+    sweep = Endless(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
+    with closing(Function(parts.worker(file.config, clock), sweep, clock, "worker")) as worker:
+        swept = worker(recorded("schedule"), LambdaContext(lambda_worker.MARGIN_MS + 300))
+    assert swept["working"] == 0
+    assert "late" not in swept
+    assert "the next one goes on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "event",
+    [asking("http_api_v2", "server/discover"), {"Records": []}, {}, [], None, {"Records": [{"s3": {}}]}],
+    ids=str,
+)
+def test_an_event_of_another_kind_is_an_error_that_names_what_is_served(functions: Functions, event: Any) -> None:
+    with pytest.raises(ValueError, match="the task queue and the schedule"):
+        functions.worker(event, LambdaContext())
+
+
+def test_it_imports_no_web_framework(environ: dict[str, str]) -> None:
+    code = "import sys, roundgate.lambda_worker as m; m.handler; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split())
+    assert not loaded & {"fastapi", "starlette", "mangum", "uvicorn", "yaml", "jwt", "cryptography", "httpx"}
+
+
+def test_the_handler_is_a_name_of_the_module_and_nothing_else_is(environ: dict[str, str]) -> None:
+    with pytest.raises(AttributeError):
+        lambda_worker.other  # noqa: B018
