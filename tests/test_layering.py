@@ -18,7 +18,10 @@ LAYERS = [
     {"protocol"},
     {"config.yaml_file", "config.settings", "logs", "tracing", "metrics", "watchdog"},
     {"config.base"},
-    {"backends.registry", "backends.config", "backends.http.config", "backends.python.config"},
+    {
+        *("backends.registry", "backends.config"),
+        *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+    },
     {"config"},
     {"auth"},
     {"aio"},
@@ -40,8 +43,11 @@ HOMES = {
     "starlette": {"main", "http", "lambda_http"},
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.server"},
-    "httpx": {"backends.http", "auth.jwks", "client.httpx_transport", "client.session", "tls"},
-    "yaml": {"config.yaml_file"},
+    "httpx": {
+        *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
+        *("client.httpx_transport", "client.session"),
+    },
+    "yaml": {"config.yaml_file", "backends.openapi.sources"},
     "jsonschema_rs": {"protocol.schemas"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"json"},
@@ -218,6 +224,7 @@ def test_every_package_has_a_face_or_is_a_revision_or_a_command() -> None:
 
 WITHOUT_FACE = {
     "roundgate.backends.http",
+    "roundgate.backends.openapi",
     "roundgate.backends.python",
     "roundgate.cli",
     "roundgate.protocol.v2026_07_28",

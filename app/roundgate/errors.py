@@ -58,9 +58,14 @@ Standard library only; the bottom of every import chain.
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
         ├── TryLater                      a server said that it cannot answer its client now
+        ├── UnexpectedAnswer              a service's answer is not what was promised
         ├── UnfitAnswer                   a response does not fit the question that was asked
         ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
         ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
+        ├── UnreadableDocument            a document of OpenAPI cannot be had
+        ├── UnresolvedReference           a `${…}` in the configuration leads to nothing, or is none
+        ├── UnusableIndex                 a compiled index of OpenAPI that is none of ours, or not whole
+        ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
         └── WorkerFault                   what is wrong with a worker rather than with the tool
 
@@ -386,6 +391,10 @@ class TryLater(Inside):
         self.wait_s = wait_s
 
 
+class UnexpectedAnswer(Inside):
+    """A service's answer is not what was promised."""
+
+
 class UnfitAnswer(Inside):
     """A response that does not fit its question; says what is wrong, for whoever answers."""
 
@@ -396,6 +405,31 @@ class UnknownEncoding(Inside):
 
 class UnknownEntry(Inside, ValueError):
     """An entry of a kind that this version does not know: a later one wrote it."""
+
+
+class UnreadableDocument(Inside):
+    """A document of OpenAPI cannot be had; its text says why."""
+
+
+class UnresolvedReference(Inside):
+    """A `${…}` in the configuration leads to nothing, or is none."""
+
+    def __init__(self, message: str, remedy: str, *, is_syntax: bool = False) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.is_syntax = is_syntax
+
+
+class UnusableIndex(Inside):
+    """A compiled index of OpenAPI that is none, is not whole, or is of another version."""
+
+
+class UnusableOperation(Inside):
+    """A part of a document cannot be used. `remedy` is for the person who has the document or the configuration."""
+
+    def __init__(self, message: str, remedy: str = "mend the document, or leave the operation out with `exclude`"):
+        super().__init__(message)
+        self.remedy = remedy
 
 
 class UnusableReturn(Inside, TypeError):

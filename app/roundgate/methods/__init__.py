@@ -18,6 +18,7 @@ from roundgate.lazy import face
 if TYPE_CHECKING:
     from roundgate.methods.current import CurrentMethods as CurrentMethods
     from roundgate.methods.current import Use as Use
+    from roundgate.methods.discovery import makes_tasks as makes_tasks
     from roundgate.methods.discovery import server_info as server_info
     from roundgate.methods.hub import Hub as Hub
     from roundgate.methods.once import Once as Once
@@ -31,7 +32,7 @@ else:
         __name__,
         {
             ".current": "CurrentMethods Use",
-            ".discovery": "server_info",
+            ".discovery": "makes_tasks server_info",
             ".hub": "Hub",
             ".once": "Once",
             ".request": "RequestContext",

@@ -20,7 +20,7 @@ from roundgate.methods.once import Once
 from roundgate.methods.prompts import PromptMethods
 from roundgate.methods.request import RequestContext
 from roundgate.methods.resources import ResourceMethods
-from roundgate.methods.results import Answer, Results, Stream
+from roundgate.methods.results import Response, Results, Stream
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.scopes import Scopes
 from roundgate.methods.subscriptions import SubscriptionMethods
@@ -28,7 +28,7 @@ from roundgate.methods.tasks import TaskMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import REQUIRED as TASKS
 from roundgate.protocol import Params, ResultFormat, params
-from roundgate.tasks import Tasks, Watch
+from roundgate.tasks import NamedTasks, Watch
 
 P = TypeVar("P", bound=Params)
 
@@ -37,7 +37,7 @@ P = TypeVar("P", bound=Params)
 class Method(Generic[P]):
     """One row."""
 
-    serve: Callable[[RequestContext, P], Awaitable[Answer]]
+    serve: Callable[[RequestContext, P], Awaitable[Response]]
     params: type[P]
     requires: Mapping[str, Any] | None = None
     """What the client must have declared, shaped as `ClientCapabilities`."""
@@ -53,7 +53,7 @@ class Methods:
         hub: Hub,
         rounds: Rounds,
         once: Once,
-        tasks: Tasks,
+        tasks: NamedTasks,
         watch: Watch,
         clock: Clock,
         result_format: ResultFormat,
@@ -79,7 +79,7 @@ class Methods:
             TaskMethods(tasks, scopes, results),
         )
 
-    async def serve(self, context: RequestContext) -> Answer:
+    def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
 
         Raises:
@@ -90,7 +90,7 @@ class Methods:
         method = self._table[inbound.method]
         if method.requires is not None:
             inbound.meta.capabilities.require(method.requires, inbound.method)
-        return await method.serve(context, params.validate(method.params, inbound.params))
+        return method.serve(context, params.validate(method.params, inbound.params))
 
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""

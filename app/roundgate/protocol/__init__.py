@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from roundgate.protocol.content import TextResourceContents as TextResourceContents
     from roundgate.protocol.content import ToolResult as ToolResult
     from roundgate.protocol.content import without_none as without_none
+    from roundgate.protocol.header_lines import Headers as Headers
     from roundgate.protocol.inbound import LOG_LEVELS as LOG_LEVELS
     from roundgate.protocol.inbound import Inbound as Inbound
     from roundgate.protocol.inbound import Meta as Meta
@@ -66,8 +67,8 @@ if TYPE_CHECKING:
     from roundgate.protocol.tasks import REQUIRED as REQUIRED
     from roundgate.protocol.tasks import TERMINAL as TERMINAL
     from roundgate.protocol.tasks import Event as Event
-    from roundgate.protocol.tasks import Shown as Shown
     from roundgate.protocol.tasks import Status as Status
+    from roundgate.protocol.tasks import TaskView as TaskView
     from roundgate.protocol.tasks import detailed as detailed
     from roundgate.protocol.tasks import sources as sources
     from roundgate.protocol.tasks import target as target
@@ -82,6 +83,7 @@ else:
             ".content": "ABSENT Annotations AudioContent BlobResourceContents Completion ContentBlock "
             "EmbeddedResource Icon ImageContent PromptMessage ResourceContents ResourceLink "
             "TextContent TextResourceContents ToolResult without_none",
+            ".header_lines": "Headers",
             ".inbound": "Inbound LOG_LEVELS Meta",
             ".jsonrpc": "Notification Request RequestId",
             ".legible": "visible visible_json",
@@ -92,7 +94,7 @@ else:
             ".revision": "CacheHint MirroredArgument ResultFormat Revision",
             ".revisions": "NEWEST",
             ".schemas": "Schema",
-            ".tasks": "EXTENSION Event OPEN REQUIRED Shown Status TERMINAL detailed sources target to_wire",
+            ".tasks": "EXTENSION Event OPEN REQUIRED Status TERMINAL TaskView detailed sources target to_wire",
             ".uri_template": "UriTemplate",
             ".versions": "SUPPORTED_VERSIONS",
         },

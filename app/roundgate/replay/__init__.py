@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Notify as Notify
     from roundgate.replay.call import Publish as Publish
+    from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
     from roundgate.replay.context import Context as Context
     from roundgate.replay.context import run_of as run_of
     from roundgate.replay.engine import Completed as Completed
@@ -45,7 +46,7 @@ else:
         {
             ".branches": "inside",
             ".call": "Call Notify Publish",
-            ".context": "Context run_of",
+            ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",
             ".forms": "form_schema",
             ".journal": "Answered Asked Entry JOURNAL_VERSION Journal Unanswered from_row plain row",

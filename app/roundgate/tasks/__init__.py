@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from roundgate.tasks.isolation import Children as Children
     from roundgate.tasks.isolation import Lone as Lone
     from roundgate.tasks.isolation import child_command as child_command
+    from roundgate.tasks.named import NamedTask as NamedTask
+    from roundgate.tasks.named import NamedTasks as NamedTasks
     from roundgate.tasks.outcome import Ended as Ended
     from roundgate.tasks.outcome import ended as ended
     from roundgate.tasks.outcome import log_failure as log_failure
@@ -35,6 +37,7 @@ else:
             ".call": "TaskCall owner_of",
             ".ending": "Turn",
             ".isolation": "Children Lone child_command",
+            ".named": "NamedTask NamedTasks",
             ".outcome": "Ended ended log_failure tool_result",
             ".pool": "Pool end_soon",
             ".rescue": "watchdog_of",

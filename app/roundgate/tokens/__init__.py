@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from roundgate.tokens.request_state import StateSealer as StateSealer
     from roundgate.tokens.sealed import Key as Key
     from roundgate.tokens.sealed import KeyRing as KeyRing
+    from roundgate.tokens.task_ids import TaskIds as TaskIds
+    from roundgate.tokens.task_ids import TaskPlace as TaskPlace
 else:
     __getattr__, __all__ = face(
         __name__,
         {
             ".request_state": "Binding Destiny Opened StateSealer",
             ".sealed": "Key KeyRing",
+            ".task_ids": "TaskIds TaskPlace",
         },
         modules="keys",
     )
