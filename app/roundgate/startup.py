@@ -1,18 +1,18 @@
-"""What a gateway and a worker have in common: back ends, catalog, stores. Knows no web framework.
+"""What a gateway and a worker begin with: configuration, back ends, catalog, stores. Knows no web framework.
 
 `roundgate.main` builds the gateway around it; a worker process, or the worker function on AWS Lambda, needs no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from roundgate import aws, metrics, tracing
+from roundgate import aws, config, logs, metrics, tracing
 from roundgate.backends import Modules, Serving, loading
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, Settings
+from roundgate.config import ConfigFile, GatewayConfig, Settings, settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Hub
 from roundgate.storage import OnceStore, TaskQueue, TaskStore
@@ -102,6 +102,17 @@ class Core:
         await self.stores.queue.aclose()
         await self.stores.tasks.aclose()
         await self.stores.once.aclose()
+
+
+def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
+    """What an environment says, and the file that it names; from here on the log is as it says too.
+
+    Raises:
+        ConfigError: every problem in the environment, or every one in the file.
+    """
+    using = settings.from_environment(environ)
+    logs.configure(using.log_level, alone=using.on_lambda)
+    return using, config.load(using.config)
 
 
 def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None) -> Core:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
-    from roundgate.storage.dynamodb.heads import SHARDS as SHARDS
+    from roundgate.storage.dynamodb.root_items import SHARDS as SHARDS
     from roundgate.storage.dynamodb.table import BATCH as BATCH
     from roundgate.storage.dynamodb.table import CONFIG as CONFIG
     from roundgate.storage.dynamodb.table import DynamoDbOnce as DynamoDbOnce
@@ -18,7 +18,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".heads": "SHARDS",
+            ".root_items": "SHARDS",
             ".table": "BATCH CONFIG DynamoDbOnce Table create_table",
             ".tasks": "DynamoDbTasks",
         },
