@@ -896,7 +896,7 @@ async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> N
     (message,) = await shop.messages()
     turn = asyncio.create_task(shop.take(message))
     await began.wait()
-    shop.worker.stop_soon()
+    shop.worker.request_stop()
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
@@ -915,7 +915,7 @@ async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(sh
     ref = await shop.begin("returns")
     turn = asyncio.create_task(shop.worker.work(ref))
     await asyncio.sleep(0)
-    shop.worker.stop_soon()
+    shop.worker.request_stop()
     with pytest.raises(asyncio.CancelledError):
         await turn
     assert (await shop.record(ref)).lease_until_ms == 0

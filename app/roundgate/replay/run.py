@@ -100,7 +100,7 @@ class Run:
     """The task in which the handler runs, while it does."""
     is_enforced = False
     """Whether the handler was cancelled because it went on after its run had ended."""
-    is_stopping = False
+    stop_requested = False
     """Whether it is to let go at its next step, because the process is about to stop."""
     steps_run = 0
     """Steps that have come to their end in this run."""
@@ -259,9 +259,9 @@ class Run:
         """Whether the handler has gone on asking for too long after its run has ended."""
         return self._refusals > MAX_REFUSALS
 
-    def stop_soon(self) -> None:
+    def request_stop(self) -> None:
         """Have it let go at its next step, because the process is about to stop."""
-        self.is_stopping = True
+        self.stop_requested = True
 
     def stop(self, why: Stop) -> None:
         """End the run from outside: whatever waits ends now, whatever asks anything of the engine ends then."""
@@ -311,7 +311,7 @@ class Run:
 
         One that has something to do in its next turn is not kept from it.
         """
-        if self.call.task_id is None or self.requests or self.is_stopping or self._must_go_on():
+        if self.call.task_id is None or self.requests or self.stop_requested or self._must_go_on():
             return 0.0
         branches = [one.branch for one in self._parked]
         limits = {scope for branch in branches for scope in around(branch) if scope.is_pending}

@@ -103,7 +103,7 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) ->
     becomes_task = run.call.may_become_task and (run.call.needs_row or needs_task)
     remaining_ms = run.call.deadline.remaining_ms()
     short = remaining_ms is not None and remaining_ms < run.longest_ms * SLOWER + SHED_MARGIN_MS
-    if run.is_stopping or becomes_task or (short and run.steps_run > 0):
+    if run.stop_requested or becomes_task or (short and run.steps_run > 0):
         run.want_task()
         await run.park(branch)
     await be_admitted(run)

@@ -145,13 +145,13 @@ class Children:
         self._busy: set[Child] = set()
         self._idle: dict[Child, asyncio.TimerHandle] = {}
         self._ending: dict[asyncio.Task[int], Child] = {}
-        self._is_stopping = False
+        self._stop_requested = False
 
     async def run(self, ref: TaskRef) -> bool:
         """One turn of a suspect; whether its process died with it, so that there should be another."""
         child = self._take() or await Child.begin(self._command)
         self._busy.add(child)
-        if self._is_stopping:
+        if self._stop_requested:
             child.send(signal.SIGTERM)
         try:
             is_well, fence = await child.run(ref)
@@ -172,7 +172,7 @@ class Children:
         return None
 
     def _keep(self, child: Child) -> None:
-        if self._is_stopping or child.is_outdated:
+        if self._stop_requested or child.is_outdated:
             self._end(child)
         else:
             self._idle[child] = asyncio.get_running_loop().call_later(IDLE_S, self._dismiss, child)
@@ -204,27 +204,27 @@ class Children:
     async def _died(self, ref: TaskRef, fence: int | None, status: int) -> bool:
         fields = {"task": ref.id, "status": status}
         if fence is None:
-            if not self._is_stopping:
+            if not self._stop_requested:
                 log.error("the process for a suspect ended before it had claimed it", extra={"fields": fields})
             return False
         log.warning("a process ended while it ran nothing but one task", extra={"fields": fields})
         now_ms = self._clock.now_ms()
         try:  # nobody has to wait for the lease to run out
-            await self._store.let_go(ref, fence, now_ms, now_ms, blame=not self._is_stopping)
+            await self._store.let_go(ref, fence, now_ms, now_ms, blame=not self._stop_requested)
         except Unavailable as error:
             log.warning("a lease has to run out", extra={"fields": {**fields, "error": str(error)}})
-        return not self._is_stopping
+        return not self._stop_requested
 
-    def stop_soon(self) -> None:
+    def request_stop(self) -> None:
         """Have each let go of its task at its next step, and end."""
-        self._is_stopping = True
+        self._stop_requested = True
         self._end_idle()
         for child in self._busy:
             child.send(signal.SIGTERM)
 
     async def aclose(self, within_s: float = END_GRACE_S) -> None:
         """Have them end, and kill what has not by then."""
-        self.stop_soon()
+        self.request_stop()
         for child in self._busy:
             child.send(signal.SIGKILL)
         if self._ending:
@@ -282,7 +282,7 @@ class Lone:
         await asyncio.wait([turn, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not turn.done():
-            self._worker.stop_soon()
+            self._worker.request_stop()
             await asyncio.wait([turn], timeout=self._grace_s)
             turn.cancel()
             await asyncio.wait([turn], timeout=END_GRACE_S)

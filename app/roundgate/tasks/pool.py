@@ -72,7 +72,7 @@ class Pool:
         self._turns: set[asyncio.Task[None]] = set()
         self._isolated: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
-        self._is_stopping = False
+        self._stop_requested = False
 
     def start(self) -> None:
         """Begin to work, in this event loop."""
@@ -83,14 +83,14 @@ class Pool:
         if self._watchdog is not None:
             self._watchdog.start()
 
-    def stop_soon(self) -> None:
+    def request_stop(self) -> None:
         """Take nothing more, and have runs let go at their next step."""
-        self._is_stopping = True
+        self._stop_requested = True
         for loop in self._loops:
             loop.cancel()
-        self._worker.stop_soon()
+        self._worker.request_stop()
         if self._children is not None:
-            self._children.stop_soon()
+            self._children.request_stop()
 
     def renew_children(self) -> None:
         """Have processes for suspects begin anew, with what is served now; a turn that runs there comes to its end."""
@@ -100,7 +100,7 @@ class Pool:
     async def stop(self) -> None:
         """Let runs come to their next step, and let go of what is not there by then."""
         if not self._is_crashing:
-            self.stop_soon()
+            self.request_stop()
             await asyncio.gather(*self._loops, return_exceptions=True)
             await _over(self._turns | self._isolated, self._stop_grace_s)
             for turn in self._turns:
@@ -119,7 +119,7 @@ class Pool:
 
         So ends a process in which something called `sys.exit`. The turns let go of their tasks as suspects.
         """
-        return not self._is_stopping and any(loop.cancelling() for loop in self._loops)
+        return not self._stop_requested and any(loop.cancelling() for loop in self._loops)
 
     # messages
 

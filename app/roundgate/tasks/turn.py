@@ -57,9 +57,9 @@ class Running:
         """What the log says of it."""
         return {"task": self.checkpointer.ref.id, "name": self.tool}
 
-    def stop_soon(self) -> None:
+    def request_stop(self) -> None:
         """Have it let go of its task at its next step."""
-        self.checkpointer.run.stop_soon()
+        self.checkpointer.run.request_stop()
 
     @property
     def is_abandoned(self) -> bool:

@@ -71,7 +71,7 @@ class Worker:
         self._endings = Endings(store, queue, clock, config)
         self._running: dict[Running, None] = {}
         self._abandoned: set[Running] = set()
-        self._is_stopping = False
+        self._stop_requested = False
 
     async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
         """Make a task ours, if it is to be had; a suspect only for a worker that runs it `alone`.
@@ -132,11 +132,11 @@ class Worker:
         facts = {"name": record.tool, "outcome": turn.value, "attempt": record.attempts + 1, "ms": took_ms}
         log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
 
-    def stop_soon(self) -> None:
+    def request_stop(self) -> None:
         """Have every run let go of its task at its next step, also one that has yet to begin."""
-        self._is_stopping = True
+        self._stop_requested = True
         for running in self._running:
-            running.stop_soon()
+            running.request_stop()
 
     def held(self) -> Sequence[Running]:
         """The runs whose leases we have; may be called from any thread."""
@@ -204,13 +204,13 @@ class Worker:
 
     async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
         self._running[running] = None
-        if self._is_stopping:
-            running.stop_soon()
+        if self._stop_requested:
+            running.request_stop()
         try:
             outcome = await self._outcome(running, task_call, served)
             return await self._endings.commit(running.checkpointer, task_call.tool, outcome)
         except asyncio.CancelledError:
-            end = self._endings.stopped if self._is_stopping else self._endings.crashed
+            end = self._endings.stopped if self._stop_requested else self._endings.crashed
             await to_its_end(end(running.checkpointer))
             raise
         finally:

@@ -36,7 +36,7 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Destiny:
+class FixedTask:
     """Which task a call becomes, whatever is still answered: a client's key or a write in doubt has decided it."""
 
     task_id: str
@@ -52,7 +52,7 @@ class Opened:
     round: int
     origin: Mapping[str, str]
     payload: Any
-    destiny: Destiny | None = None
+    fixed_task: FixedTask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class StateSealer:
         *,
         round_: int,
         origin: Mapping[str, str],
-        destiny: Destiny | None = None,
+        fixed_task: FixedTask | None = None,
     ) -> str:
         """A token for the end of a round.
 
@@ -94,8 +94,8 @@ class StateSealer:
             dict(origin),
             payload,
         ]
-        if destiny is not None:  # not otherwise: replicas of the version before open nine claims
-            claims.append([destiny.task_id, destiny.ended])
+        if fixed_task is not None:  # not otherwise: replicas of the version before open nine claims
+            claims.append([fixed_task.task_id, fixed_task.ended])
         plaintext = json.encode(claims)
         if len(plaintext) > self.max_bytes:
             raise StateTooLarge(f"{len(plaintext)} bytes, {self.max_bytes} may travel")
@@ -124,7 +124,7 @@ class StateSealer:
         try:
             claims = json.decode(self.ring.open(token, owner))
             issued_ms, expires_ms, method, target, arguments, round_, token_id, origin, payload, *more = claims
-            destiny = Destiny(*more[0]) if more else None
+            fixed_task = FixedTask(*more[0]) if more else None
             late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()
         except (ParseError, ValueError, TypeError):
             raise SealBroken("sealed by an incompatible version") from None
@@ -134,4 +134,4 @@ class StateSealer:
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
         if Binding(method, target, arguments) != binding:
             raise SealBroken("for another method, target or arguments")
-        return Opened(token_id, round_, origin, payload, destiny)
+        return Opened(token_id, round_, origin, payload, fixed_task)
