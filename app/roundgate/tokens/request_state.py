@@ -1,9 +1,8 @@
 """`requestState`: the journal of a call on its way through the client (basic/patterns/mrtr, "Server Requirements").
 
-Inside the seal stand the claims that tie it to one call: when it was issued and until when it holds, the method and the
-name or URI it was called with, a digest of the arguments, the round, and an id. Every one is compared when it comes
-back, whatever the handler does with it. A refusal is always the same sentence; the reason is for the log, once per
-caller and minute.
+The token contains claims that tie it to one call: when it was issued and when it expires, the method and the name or
+URI that was called, a digest of the arguments, the round, and an id. All of them are compared when it comes back. A
+refusal is always the same sentence; the reason goes to the log, once per caller and minute.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class FixedTask:
-    """Which task a call becomes, whatever is still answered: a client's key or a write in doubt has decided it."""
+    """The task that a call becomes, once that is decided: by the client's key, or because its write is in doubt."""
 
     task_id: str
     ended: Any = None
@@ -78,6 +77,14 @@ class StateSealer:
         fixed_task: FixedTask | None = None,
     ) -> str:
         """A token for the end of a round.
+
+        Args:
+            payload: the journal as JSON.
+            owner: the caller, who alone can bring it back.
+            binding: the call that it is for.
+            round_: the number of the round that ends, 1 for the first.
+            origin: the trace context in which the call began.
+            fixed_task: the task that the call becomes, if that is decided.
 
         Raises:
             StateTooLarge: the payload is over `max_bytes`.
