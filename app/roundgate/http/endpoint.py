@@ -73,7 +73,7 @@ class McpEndpoint:
             await responder.accepted()
             return
         exchange.request_id = message.id
-        inbound = exchange.revision.validate_request(message, scope["headers"], self._methods.features)
+        inbound = exchange.revision.validate_request(message, exchange.headers, self._methods.features)
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
         exchange.trace = trace.get("traceparent")

@@ -82,7 +82,7 @@ class Methods:
             TaskMethods(tasks, scopes, results),
         )
 
-    async def serve(self, context: RequestContext) -> Response:
+    def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
 
         Raises:
@@ -93,7 +93,7 @@ class Methods:
         method = self._table[inbound.method]
         if method.requires is not None:
             inbound.meta.capabilities.require(method.requires, inbound.method)
-        return await method.serve(context, params.validate(method.params, inbound.params))
+        return method.serve(context, params.validate(method.params, inbound.params))
 
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""

@@ -77,9 +77,9 @@ class ToolMethods:
         inbound = context.inbound
         served = self._catalog.tool(asked.name)
         self._scopes.check(served.name, context.principal)
-        if inbound.param_headers is not None:
+        if inbound.headers is not None:
             for mirrored in served.mirrored:
-                mirrored.check(asked.arguments, inbound.param_headers)
+                mirrored.check(asked.arguments, inbound.headers)
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
         target = Target("tools/call", served.name, asked.arguments)

@@ -204,7 +204,6 @@ class Worker:
             deadline=deadline,
             publish=self._publish,
             task_id=ref.id,
-            idempotency=ref.id,
         )
 
     async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
