@@ -582,10 +582,10 @@ async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
 
 async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
     async def long(ctx: Context) -> str:
-        await ctx.step("long", asyncio.sleep, 1.2)
+        await ctx.step("long", asyncio.sleep, 4.5)
         return "done"
 
-    shared = share(Clock(), lease_s=1, clock_skew_s=0)
+    shared = share(Clock(), lease_s=4, clock_skew_s=0)
     shop, thief = shared.workshop(long=long), shared.workshop(long=long)
     ref = await shop.begin("long")
     flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
@@ -601,10 +601,10 @@ async def test_a_handler_that_cancels_the_heartbeat_does_not_stop_it(share: Shar
         for task in asyncio.all_tasks():
             if "Heartbeat" in repr(task.get_coro()):
                 task.cancel()
-        await ctx.step("long", asyncio.sleep, 1.2)
+        await ctx.step("long", asyncio.sleep, 4.5)
         return "done"
 
-    shared = share(Clock(), lease_s=1, clock_skew_s=0)
+    shared = share(Clock(), lease_s=4, clock_skew_s=0)
     shop, thief = shared.workshop(wild=wild), shared.workshop(wild=wild)
     ref = await shop.begin("wild")
     turn = asyncio.create_task(shop.worker.work(ref))

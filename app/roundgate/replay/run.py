@@ -302,7 +302,7 @@ class Run:
         if self.stopped is None:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
         else:
-            of_this_loop().drop(self)
+            of_this_loop().cancel(self)
         self.root_task = None
         if self._made_quiescence is not None:
             self._made_quiescence.close()
