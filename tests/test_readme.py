@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,29 +15,31 @@ from pathlib import Path
 import pytest
 
 from tests.support.documents import ROOT, blocks, run, shown
+from tests.support.ports import reserved_port
 from tests.support.server import running
 
 README = (ROOT / "README.md").read_text()
+QUICKSTART = [sys.executable, "examples/quickstart/serve.py", "--log-level", "warning", "--port"]
 TOOLS_GUIDE = (ROOT / "docs" / "tools.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, "examples/quickstart/serve.py", "--port", str(port), "--log-level", "warning"]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        wait_for(f"http://127.0.0.1:{port}/healthz")
-        yield port
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
+    with reserved_port() as port, subprocess.Popen([*QUICKSTART, str(port)], cwd=ROOT) as process:
+        try:
+            wait_for(f"http://127.0.0.1:{port}/healthz")
+            yield port
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+        finally:
+            process.kill()
 
 
 def wait_for(url: str) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(url, timeout=1).close()
+            urllib.request.urlopen(url, timeout=5).close()
             return
         except OSError:
             time.sleep(0.1)
@@ -135,4 +136,4 @@ def test_the_library_ends_with_the_process_that_started_it() -> None:
     ) as process:
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
