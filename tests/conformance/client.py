@@ -89,7 +89,7 @@ async def calls_of_the_context(client: Client) -> None:
 
 async def every_listed_tool(client: Client) -> None:
     for tool in await client.tools():
-        await client.call(tool.name, {name: "x" for name in tool.input_schema.get("properties", {})})
+        await client.call(tool.name, dict.fromkeys(tool.input_schema.get("properties", {}), "x"))
 
 
 async def echo_schema(client: Client) -> None:
