@@ -56,7 +56,7 @@ async def test_keys_that_nobody_asked_for_are_told() -> None:
 
 async def test_what_is_no_source_is_refused() -> None:
     with pytest.raises(TypeError, match="mapping"):
-        Answers("yes")  # type: ignore[arg-type]
+        Answers("yes")
 
 
 async def test_a_schema_pattern_answers_the_fields_that_have_it() -> None:

@@ -12,7 +12,7 @@ from roundgate.client import Client, Limits, Question
 from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, NoCommonVersion, RpcError, TimedOut, Unanswered
 from tests.support.scripted import STREAM_HEAD, Asked, error, event, http, result, says, scripted, text
 
-SESSION = {"Mcp_Session_Id": "s1"}
+SESSION: dict[str, Any] = {"Mcp_Session_Id": "s1"}
 FORM = {
     "message": "Sure?",
     "requestedSchema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
@@ -87,7 +87,7 @@ async def test_each_older_revision_is_spoken(version: str) -> None:
 
 
 async def test_a_question_on_the_stream_of_a_call_is_answered_by_the_names_of_its_fields() -> None:
-    older = Older(lambda asked: asks(older, asked))
+    older: Older = Older(lambda asked: asks(older, asked))
     async with scripted(older) as server, Client(server.url) as client:
         done = await client.call("t", answers={"ok": True})
     assert done.value == str({"action": "accept", "content": {"ok": True}})
@@ -98,13 +98,13 @@ async def test_while_a_person_thinks_no_time_is_counted() -> None:
         await asyncio.sleep(1.2)
         return True
 
-    older = Older(lambda asked: asks(older, asked))
+    older: Older = Older(lambda asked: asks(older, asked))
     async with scripted(older) as server, Client(server.url, limits=Limits(request_s=1)) as client:
         assert "accept" in (await client.call("t", answers=slow)).text
 
 
 async def test_a_question_that_nobody_answers_ends_the_call() -> None:
-    older = Older(lambda asked: asks(older, asked))
+    older: Older = Older(lambda asked: asks(older, asked))
     async with scripted(older) as server, Client(server.url) as client:
         with pytest.raises(Unanswered, match="Sure") as caught:
             await client.call("t")

@@ -121,12 +121,12 @@ def http(status: int, body: bytes = b"", kind: str = "application/json", **heade
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def says(document: Any, status: int = 200, **headers: str) -> bytes:
+def says(document: Any, status: int = 200, **headers: Any) -> bytes:
     """A JSON response."""
     return http(status, json.dumps(document).encode(), **headers)
 
 
-def result(asked: Asked, value: Any, **headers: str) -> bytes:
+def result(asked: Asked, value: Any, **headers: Any) -> bytes:
     """A JSON-RPC result; one of this revision unless it says its type."""
     value = {"resultType": "complete", **value} if isinstance(value, dict) else value
     return says({"jsonrpc": "2.0", "id": asked.message["id"], "result": value}, **headers)

@@ -418,7 +418,9 @@ class Client:
             task.state = state
             return on_task(state) if on_task is not None else None
 
-        flow = follow(task.id, self.limits, task.state, task._target)
+        # Questions that were seen may have been answered since, here or elsewhere.
+        known = None if task.state is None or task.state.status == "input_required" else task.state
+        flow = follow(task.id, self.limits, known, task._target)
         result = await self._in_time(self._drive(flow, Listener(), answers, seen), timeout_s, "the task")
         return CallResult.read(result, 1)
 
