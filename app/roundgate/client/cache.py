@@ -11,7 +11,7 @@ from typing import Final
 
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 
 CACHEABLE: Final = frozenset(
     {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}

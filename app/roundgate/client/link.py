@@ -30,7 +30,7 @@ from roundgate.errors import (
     ParseError,
     TimedOut,
 )
-from roundgate.protocol.jsonrpc import decode, encode
+from roundgate.json import decode, encode
 
 Observer: TypeAlias = Callable[[str, Json, int | None], None]
 """Sees each message: "sent" or "received", the message, the HTTP status of a response."""

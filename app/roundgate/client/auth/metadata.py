@@ -17,7 +17,7 @@ from roundgate.client.limits import Limits
 from roundgate.client.transport import HttpRequest, Transport, Url, read_body
 from roundgate.client.types import Json
 from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, ParseError
-from roundgate.protocol.jsonrpc import decode
+from roundgate.json import decode
 
 _MAX_DOCUMENT: Final = 1024 * 1024
 _PARAMETER: Final = re.compile(r'([A-Za-z_]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
