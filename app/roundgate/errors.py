@@ -13,6 +13,7 @@
     │   ├── MissingCapability         the client did not declare a capability that the call needs
     │   └── UnsupportedVersion        a protocol revision that this server does not speak
     ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
+    │   ├── SessionNotFound           404: no session of the caller's has the id: one sentence, whatever the reason
     │   └── Unavailable               not now: 503
     ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
     │   ├── Unauthenticated           401: no token, or none that holds
@@ -147,6 +148,13 @@ class TransportError(GatewayError):
         super().__init__(message)
         self.status = status
         self.headers = headers
+
+
+class SessionNotFound(TransportError):
+    """404: a session id that is not taken; the client has to open another session."""
+
+    def __init__(self) -> None:
+        super().__init__(404, "Session not found: it has expired, was ended, or is not yours; begin with initialize")
 
 
 class Unavailable(TransportError):

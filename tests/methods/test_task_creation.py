@@ -318,7 +318,7 @@ class Broken:
 def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     """Real stores of which these have a method that is down."""
     made = make_stores(task_settings(directory), clock)
-    parts = {name: getattr(made, name) for name in ("once", "tasks", "queue")}
+    parts = {name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")}
     return Stores(**{name: Broken(part, broken[name]) if name in broken else part for name, part in parts.items()})
 
 
@@ -402,7 +402,8 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
-        self.stores = Stores(self._made.once, _Told(self._made.tasks, self), _Told(self._made.queue, self))  # type: ignore[arg-type]
+        told = _Told(self._made.tasks, self), _Told(self._made.queue, self)
+        self.stores = Stores(self._made.once, *told, self._made.sessions)  # type: ignore[arg-type]
 
 
 @dataclass

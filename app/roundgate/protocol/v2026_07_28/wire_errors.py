@@ -53,22 +53,24 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
 )
 
 
-def look_up(error: GatewayError) -> WireError:
-    """The row for an error, found along its class's MRO.
+def look_up(error: GatewayError, table: Mapping[type[GatewayError], WireError] = TABLE) -> WireError:
+    """The row for an error in a revision's table, found along its class's MRO.
 
     Raises:
         KeyError: the class never leaves the house as a JSON-RPC error (`ToolError`, `ConfigError`).
     """
     for cls in type(error).__mro__:
-        if cls in TABLE:
-            row = TABLE[cls]
+        if cls in table:
+            row = table[cls]
             return WireError(row.code, error.status) if isinstance(error, TransportError) else row
     raise KeyError(type(error).__name__)
 
 
-def render(error: GatewayError, request_id: RequestId | None) -> tuple[int, bytes]:
+def render(
+    error: GatewayError, request_id: RequestId | None, table: Mapping[type[GatewayError], WireError] = TABLE
+) -> tuple[int, bytes]:
     """`(HTTP status, JSON-RPC error response)` for an error."""
-    row = look_up(error)
+    row = look_up(error, table)
     if request_id is None and isinstance(error, InvalidRequest):
         request_id = error.request_id
     data: Any = error.data
