@@ -112,6 +112,20 @@ class StateConfig(Model):
     max_rounds: int = Field(25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1)
 
 
+class SessionsConfig(Model):
+    """Sessions: what clients open that speak a revision before 2026-07-28."""
+
+    lifetime_s: float = Field(
+        604_800, description="Seconds after which a session ends; its client opens another.", ge=60, le=31_536_000
+    )
+    answer_timeout_s: float = Field(
+        300,
+        description="Seconds within which a client has to answer a question; then its call ends with an error.",
+        ge=1,
+        le=86_400,
+    )
+
+
 class TasksConfig(Model):
     """Calls that outlive their request (tasks extension)."""
 
@@ -303,6 +317,9 @@ class GatewayConfig(Model):
         " authorizer in front has verified.",
     )
     state: StateConfig = Field(StateConfig.model_construct(), description="What a call remembers between its rounds.")
+    sessions: SessionsConfig = Field(
+        SessionsConfig.model_construct(), description="Clients that speak a revision before 2026-07-28."
+    )
     tasks: TasksConfig = Field(TasksConfig.model_construct(), description="Calls that outlive their request.")
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(

@@ -180,7 +180,13 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         # a message that the machine's death takes with it is one that the sweep replaces
         queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
     return Stores(
-        once, tasks, queue, sessions, prepares, again=lambda: make_stores(using, clock).tasks, clock_skew_s=_skew_s(using)
+        once,
+        tasks,
+        queue,
+        sessions,
+        prepares,
+        again=lambda: make_stores(using, clock).tasks,
+        clock_skew_s=_skew_s(using),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate.errors import ConfigError
-from roundgate.main import create_app, make_sealer
+from roundgate.main import create_app, make_ring
 from roundgate.settings import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key
@@ -52,7 +52,7 @@ def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def ring(**environment: str) -> list[str]:
     """The names of the keys that a gateway with these variables has."""
     using: Settings = from_environment(environment)
-    return [key.id for key in make_sealer(config_file(add).config, using, FixedClock()).ring.keys]
+    return [key.id for key in make_ring(config_file(add).config, using, FixedClock()).keys]
 
 
 def secret(**value: Any) -> str:

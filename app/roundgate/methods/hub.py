@@ -61,10 +61,15 @@ class Subscription:
     async def messages(self, keep_alive_s: float) -> AsyncIterator[bytes | None]:
         """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
         yield self._tell("notifications/subscriptions/acknowledged", notifications=self.acknowledged)
+        async for change in self.changes(keep_alive_s):
+            yield None if change is None else self._message(*change)
+
+    async def changes(self, keep_alive_s: float) -> AsyncIterator[tuple[Topic, bytes | None] | None]:
+        """Each change with what there is to say of it; `None` and the end as in `messages`."""
         while True:
             while self._pending:
                 topic = next(iter(self._pending))
-                yield self._message(topic, self._pending.pop(topic))
+                yield topic, self._pending.pop(topic)
             if self._closing:
                 return
             self._wake.clear()

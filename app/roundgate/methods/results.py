@@ -52,6 +52,9 @@ class ResultFormat(Protocol):
     def rest(self, cache: CacheHint | None = None) -> bytes:
         """What follows the members of a result that are serialised already: all up to the last brace."""
 
+    def entries(self, member: str, entries: bytes) -> bytes:
+        """The entries of a list, serialised as the catalog has them, as the revision has them; `member` names it."""
+
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
         """The result that asks: questions by key, or none, and the state of the call.
 
@@ -67,6 +70,7 @@ class Results:
         self._format = result_format
         self._clock = clock
         self.rest = result_format.rest
+        self.entries = result_format.entries
         self.acknowledged = Reply(result_format.write({}))
         """What says no more than that a request was taken."""
 

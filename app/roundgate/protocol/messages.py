@@ -39,7 +39,7 @@ def message_of(value: Any) -> Message:
     if isinstance(value, dict) and "method" not in value and ("result" in value or "error" in value):
         return _response(value)
     if isinstance(value, list):
-        raise InvalidRequest("A batch cannot be inside a batch, and this session's revision may have none at all")
+        raise InvalidRequest("A message is an object: a batch has no batches in it")
     return jsonrpc.message_of(value)
 
 

@@ -323,7 +323,7 @@ def _is_block(block: Mapping[str, Any]) -> bool:
 _URL: Final = re.compile(r"[!#-;=?-\[\]_a-z~]+")
 """RFC 3986's characters: no blanks, quotes, backslashes, controls, and nothing beyond ASCII."""
 _KEPT: Final = {
-    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "oneOf"),
+    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "enumNames", "oneOf"),
     "number": ("title", "description", "minimum", "maximum", "default"),
     "integer": ("title", "description", "minimum", "maximum", "default"),
     "boolean": ("title", "description", "default"),

@@ -82,8 +82,12 @@ class SessionSealer:
         try:
             return self._open(token, owner)
         except SealBroken as error:
-            self.refusals.note(str(error), owner, self.clock.monotonic_ms())
-            raise SessionNotFound from None
+            raise self.refused(str(error), owner) from None
+
+    def refused(self, reason: str, owner: Principal) -> SessionNotFound:
+        """The refusal to raise; its reason goes to the log."""
+        self.refusals.note(reason, owner, self.clock.monotonic_ms())
+        return SessionNotFound()
 
     def _open(self, token: str, owner: Principal) -> SessionFacts:
         if len(token) > MAX_CHARS:

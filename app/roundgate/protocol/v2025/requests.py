@@ -39,7 +39,7 @@ _OF_LATER: Final = ("inputResponses", "requestState")
 
 class _InitializeParams(Params):
     protocol_version: str = Field(alias="protocolVersion", max_length=MAX_NAME)
-    capabilities: dict[str, Any] = {}
+    capabilities: dict[str, Any] = Field(default={})
     client_info: dict[str, Any] = Field(default={}, alias="clientInfo")
 
 
