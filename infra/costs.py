@@ -4,7 +4,7 @@
     python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
     python -m infra.costs --write                           the tables into docs/deploy.md
 
-What is counted is in infra/measured.json: tests/functions/test_costs.py lets both functions work
+What is counted is in infra/measured.json: tests/functions/test_costs_at_aws.py lets both functions work
 and counts, and with MEASURE=1 in its environment writes what it has counted. What is assumed is in
 `Assumed`, what AWS asks in `Prices`.
 """

@@ -45,7 +45,7 @@ def written() -> dict[str, str]:
     for module in pkgutil.walk_packages(roundgate.__path__, "roundgate."):
         importlib.import_module(module.name)
     parents = {"GatewayError": "Exception"}
-    left: list[type] = [GatewayError]
+    left: list[type[Exception]] = [GatewayError]
     while left:
         parent = left.pop()
         ours = [cls for cls in parent.__subclasses__() if cls.__module__.startswith("roundgate.")]

@@ -42,11 +42,11 @@ from roundgate.methods.current import CurrentMethods, Use
 from roundgate.methods.discovery import server_info
 from roundgate.methods.hub import LIST_CHANGED
 from roundgate.methods.once import Once
-from roundgate.methods.results import ResultFormat
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.sessions import Sessions
 from roundgate.methods.table import Methods
-from roundgate.protocol import v2025, v2026_07_28
+from roundgate.protocol.revision import ResultFormat
+from roundgate.protocol.revisions import NEWEST, WITH_SESSIONS
 from roundgate.reload import Reloader
 from roundgate.settings import Settings
 from roundgate.tasks.pool import Pool
@@ -123,8 +123,8 @@ class _Gateway:
         self._tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
         self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
         self._older_methods = {
-            version: CurrentMethods(*self._serves(file.config, core.serving.now, v2025.Results(revision)))
-            for version, revision in v2025.REVISIONS.items()
+            version: CurrentMethods(*self._serves(file.config, core.serving.now, results))
+            for version, results in WITH_SESSIONS.items()
         }
         self.older = self._make_older(ring)
         self._reloader = Reloader(file, core.serving, core.modules, self._swap, watches=using.reload)
@@ -176,7 +176,7 @@ class _Gateway:
             self._tasks,
             self._watch,
             self._clock,
-            results or v2026_07_28.Results(server_info(config.server)),
+            results or NEWEST.result_format(server_info(config.server)),
             streams=self._using.streams,
         )
         return made, snapshot.use
@@ -194,7 +194,7 @@ class _Gateway:
         self.core.serving.swap(snapshot)
         self.methods.swap(*serves)
         for version, methods in self._older_methods.items():
-            methods.swap(*self._serves(config, snapshot, v2025.Results(v2025.REVISIONS[version])))
+            methods.swap(*self._serves(config, snapshot, WITH_SESSIONS[version]))
         self.config = config
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()

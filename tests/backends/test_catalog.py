@@ -210,8 +210,9 @@ def test_a_name_that_nothing_has_is_an_error_that_repeats_64_characters_of_it() 
 
 
 def test_completers_are_those_of_a_prompt_or_of_a_template_by_its_text() -> None:
-    assert catalog().completers("ref/prompt", "p") == {"a": complete}
-    assert catalog().completers("ref/resource", "n://{a}") == {"a": complete}
+    completers: Mapping[str, Any] = {"a": complete}
+    assert catalog().completers("ref/prompt", "p") == completers
+    assert catalog().completers("ref/resource", "n://{a}") == completers
     assert catalog().completers("ref/resource", "o://{c}") == {}
     assert catalog().completers("ref/resource", "n://ann") == {}
     with pytest.raises(InvalidParams, match="Unknown resource template: n://bob"):

@@ -147,7 +147,7 @@ CREDENTIALS = [
 
 @pytest.mark.parametrize(("credential", "headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
 async def test_a_credential_is_sent_with_every_request(credential: dict[str, str], headers: dict[str, str]) -> None:
-    tool = {"arguments": {"a": {}}}
+    tool: dict[str, Any] = {"arguments": {"a": {}}}
     async with service() as told, gateway_to(told.url, tool, credential=credential) as gate:
         await gate.call("tool", {"a": "b"})
     for name, value in headers.items():
@@ -371,7 +371,7 @@ async def test_a_reason_phrase_does_not_get_round_the_bound() -> None:
 
 @pytest.mark.parametrize("body", [gzip.compress(b"0" * 300_000), b"[" + b"0," * 600 + b"0]"], ids=["packed", "plain"])
 async def test_too_large_an_answer_is_a_tool_error_that_says_the_limit(body: bytes) -> None:
-    encoding = {"Content_Encoding": "gzip"} if body.startswith(b"\x1f") else {}
+    encoding: dict[str, Any] = {"Content_Encoding": "gzip"} if body.startswith(b"\x1f") else {}
     async with service(answer(body, **encoding)) as told, gateway_to(told.url, {}, max_response_bytes=1000) as gate:
         result = await gate.call("tool")
     assert result["isError"] is True

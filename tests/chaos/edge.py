@@ -138,9 +138,9 @@ async def honest(port: int, rate: float, until: float, told: Told) -> None:
 
 async def watch(process: subprocess.Popen[bytes], port: int, until: float, told: Told) -> None:
     """The health check and the memory."""
-    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    pipe = asyncio.subprocess.PIPE
     command = [sys.executable, "-m", "tests.chaos.health", str(port)]
-    checking = await asyncio.create_subprocess_exec(*command, cwd=ROOT, limit=10_000_000, **pipes)
+    checking = await asyncio.create_subprocess_exec(*command, cwd=ROOT, limit=10_000_000, stdin=pipe, stdout=pipe)
     begun, (ran_s, waited_s) = time.monotonic(), _scheduled_s(process.pid)
     while time.monotonic() < until:
         told.resident_mb.append((time.monotonic() - begun, _memory_mb(process.pid, "VmRSS")))

@@ -427,8 +427,8 @@ def _read(lines: str) -> tuple[dict[tuple[int, int], list[Effect]], set[int]]:
         else:
             done[rest[2]] = float(moment)
     effects: dict[tuple[int, int], list[Effect]] = defaultdict(list)
-    for (receipt, number, place), (process, moment) in begun.items():
-        effects[number, place].append(Effect(number, place, process, moment, done.get(receipt), receipt))
+    for (receipt, number, place), (process, began) in begun.items():
+        effects[number, place].append(Effect(number, place, process, began, done.get(receipt), receipt))
     return effects, bye
 
 

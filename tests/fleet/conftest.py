@@ -40,10 +40,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
     with ExitStack() as stack, ThreadPoolExecutor(6) as pool:
         configs = [directory() for _ in range(6)]
-        gateways = [pool.submit(lambda c=config: stack.enter_context(running(c, shared))) for config in configs[:3]]
-        mute = pool.submit(lambda: stack.enter_context(running(configs[3], shared | {"GATEWAY_LISTEN": "off"})))
+        gateways = [pool.submit(stack.enter_context, running(config, shared)) for config in configs[:3]]
+        mute = pool.submit(stack.enter_context, running(configs[3], shared | {"GATEWAY_LISTEN": "off"}))
         workers = [
-            pool.submit(lambda c=config: stack.enter_context(working(c, c.with_suffix(".log"), shared)))
+            pool.submit(stack.enter_context, working(config, config.with_suffix(".log"), shared))
             for config in configs[4:]
         ]
         yield Fleet([one.result() for one in gateways], mute.result(), [one.result() for one in workers])

@@ -54,7 +54,7 @@ class Witness:
         from botocore import xform_name
         from botocore.client import BaseClient
 
-        make = BaseClient._make_api_call  # type: ignore[attr-defined]
+        make = BaseClient._make_api_call
 
         def seeing(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
             if self.at_work is None:

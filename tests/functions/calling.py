@@ -34,7 +34,7 @@ async def later(ctx: Context, text: str) -> str:
     large = await ctx.step("large", lambda: LARGE)
     asked = await asyncio.gather(*(ctx.elicit(key, "?", Text) for key in ("one", "two")))
     await ctx.sleep(60)
-    return small + large + "".join(answer.text for answer in asked) + text
+    return "".join([small, large, *(answer.text for answer in asked), text])
 
 
 @tool

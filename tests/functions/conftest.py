@@ -18,7 +18,7 @@ from tests.support import root_logger, wire
 from tests.support.rounds import KEYS
 
 EVENTS = Path(__file__).parent / "events"
-CAPABILITIES = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+CAPABILITIES: dict[str, Any] = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 
 @dataclass

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.functions.at_aws import Functions, Witness, begin, die, result, work
+from tests.functions.at_aws import Witness, begin, die, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint
 from tests.functions.at_aws import environ as environ
 from tests.functions.at_aws import functions as functions
 from tests.functions.at_aws import witness as witness
 from tests.functions.calling import LARGE
-from tests.functions.conftest import LambdaContext, recorded
+from tests.functions.conftest import Functions, LambdaContext, recorded
 from tests.support import permissions
 from tests.support.rounds import accept, retry
 

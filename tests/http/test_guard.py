@@ -20,7 +20,8 @@ DISCOVER = wire.message("server/discover")
 
 async def ask(app: FastAPI, **headers: str | bytes) -> httpx.Response:
     async with client(app) as mcp:
-        return await mcp.http.post("/mcp", content=json.dumps(DISCOVER), headers={**wire.headers(DISCOVER), **headers})
+        sent: dict[str, Any] = {**wire.headers(DISCOVER), **headers}
+        return await mcp.http.post("/mcp", content=json.dumps(DISCOVER), headers=sent)
 
 
 @pytest.mark.parametrize(

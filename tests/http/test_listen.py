@@ -110,15 +110,15 @@ async def test_a_resource_subscription_hears_of_its_uris_alone(everything: FastA
 async def test_every_message_has_the_id_of_the_request_and_its_json_type(request_id: Any) -> None:
     asked = wire.message("subscriptions/listen", {"notifications": ALL}, request_id)
     async with stoppable(gateway(*EVERYTHING)) as app, Exchange(app, asked) as stream:
-        messages = [await stream.event()]
+        messages = [await said(stream)]
         await announce(app)
-        messages += [await stream.event() for _ in range(4)]
+        messages += [await said(stream) for _ in range(4)]
         signal.raise_signal(signal.SIGTERM)
-        messages += await stream.rest()
-    closing = messages[-1]
+        rest = await stream.rest()
+    closing = rest[-1]
     wire.valid_result("subscriptions/listen", closing)
     assert closing["id"] == request_id
-    for one in messages:
+    for one in [*messages, *rest]:
         assert subscription_id(one) == request_id
         assert type(subscription_id(one)) is type(request_id)
 

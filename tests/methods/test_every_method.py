@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -133,7 +134,7 @@ async def dig(ctx: Context) -> str:
     return "dug"
 
 
-FEATURES = {
+FEATURES: dict[str, Callable[..., Any]] = {
     "tools": add,
     "prompts": review,
     "resources": note,

@@ -245,7 +245,7 @@ async def test_a_tool_that_returns_what_is_not_json_is_a_tool_error(
     value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     @tool
-    async def strange():
+    async def strange() -> Any:
         return value
 
     async with client(gateway(strange)) as mcp:
@@ -257,7 +257,7 @@ async def test_a_tool_that_returns_what_is_not_json_is_a_tool_error(
 @pytest.mark.parametrize("value", [2**70, -(2**64), 1e300, "\ud800", "\u2028\x00\x7f", decimal.Decimal("1.5"), {1: 2}])
 async def test_a_tool_may_return_what_json_can_hold_only_just(value: Any) -> None:
     @tool
-    async def strange():
+    async def strange() -> Any:
         return {"value": value}
 
     async with client(gateway(strange)) as mcp:
@@ -299,7 +299,7 @@ async def test_a_result_that_cannot_be_written_is_an_internal_error(
 
 async def test_a_resource_that_returns_what_is_not_json_is_an_internal_error(caplog: pytest.LogCaptureFixture) -> None:
     @resource("strange://one")
-    async def strange():
+    async def strange() -> Any:
         return Opaque()
 
     @resource("strange://two")

@@ -318,8 +318,9 @@ class Broken:
 def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     """Real stores of which these have a method that is down."""
     made = make_stores(task_settings(directory), clock)
-    parts = {name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")}
-    return Stores(**{name: Broken(part, broken[name]) if name in broken else part for name, part in parts.items()})
+    parts: dict[str, Any] = {name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")}
+    parts |= {name: Broken(parts[name], method) for name, method in broken.items()}
+    return Stores(**parts)
 
 
 @pytest.mark.parametrize("name", ["goes_on", "at_once"])
@@ -403,7 +404,7 @@ class Recorder:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
         told = _Told(self._made.tasks, self), _Told(self._made.queue, self)
-        self.stores = Stores(self._made.once, *told, self._made.sessions)  # type: ignore[arg-type]
+        self.stores = Stores(self._made.once, *told, self._made.sessions)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -67,7 +68,8 @@ def test_an_empty_elicitation_means_form_mode_and_nothing_else_does(
 
 
 def test_a_tool_that_needs_any_elicitation_takes_any() -> None:
-    for mode in ({}, {"form": {}}, {"url": {}}):
+    modes: list[dict[str, Any]] = [{}, {"form": {}}, {"url": {}}]
+    for mode in modes:
         assert missing({"elicitation": {}}, {"elicitation": mode}) == {}
 
 
@@ -85,7 +87,7 @@ def test_the_error_says_what_needs_it() -> None:
 
 
 def test_requirements_may_be_any_mapping() -> None:
-    required = MappingProxyType({"sampling": MappingProxyType({"tools": {}})})
+    required: Mapping[str, Any] = MappingProxyType({"sampling": MappingProxyType({"tools": {}})})
     ClientCapabilities.parse({"sampling": {"tools": {}}}).require(required, "the test")
 
 
@@ -99,7 +101,7 @@ def test_capabilities_that_no_one_knows_are_kept() -> None:
     assert missing({"experimental": {"x": {}}, "new": {}}, {"experimental": {"x": {}}, "new": {}}) == {}
 
 
-TREES = st.recursive(
+TREES: st.SearchStrategy[dict[str, Any]] = st.recursive(
     st.just({}), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8
 )
 

@@ -109,8 +109,18 @@ def result(value: ToolResult) -> dict[str, Any]:
 
 
 def test_a_result_holds_blocks_of_every_kind_and_strings_are_text() -> None:
-    blocks = ["a", TextContent("b"), ImageContent(b"", "i/p"), AudioContent(b"", "a/w"), EmbeddedResource(TEXT)]
-    written = result(ToolResult([*blocks, ResourceLink("file:///a", "a")]))
+    written = result(
+        ToolResult(
+            [
+                "a",
+                TextContent("b"),
+                ImageContent(b"", "i/p"),
+                AudioContent(b"", "a/w"),
+                EmbeddedResource(TEXT),
+                ResourceLink("file:///a", "a"),
+            ]
+        )
+    )
     kinds = [block["type"] for block in written["content"]]
     assert kinds == ["text", "text", "image", "audio", "resource", "resource_link"]
     assert written["content"][0] == {"type": "text", "text": "a"}

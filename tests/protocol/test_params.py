@@ -137,8 +137,8 @@ def test_arguments_that_are_left_out_are_empty_and_shared_by_no_one() -> None:
 
 def test_a_reference_is_to_a_prompt_or_to_a_resource() -> None:
     assert validate(CompleteParams, COMPLETE).ref == PromptReference(type="ref/prompt", name="p")
-    resource = {"type": "ref/resource", "uri": "file:///{a}"}
-    assert validate(CompleteParams, {**COMPLETE, "ref": resource}).ref == ResourceReference(**resource)
+    resource = ResourceReference(type="ref/resource", uri="file:///{a}")
+    assert validate(CompleteParams, {**COMPLETE, "ref": {"type": "ref/resource", "uri": "file:///{a}"}}).ref == resource
 
 
 @pytest.mark.parametrize("asked", ["toolsListChanged", "promptsListChanged", "resourcesListChanged"])

@@ -24,7 +24,7 @@ async def expected_of(body: Program) -> tuple[Any, World]:
     """What a handler does that nobody interrupts."""
     world = World()
     try:
-        value = await perform(Direct(), body, world)
+        value: Any = await perform(Direct(), body, world)
     except Exception:
         value = "failed"
     return json.loads(json.dumps(value)), world

@@ -192,7 +192,8 @@ def responses_to(requests: Mapping[str, Any], manner: str) -> dict[str, Any]:
 
 async def interrupted(handler: Any, manners: Sequence[str], **limits: Any) -> tuple[Any, Journal]:
     """The value of a call whose every round starts from bytes, and its journal; no key ever means two questions."""
-    journal, responses, told = Journal(), {}, dict[str, str]()
+    journal, told = Journal(), dict[str, str]()
+    responses: dict[str, Any] = {}
     left = [*manners]
     for _ in range(500):
         outcome = await play(handler, journal, responses, **limits)

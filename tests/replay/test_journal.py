@@ -60,7 +60,17 @@ def test_only_outstanding_questions_receive_anything(entries: list[Entry], respo
             assert entry is before[entry.key]
 
 
-NO_JOURNALS = [None, [], {}, [[], {}, []], [[["x", "key"]], {}], [[["s", "key"]], {}], [[[]], {}], [[1], {}], [[], 3]]
+NO_JOURNALS: list[Any] = [
+    None,
+    [],
+    {},
+    [[], {}, []],
+    [[["x", "key"]], {}],
+    [[["s", "key"]], {}],
+    [[[]], {}],
+    [[1], {}],
+    [[], 3],
+]
 
 
 @pytest.mark.parametrize("value", NO_JOURNALS, ids=lambda value: jsonrpc.encode(value).decode())

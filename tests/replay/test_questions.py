@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel, Field
 
+from roundgate.errors import Refused
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import ImageContent, PromptMessage
-from roundgate.replay.questions import BadAnswer, Form, Question, Raw, Refused, Root, Roots, Sample, Url, digest_of
+from roundgate.replay.questions import BadAnswer, Form, Question, Raw, Root, Roots, Sample, Url, digest_of
 from tests.support import json_values
 from tests.support.replay import Name
 from tests.support.rounds import accept, sampled

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from roundgate.errors import CallTimeout
-from roundgate.replay import run
+from roundgate.replay import stepping
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
-from roundgate.replay.run import SHED_MARGIN_MS
+from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
 
@@ -56,7 +56,7 @@ async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
     within_ms: int, step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the deadline itself runs by the loop's clock: all of it a hundred times slower, so that no machine is too slow
-    monkeypatch.setattr(run, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
+    monkeypatch.setattr(stepping, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
     within_ms *= 100
     work = Work(step_s * 100)
     handler = lambda_of(ninety_steps, work)
@@ -155,7 +155,7 @@ async def test_shed_ends_the_round_once_without_a_question() -> None:
 async def test_shed_beside_a_question_ends_in_one_round() -> None:
     async def handler(ctx: Context) -> str:
         _, who = await asyncio.gather(ctx.shed("here"), ctx.elicit("who", "Who?", Name))
-        return who.name  # type: ignore[no-any-return]
+        return who.name
 
     played = await play_to_the_end(handler, polite)
     assert (played.value, played.rounds) == ("who", [["who"]])

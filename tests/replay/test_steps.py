@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from roundgate.errors import ToolError
+from roundgate.errors import NotJson, ToolError
 from roundgate.replay.context import Context
-from roundgate.replay.journal import MAX_DEPTH, NotJson, plain
+from roundgate.replay.journal import MAX_DEPTH, plain
 from roundgate.replay.steps import StepFailed
 from tests.support import json_values
 from tests.support.replay import Effects, Name, elsewhere, error_of, play, play_to_the_end, polite, value_of
@@ -73,8 +73,15 @@ async def test_the_value_of_a_step_is_what_json_makes_of_it(value: Any, remember
     assert repr(first) == repr(replayed) == repr(remembered)
 
 
+class Size(enum.IntEnum):
+    SMALL = 1
+
+
 def nested(levels: int) -> Any:
-    return functools.reduce(lambda inner, _: [inner], range(levels), 0)
+    value: Any = 0
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def holding_itself() -> Any:
@@ -94,7 +101,7 @@ def holding_itself() -> Any:
         ({None: 2}, "step 'it' has the key None", "strings as keys"),
         ([b"raw"], "step 'it'[0] is bytes", "JSON cannot hold"),
         ({1, 2}, "step 'it' is set", "JSON cannot hold"),
-        (enum.IntEnum("Size", "SMALL").SMALL, "step 'it' is Size", "JSON cannot hold"),
+        (Size.SMALL, "step 'it' is Size", "JSON cannot hold"),
         (["caf\udce9"], "step 'it'[0] is 'caf\\udce9'", "no Unicode"),
         ({"caf\udce9": 1}, "a key of the value of step 'it'", "no Unicode"),
         (nested(MAX_DEPTH + 1), "step 'it'[0][0]", "levels deep"),

@@ -419,9 +419,8 @@ async def test_one_that_says_so_is_refused_before_its_effect(task: Home) -> None
 
 async def test_sys_exit_in_a_step_of_a_branch_is_a_failure_of_the_step(task: Home) -> None:
     async def handler(ctx: Context) -> list[Any]:
-        return await asyncio.gather(
-            ctx.step("exits", sys.exit, 3), ctx.step("fine", lambda: "fine"), return_exceptions=True
-        )
+        steps = ctx.step("exits", sys.exit, 3), ctx.step("fine", lambda: "fine")
+        return list(await asyncio.gather(*steps, return_exceptions=True))
 
     for value in await twice(task, handler):
         assert str(value[0]) == "step 'exits' failed: SystemExit: 3"

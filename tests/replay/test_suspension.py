@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from roundgate.errors import CallTimeout, MissingCapability, ToolError
+from roundgate.errors import CallTimeout, MissingCapability, Refused, ToolError
 from roundgate.replay.branches import Suspend
 from roundgate.replay.context import Context
-from roundgate.replay.questions import Form, Refused, Roots, Sample, Url
+from roundgate.replay.questions import Form, Roots, Sample, Url
 from tests.support.replay import (
     Effects,
     Name,
@@ -72,7 +72,7 @@ async def in_a_gather_that_returns_exceptions(ctx: Context) -> str:
 
 async def in_a_gather_whose_results_are_not_looked_at(ctx: Context) -> str:
     (answer,) = await asyncio.gather(ctx.elicit("who", "Who?", Name), return_exceptions=True)
-    return answer.name  # type: ignore[union-attr, return-value]
+    return answer.name  # type: ignore[union-attr]
 
 
 async def in_a_group(ctx: Context) -> str:
@@ -255,7 +255,7 @@ async def test_a_tool_error_of_a_branch_of_a_group_stays_one() -> None:
 
     async def handler(ctx: Context) -> None:
         async with asyncio.TaskGroup() as outer:
-            outer.create_task(ctx.elicit("who", "Who?", Name))  # type: ignore[arg-type]
+            outer.create_task(ctx.elicit("who", "Who?", Name))
             async with asyncio.TaskGroup() as inner:
                 inner.create_task(fails())
 

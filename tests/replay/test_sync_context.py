@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from roundgate.errors import CallTimeout, MissingCapability, ToolError
+from roundgate.errors import CallTimeout, MissingCapability, Refused, ToolError
 from roundgate.replay.context import Context
-from roundgate.replay.questions import Form, Refused, Roots, Sample
+from roundgate.replay.questions import Form, Roots, Sample
 from roundgate.replay.steps import StepFailed
 from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock

@@ -331,7 +331,7 @@ HINTS: list[tuple[dict[str, bool], bool]] = [
 
 
 @pytest.mark.parametrize(("hints", "asks"), HINTS, ids=[str(hints) for hints, _ in HINTS])
-async def test_what_does_not_say_that_it_is_harmless_is_destructive(hints: dict[str, bool], asks: bool) -> None:
+async def test_what_does_not_say_that_it_is_harmless_is_destructive(hints: dict[str, Any], asks: bool) -> None:
     async def some() -> str:
         """Something."""
         return "done"

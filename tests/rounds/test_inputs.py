@@ -118,8 +118,9 @@ async def test_without_a_response_to_it_the_question_is_asked_again(
     assert without_state["inputRequests"] == first["inputRequests"]
 
 
-BAD = [None, 12345, "Ada", [], {}, {"action": "agree"}, {"action": "accept"}, {"action": "accept", "content": "Ada"},
-       {"action": "accept", "content": {"name": 5}}, {"action": "accept", "content": None}]  # fmt: skip
+BAD: list[Any] = [None, 12345, "Ada", [], {}, {"action": "agree"}, {"action": "accept"},
+        {"action": "accept", "content": "Ada"}, {"action": "accept", "content": {"name": 5}},
+        {"action": "accept", "content": None}]  # fmt: skip
 
 
 @ASKING

@@ -217,7 +217,7 @@ async def test_whatever_a_round_ended_in_is_its_outcome(tmp_path: Path, effects:
 async def test_an_error_is_an_outcome_too(tmp_path: Path, effects: Effects) -> None:
     async with client(replica(tmp_path / "gateway.sqlite3", fickle)) as mcp:
         params = await confirmed(mcp, "fickle", how="asks again")
-        poor = {"elicitation": {"url": {}}}
+        poor: dict[str, Any] = {"elicitation": {"url": {}}}
         answers = [(await mcp.post("tools/call", params, clientCapabilities=poor)).json()["error"] for _ in range(2)]
     assert answers[0] == answers[1]
     assert (answers[0]["code"], answers[0]["data"]) == (-32021, {"requiredCapabilities": {"elicitation": {"form": {}}}})

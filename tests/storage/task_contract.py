@@ -961,7 +961,7 @@ class TaskStoreContract:
 
     async def test_answers_of_all_rounds_are_kept(self, store: TaskStore) -> None:
         lease = await working(store)
-        expected = {}
+        expected: dict[str, bytes] = {}
         for n in range(30):
             await store.suspend(lease, NOTHING, {f"{n}/{m}": b"?" for m in range(4)}, NOW)
             answers = {f"{n}/{m}": b"%d %d %b" % (n, m, blob(3900)) for m in range(4)}

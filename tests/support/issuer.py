@@ -35,7 +35,7 @@ def private_key(kid: str) -> Any:
 
 
 ALGORITHMS = {"rsa": "RS256", "ec": "ES256", "ed": "EdDSA"}
-_WRITERS = {"rsa": RSAAlgorithm, "ec": ECAlgorithm, "ed": OKPAlgorithm}
+_WRITERS: dict[str, Any] = {"rsa": RSAAlgorithm, "ec": ECAlgorithm, "ed": OKPAlgorithm}
 
 
 def public_jwk(kid: str, **members: Any) -> dict[str, Any]:

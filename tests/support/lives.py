@@ -107,7 +107,7 @@ class Story:
         life = _Life(self)
         run = Run(_call(self), Journal.from_json(jsonrpc.decode(self.stored)), life)
         life.run = run
-        work = asyncio.ensure_future(engine.run(_bound(self.handler, Context(run)), run))
+        work = asyncio.ensure_future(engine.run_handler(_bound(self.handler, Context(run)), run))
         dies = asyncio.ensure_future(life.died.wait())
         await asyncio.wait([work, dies], return_when=asyncio.FIRST_COMPLETED)
         if life.died.is_set():

@@ -18,8 +18,8 @@ from tests.support import wire
 
 Path = tuple[str | int, ...]
 
-SAMPLING = {"sampling": {}}
-TASKS = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+SAMPLING: dict[str, Any] = {"sampling": {}}
+TASKS: dict[str, Any] = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
 A_TASK, ANOTHER_TASK = "a-task-that-there-is", "a-task-to-be-cancelled"
 """The ids of tasks that whoever sends these requests has to make."""
 ANSWERS = {"who": {"action": "accept", "content": {"name": "Ann"}}, "other": None}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from infra.stack.template import Template
 from tests.support.dynamodb import ROOT
@@ -162,7 +162,7 @@ def _does(
                 index = INDEX[name]
             # by name, as in call("query", …); a comparison with a name calls nothing
             case ast.Call(args=arguments):
-                found |= {OPERATIONS[one.value] for one in arguments if _is_operation(one)}
+                found |= {OPERATIONS[str(one.value)] for one in arguments if _is_operation(one)}
             case ast.Attribute(attr=name, value=ast.Name("client")) if name in OPERATIONS:
                 found.add(OPERATIONS[name])
             case ast.Attribute(attr=name, value=ast.Name("self")) if name in bodies and name not in seen:
@@ -172,7 +172,7 @@ def _does(
     return {(action, index or resource) for action, resource in found}
 
 
-def _is_operation(node: Any) -> bool:
+def _is_operation(node: ast.expr) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and node.value in OPERATIONS
 
 

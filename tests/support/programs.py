@@ -112,11 +112,12 @@ class World:
         def plain(what: str) -> Any:
             return self.happens(what)
 
-        more: dict[str, Any] = {
+        options: dict[str, dict[str, Any]] = {
             "too slow": {"timeout_s": 0.01},
             "retried": {"retries": 2, "backoff": 0.001},
             "at most once": {"at_most_once": True},
-        }.get(how, {})
+        }
+        more = options.get(how, {})
         match how:
             case "no arguments":
                 return work, (), more

@@ -40,7 +40,7 @@ def elsewhere(journal: Journal) -> Journal:
 
 async def play(
     handler: Handler,
-    before: Suspended | Journal | None = None,
+    before: Outcome[Any] | Journal | None = None,
     responses: Mapping[str, Any] | None = None,
     *,
     capabilities: Mapping[str, Any] = CAPABILITIES,
@@ -48,7 +48,8 @@ async def play(
     within_ms: float | None = None,
     **more: Any,
 ) -> Outcome[Any]:
-    """One run, after the one that ended in `before` and with these answers to it; a plain function in a thread."""
+    """One run, after the one that was suspended as `before`, with these answers to it; a plain function in a thread."""
+    assert before is None or isinstance(before, Suspended | Journal), before
     journal = elsewhere(before.journal if isinstance(before, Suspended) else before or Journal())
     if isinstance(before, Journal):
         journal.unasked = before.unasked
@@ -56,7 +57,7 @@ async def play(
     declared = ClientCapabilities(capabilities)
     deadline = (clock or Clock()).deadline(within_ms)
     run = Run(Call(principal=LOCAL, meta=Meta(declared, None, None, None), deadline=deadline, **more), journal)
-    return await engine.run(_bound(handler, Context(run)), run)
+    return await engine.run_handler(_bound(handler, Context(run)), run)
 
 
 def _bound(handler: Handler, context: Context) -> Callable[[], Any]:
@@ -69,7 +70,8 @@ def _bound(handler: Handler, context: Context) -> Callable[[], Any]:
 class Played:
     """A call played to its end."""
 
-    outcome: Completed[Any] | Failed
+    outcome: Outcome[Any]
+    """Never `Suspended`."""
     rounds: list[list[str]]
     """The wire keys that each round asked for, but the last."""
     journal: Journal

@@ -26,7 +26,7 @@ from tests.support.rounds import CAPABILITIES
 EXTENSION = "io.modelcontextprotocol/tasks"
 DECLARED: dict[str, Any] = {**CAPABILITIES, "extensions": {EXTENSION: {}}}
 """The capabilities of a client that can do everything."""
-MISSING = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+MISSING: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
 """`data` of the error that a client without the extension gets."""
 
 OUTCOMES = {"completed": "result", "failed": "error", "input_required": "inputRequests"}

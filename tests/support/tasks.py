@@ -45,7 +45,7 @@ Handler: TypeAlias = Callable[..., Any]
 class Functions:
     """A back end of handlers, each a tool that may be a task."""
 
-    handlers: Mapping[str, Handler]
+    handlers: Mapping[str, Handler | None]
     name: str = "functions"
     prefix: str = ""
 
@@ -56,15 +56,16 @@ class Functions:
         """Nothing is held."""
 
 
-def catalog_of(**handlers: Handler) -> Catalog:
+def catalog_of(**handlers: Handler | None) -> Catalog:
     """A catalog of these handlers under their names."""
     return loading.apart(catalog.build([Functions(handlers)], page_size=100))
 
 
-def _tool(name: str, handler: Handler) -> Tool:
+def _tool(name: str, handler: Handler | None) -> Tool:
     threads = CapacityLimiter(8)
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+        assert handler is not None, f"{name} is served elsewhere"
         if inspect.iscoroutinefunction(handler):
             value = await handler(context, **arguments)
         else:
@@ -216,8 +217,8 @@ class Shared:
         self.opened += databases
         return SqliteTasks(databases[0]), SqliteQueue(databases[1], self.clock)
 
-    def workshop(self, **handlers: Handler) -> Workshop:
-        """Another process that serves these handlers."""
+    def workshop(self, **handlers: Handler | None) -> Workshop:
+        """Another process that serves these handlers; one that is `None` has a name, but is never run here."""
         return Workshop(catalog_of(**handlers), *self.stores(), self.clock, self.config)
 
     async def aclose(self) -> None:

@@ -123,7 +123,7 @@ async def test_trouble_with_the_queue_passes(
 ) -> None:
     monkeypatch.setattr(pool, "PAUSE_AFTER_FAULT_S", 0.01)
     shop = share(Clock(), lease_s=1, requeue_after_s=1, sweep_every_s=0.1).workshop(quick=quick)
-    broken = Workshop(shop.catalog, shop.store, Broken(shop.queue, method, error), shop.clock, shop.config)  # type: ignore[arg-type]
+    broken = Workshop(shop.catalog, shop.store, Broken(shop.queue, method, error), shop.clock, shop.config)
     ref = await shop.begin("quick")
     async with at_work(broken):
         assert await ends(shop, ref) == [Status.COMPLETED]
@@ -132,7 +132,7 @@ async def test_trouble_with_the_queue_passes(
 async def test_a_message_that_cannot_be_deleted_does_not_keep_its_task_waiting(share: Share) -> None:
     shop = share(Clock()).workshop(quick=quick)
     broken = Broken(shop.queue, "delete", Unavailable("not now"))
-    shop = Workshop(shop.catalog, shop.store, broken, shop.clock, shop.config)  # type: ignore[arg-type]
+    shop = Workshop(shop.catalog, shop.store, broken, shop.clock, shop.config)
     ref = await shop.begin("quick")
     async with at_work(shop):
         assert await ends(shop, ref, within_s=1) == [Status.COMPLETED]
@@ -149,7 +149,7 @@ async def test_a_sweep_that_fails_is_followed_by_another(
     for message in await shop.messages():
         await shop.queue.delete([message])  # lost
     broken = Broken(shop.store, "due", error)
-    shop = Workshop(shop.catalog, broken, shop.queue, shop.clock, shop.config)  # type: ignore[arg-type]
+    shop = Workshop(shop.catalog, broken, shop.queue, shop.clock, shop.config)
     with caplog.at_level(logging.WARNING):
         async with at_work(shop):
             assert await ends(shop, ref) == [Status.COMPLETED]

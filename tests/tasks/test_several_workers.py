@@ -172,13 +172,15 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
     first = process()
     refs = [await first.begin("work", number=number) for number in range(TASKS)]
     async with asyncio.timeout(30):
-        _, *worked = await asyncio.gather(pass_time(first), *(worker(process()) for _ in range(workers)))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pass_time(first))
+            worked = [group.create_task(worker(process())) for _ in range(workers)]
     assert set(witness.ends.values()) == {1}
     for ref in refs:
         steps = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
         kept = {key.rpartition("/")[2].removeprefix("s "): value for key, value in steps.items()}
         assert await first.value(ref) == [kept["first"], kept["left"], kept["right"], "who", kept["last"]]
-    turns = Counter(turn for one in worked for turn in one)
+    turns = Counter(turn for one in worked for turn in one.result())
     assert turns[refs[0], Turn.LOST], "who stalled until another had its task has written nothing more, and knows it"
     assert witness.lost >= sum(times for (_, turn), times in turns.items() if turn is Turn.LOST)
     assert {ref: turns[ref, Turn.FINISHED] for ref in refs} == dict.fromkeys(refs, 1)

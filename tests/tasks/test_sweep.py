@@ -360,7 +360,8 @@ async def test_a_sleep_beside_a_question_wakes_and_the_question_is_asked_under_a
     async def both(ctx: Context) -> list[str]:
         async def sleeper() -> str:
             await ctx.sleep(60)
-            return await ctx.step("after", lambda: "slept")
+            slept: str = await ctx.step("after", lambda: "slept")
+            return slept
 
         async def asker() -> str:
             return (await ctx.elicit("who", "Who?", Name)).name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ def store(shop: Workshop) -> Counting:
 
 @pytest.fixture
 async def watch(store: Counting, shop: Workshop) -> AsyncIterator[Watch]:
-    watch = Watch(store, shop.clock, EVERY_S)  # type: ignore[arg-type]
+    watch = Watch(store, shop.clock, EVERY_S)
     yield watch
     await watch.aclose()
 
@@ -134,10 +135,14 @@ async def test_nobody_watching_is_nobody_reading(shop: Workshop, watch: Watch, s
 
 async def test_one_look_serves_all_who_watch(shop: Workshop, watch: Watch, store: Counting) -> None:
     told: list[int] = []
+
+    def tell(number: int, record: TaskRecord) -> None:
+        told.append(number)
+
     ref = await shop.begin("asks")
     record = await shop.record(ref)
     for number in range(5):
-        watch.begin(record, lambda _, number=number: told.append(number))
+        watch.begin(record, functools.partial(tell, number))
     await shop.cancel(ref)
     await until(lambda: len(told) == 5)
     assert (sorted(told), store.reads) == ([0, 1, 2, 3, 4], 1)
@@ -178,7 +183,7 @@ async def test_a_look_that_fails_is_followed_by_another(
 async def test_a_task_that_expired_is_looked_at_no_more(share: Share, clock: FixedClock) -> None:
     shop = share(clock).workshop(asks=asks)
     store = Counting(shop.store)
-    watch = Watch(store, clock, EVERY_S)  # type: ignore[arg-type]
+    watch = Watch(store, clock, EVERY_S)
     watch.begin(await shop.record(await shop.begin("asks")), lambda record: None)
     clock.skip(shop.config.ttl_s)
     await until(lambda: store.reads == 1)

@@ -193,7 +193,7 @@ async def test_a_question_that_the_client_cannot_answer_fails_the_task_and_names
     shop = shared.workshop(wants_more=wants_more)
     ref = await shop.begin("wants_more")
     await shop.turns()
-    expected = (-32021, "asking needs more", {"requiredCapabilities": {"sampling": {"tools": {}}}})
+    expected: Any = (-32021, "asking needs more", {"requiredCapabilities": {"sampling": {"tools": {}}}})
     assert await failure_of(shop, ref) == expected
 
 
@@ -441,7 +441,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_store_that_is_back_soon_is_waited_for(shared: Shared, method: str) -> None:
     shop = shared.workshop(two=two_steps)
     ref = await shop.begin("two")
-    flaky = Flaky(shop.store, **{method: 4})
+    failures: dict[str, Any] = {method: 4}
+    flaky = Flaky(shop.store, **failures)
     assert await Workshop(shop.catalog, flaky, shop.queue, shop.clock).worker.work(ref) is Turn.FINISHED
     assert await shop.value(ref) == ["one", "two"]
 

@@ -24,8 +24,8 @@ from roundgate.settings import Settings
 from roundgate.tokens import keys
 from roundgate.tokens.request_state import Binding, StateSealer
 from roundgate.tokens.sealed import KeyRing
-from tests.support import issuer, wire
-from tests.support.asgi import Client, client
+from tests.support import wire
+from tests.support.asgi import Client, client, config_file
 from tests.support.clocks import SkippingClock
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.services import answer, service
@@ -35,7 +35,7 @@ ANN = Principal(ISSUER, "ann", "cli")
 ARGUMENTS = {"room": "blue", "nights": 2}
 ANSWER = {"guests": {"action": "accept", "content": {"count": 4}}}
 FORM = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
-ELICITS = {"elicitation": {"form": {}}}
+ELICITS: dict[str, Any] = {"elicitation": {"form": {}}}
 
 runs = count()
 
@@ -137,7 +137,11 @@ def _caller(**claims: Any) -> Change:
 
 
 def _replica(**members: Any) -> Change:
-    return lambda desk, params: [setattr(desk, name, value) for name, value in members.items()] and None
+    def change(desk: Desk, params: Params) -> None:
+        for name, value in members.items():
+            setattr(desk, name, value)
+
+    return change
 
 
 def _an_unknown_journal(desk: Desk, state: str) -> str:
@@ -197,7 +201,7 @@ async def test_a_state_that_is_not_taken_is_refused_in_one_sentence_and_nothing_
 ) -> None:
     caplog.set_level(logging.INFO)
     state = await desk.begin()
-    params = {"name": "book", "arguments": ARGUMENTS, "requestState": state, "inputResponses": ANSWER}
+    params: Params = {"name": "book", "arguments": ARGUMENTS, "requestState": state, "inputResponses": ANSWER}
     CHANGES[change](desk, params)
     before = next(runs)
     response = await desk.post(params)
@@ -252,7 +256,7 @@ async def test_a_state_over_the_bound_is_an_error_that_names_the_largest_entry_i
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     using = Settings(state_keys=ONE, store=f"sqlite:///{tmp_path}/store")
-    app = build_app(issuer.config_file(hoard, state={"max_bytes": 2048}), using)
+    app = build_app(config_file(hoard, state={"max_bytes": 2048}), using)
     async with client(app) as mcp:
         fits: Client = mcp
         small = await fits.post("tools/call", {"name": "hoard", "arguments": {"size": 500}}, clientCapabilities=ELICITS)

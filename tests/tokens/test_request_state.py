@@ -166,7 +166,7 @@ def test_what_is_no_token_at_all_is_refused_in_the_same_words(value: Any, caplog
 def test_a_token_that_is_longer_than_any_of_ours_is_refused_before_it_is_decoded() -> None:
     large = sealer(max_bytes=100_000)
     token = sealed(large, "x" * 90_000)
-    assert large.open(token, ANN, BOOKING)
+    assert large.open(token, ANN, BOOKING).round == 1
     with pytest.raises(StateRefused):
         sealer(max_bytes=1024).open(token, ANN, BOOKING)
 

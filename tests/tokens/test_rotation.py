@@ -26,7 +26,7 @@ REPLICAS = 3
 async def total(ctx: Context, start: int) -> int:
     """Adds what it is told in three more rounds."""
     told = [await ctx.elicit(f"n{number}", f"{number}?", FORM) for number in range(3)]
-    return start + sum(one["n"] for one in told)
+    return start + sum(int(one["n"]) for one in told)
 
 
 class Fleet:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.types import Receive
@@ -44,10 +45,8 @@ from roundgate.protocol.jsonrpc import Notification, Request, RequestId
 from roundgate.protocol.messages import Response
 from roundgate.protocol.opening import VERSION_HEADER
 from roundgate.protocol.params import Params, SubscriptionFilter, Uri, validate
-from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening
+from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
-from roundgate.protocol.v2025.wire_errors import TABLE
-from roundgate.protocol.v2026_07_28 import wire_errors
 from roundgate.protocol.versions import SUPPORTED_VERSIONS
 from roundgate.replay.context import RESOURCE_UPDATED
 from roundgate.tokens.session_ids import SessionFacts, SessionSealer
@@ -259,7 +258,7 @@ class OlderEndpoint:
         except AuthError as error:  # the status is one for all of them
             return jsonrpc.error_response(request_id, -32600, str(error))
         except GatewayError as error:
-            return wire_errors.render(error, request_id, TABLE)[1]
+            return wire_errors.render(error, request_id)[1]
 
     async def _get(self, receive: Receive, exchange: Exchange) -> None:
         caller = await self._caller(exchange)
@@ -286,7 +285,7 @@ class OlderEndpoint:
                 responded = await self._calls.resume(call, told, caller, stream)
             except GatewayError as error:  # under the id of the call, on a stream: else the client comes back for ever
                 exchange.outcome, exchange.error = "error", str(error)
-                responded = Responded(wire_errors.render(error, call.request.id, TABLE)[1], "error")
+                responded = Responded(wire_errors.render(error, call.request.id)[1], "error")
             await self._send(responded, exchange, as_event=True)
         await self._hung_up(watch, exchange)
 
@@ -299,17 +298,18 @@ class OlderEndpoint:
             await self._look(subscription, caller)
             await responder.event(None)
             told_ms = self._clock.monotonic_ms()
-            async for change in subscription.changes(min(LOOK_S, self._keep_alive_s)):
-                if change is not None:
-                    (method, uri), _ = change
-                    await responder.event(jsonrpc.notification(method, {} if uri is None else {"uri": uri}))
-                    continue
-                await self._look(subscription, caller)
-                if self._is_over(caller):
-                    break
-                if self._clock.monotonic_ms() - told_ms >= self._keep_alive_s * 1000:
-                    await responder.event(None)
-                    told_ms = self._clock.monotonic_ms()
+            async with aclosing(subscription.changes(min(LOOK_S, self._keep_alive_s))) as changes:
+                async for change in changes:
+                    if change is not None:
+                        (method, uri), _ = change
+                        await responder.event(jsonrpc.notification(method, {} if uri is None else {"uri": uri}))
+                        continue
+                    await self._look(subscription, caller)
+                    if self._is_over(caller):
+                        break
+                    if self._clock.monotonic_ms() - told_ms >= self._keep_alive_s * 1000:
+                        await responder.event(None)
+                        told_ms = self._clock.monotonic_ms()
             await responder.end()
         finally:
             self._hub.unsubscribe(subscription)
@@ -378,8 +378,8 @@ class OlderEndpoint:
             await exchange.responder.end()
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
-        status, body = wire_errors.render(error, exchange.request_id, TABLE)
-        exchange.code = wire_errors.look_up(error, TABLE).code
+        status, body = wire_errors.render(error, exchange.request_id)
+        exchange.code = wire_errors.look_up(error).code
         exchange.outcome, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             headers = error.headers if isinstance(error, TransportError) else ()

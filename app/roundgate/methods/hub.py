@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -58,13 +59,14 @@ class Subscription:
         self._closing = True
         self._wake.set()
 
-    async def messages(self, keep_alive_s: float) -> AsyncIterator[bytes | None]:
+    async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
         """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
         yield self._tell("notifications/subscriptions/acknowledged", notifications=self.acknowledged)
-        async for change in self.changes(keep_alive_s):
-            yield None if change is None else self._message(*change)
+        async with aclosing(self.changes(keep_alive_s)) as changes:
+            async for change in changes:
+                yield None if change is None else self._message(*change)
 
-    async def changes(self, keep_alive_s: float) -> AsyncIterator[tuple[Topic, bytes | None] | None]:
+    async def changes(self, keep_alive_s: float) -> AsyncGenerator[tuple[Topic, bytes | None] | None, None]:
         """Each change with what there is to say of it; `None` and the end as in `messages`."""
         while True:
             while self._pending:

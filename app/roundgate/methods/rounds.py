@@ -172,7 +172,7 @@ class Rounds:
         journal = round_.journal
         while True:
             run = Run(call, journal)
-            outcome = await engine.run(partial(handler, Context(run)), run)
+            outcome = await engine.run_handler(partial(handler, Context(run)), run)
             if not isinstance(outcome, Restarted):
                 break
             journal = journal.restarted(outcome.arguments)

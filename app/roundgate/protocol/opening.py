@@ -10,31 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from roundgate.protocol.v2025.revisions import VERSIONS as OLDER_VERSIONS
+from roundgate.protocol.versions import SUPPORTED_VERSIONS
 
 VERSION_HEADER: Final = b"mcp-protocol-version"
 SESSION_HEADER: Final = b"mcp-session-id"
 _METHOD_HEADER: Final = b"mcp-method"
-_MODERN: Final = b"2026-07-28"
+_MODERN: Final = frozenset(version.encode() for version in SUPPORTED_VERSIONS)
 _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
-_OLDER: Final = frozenset(version.encode() for version in OLDER_VERSIONS)
 
 
 def may_be_older(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the head leaves it open: one look, which is all that a request of 2026-07-28 pays."""
-    return headers.get(VERSION_HEADER) != _MODERN
+    return headers.get(VERSION_HEADER) not in _MODERN
 
 
 def is_older(headers: Mapping[bytes, bytes], body: Any) -> bool:
     """Whether a request, of which the head leaves it open, is of a revision with sessions; `body` is decoded."""
     version = headers.get(VERSION_HEADER, b"").strip()
-    if version == _MODERN or _is_modern(body):
+    if version in _MODERN or _is_modern(body):
         return False
-    if version in _OLDER or SESSION_HEADER in headers:
+    if SESSION_HEADER in headers or (isinstance(body, dict) and body.get("method") == "initialize"):
         return True
-    if isinstance(body, dict) and body.get("method") == "initialize":
-        return True
-    return version != b"" and _METHOD_HEADER not in headers  # of no revision that we know: there it is told which
+    # no client of these revisions sends the method's name; a version that nobody knows is told there which there are
+    return version != b"" and _METHOD_HEADER not in headers
 
 
 def _is_modern(body: Any) -> bool:

@@ -25,6 +25,7 @@ from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
 from roundgate.protocol.content import PromptMessage, without_none
 from roundgate.protocol.inbound import LOG_LEVELS
+from roundgate.replay import asking, stepping, waiting
 from roundgate.replay.branches import inside
 from roundgate.replay.call import Call
 from roundgate.replay.fan_out import branches, side_by_side
@@ -187,7 +188,7 @@ class Context:
         Raises:
             MissingCapability: names all that the client would have to declare in addition.
         """
-        return await self._run.ask(questions, timeout_s, default)
+        return await asking.ask(self._run, questions, timeout_s, default)
 
     def input_response(self, key: str) -> Any:
         """The low-level form: the client's last response under a key as it came, or `None`.
@@ -201,7 +202,7 @@ class Context:
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """The low-level form: end this round with these `InputRequest` objects; `state` is there in the next."""
-        await self._run.ask_anew({key: Raw(request) for key, request in requests.items()})
+        await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
 
     # remembering
 
@@ -241,14 +242,14 @@ class Context:
             OutcomeUnknown: see above.
         """
         options = Options(timeout_s, retries, backoff, at_most_once)
-        return await self._run.step(name, function, args, kwargs, options)
+        return await stepping.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
         """A key for a service that does a thing once however often it is asked: the same in every run of this call.
 
         Pass it to a step. It differs for another call, another name, and another branch.
         """
-        return await self._run.key_for(name)
+        return await stepping.key_for(self._run, name)
 
     # side by side
 
@@ -277,14 +278,14 @@ class Context:
         """
         if at_most is not None and at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
-        parent = await self._run.branch("map", name)
+        parent = await self._run.enter("map", name)
         return await side_by_side(function, branches(parent, name, items, key), at_most)
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
         """A part of the handler with a name: what is remembered inside keeps its place whatever else there is beside
         it. `async with ctx.branch("refund"): …`"""
-        parent = await self._run.branch("branch", name)
+        parent = await self._run.enter("branch", name)
         with inside(parent.named(name)):
             yield
 
@@ -300,7 +301,7 @@ class Context:
 
     async def shed(self, name: str = "shed") -> None:
         """End this round once without asking anything; the client's retry goes on from here."""
-        await self._run.shed(name)
+        await waiting.shed(self._run, name)
 
     # going on later
 
@@ -309,21 +310,21 @@ class Context:
 
         It can be if the tool says `task="optional"` or `"required"` and the client declares the tasks extension.
         """
-        await self._run.continue_as_task()
+        await waiting.continue_as_task(self._run)
 
     async def restart(self, **arguments: Any) -> NoReturn:
         """Begin the handler anew, with these arguments and nothing remembered: for a task that would go on for ever.
 
         Steps that are being run come to their end first. Clients know its questions by other keys than before.
         """
-        await self._run.restart(arguments)
+        await waiting.restart(self._run, arguments)
 
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
         """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between.
 
         The seconds must be the same in every run: to wait for a moment, use `sleep_until`.
         """
-        await self._run.sleep(name, seconds)
+        await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
         """Wait for a moment, which has a time zone; nothing happens if it has passed.
@@ -333,7 +334,7 @@ class Context:
         """
         if moment.tzinfo is None:
             raise ValueError("the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()")
-        await self._run.sleep_until(name, round(moment.timestamp() * 1000))
+        await waiting.sleep_until(self._run, name, round(moment.timestamp() * 1000))
 
     async def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
         """Call a function again and again until it returns something but `None`; that is remembered, as a step is.
@@ -343,13 +344,13 @@ class Context:
         Raises:
             StepFailed, NotJson: as `step`.
         """
-        return await self._run.poll(name, function, args, every_s)
+        return await stepping.poll(self._run, name, function, args, every_s)
 
     # telling
 
     async def status(self, message: str) -> None:
         """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one."""
-        self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
+        self._run.say(message.encode(errors="replace").decode()[:MAX_STATUS_CHARS])
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.

@@ -76,9 +76,7 @@ class Checkpointer:
             journal.add(_entry(entry))
         # the keys of a task are never used twice, so old answers find no question any more
         journal.receive({key: jsonrpc.decode(answer) for key, answer in claimed.answers.items()})
-        run = Run(call, journal, self)
-        run.message = self._message
-        return run
+        return Run(call, journal, self, self._message)
 
     @property
     def ref(self) -> TaskRef:

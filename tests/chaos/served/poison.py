@@ -31,7 +31,7 @@ class Name(BaseModel):
 _SKEW_MS = int(float(os.environ.get("CHAOS_SKEW_S", "0")) * 1000)
 _REAL_NOW_MS = Clock.now_ms
 if _SKEW_MS:
-    Clock.now_ms = lambda self: _REAL_NOW_MS(self) + _SKEW_MS  # a machine whose clock is ahead
+    setattr(Clock, "now_ms", lambda self: _REAL_NOW_MS(self) + _SKEW_MS)  # noqa: B010 - a machine whose clock is ahead
 if os.environ.get("CHAOS_LIMIT_MB"):
     _BYTES = int(os.environ["CHAOS_LIMIT_MB"]) * 1024 * 1024
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))

@@ -79,7 +79,7 @@ class QueryCredential(CredentialConfig):
         return frozenset({self.query})
 
 
-CREDENTIALS: Final = MappingProxyType(
+CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
     {"bearer": BearerCredential, "basic": BasicCredential, "header": HeaderCredential, "query": QueryCredential}
 )
 """By the setting that says which it is. Another kind is another model, an entry here, and a flow in `credentials`."""

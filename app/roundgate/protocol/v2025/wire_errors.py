@@ -23,7 +23,7 @@ from roundgate.errors import (
     ToolError,
     TransportError,
 )
-from roundgate.protocol.v2026_07_28.wire_errors import WireError
+from roundgate.protocol.error_table import ErrorTable, WireError
 
 TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
     {
@@ -38,3 +38,6 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         ProtocolError: WireError(-32600, 200),
     }
 )
+
+ERRORS: Final = ErrorTable(TABLE)
+look_up, render = ERRORS.look_up, ERRORS.render

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,13 @@ from infra import costs
 from roundgate import logs
 from roundgate.lambda_worker import embedded
 from roundgate.metrics import Census
-from tests.functions.at_aws import REQUEUE_S, Functions, Witness, begin, result, work
+from tests.functions.at_aws import REQUEUE_S, Witness, begin, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint
 from tests.functions.at_aws import environ as environ
 from tests.functions.at_aws import functions as functions
 from tests.functions.at_aws import witness as witness
-from tests.functions.conftest import LambdaContext, recorded
+from tests.functions.conftest import Functions, LambdaContext, recorded
 from tests.support.rounds import accept, retry
 
 ASSUMED, MEASURED = costs.Assumed(), costs.Measured.read()
@@ -212,9 +213,10 @@ def test_a_sweep_that_finds_nothing_logs_what_is_said(functions: Functions, witn
 
 def test_what_a_table_holds_is_bounded_by_its_units_or_by_a_key_of_its_index() -> None:
     one = costs.Writes(1, 1, 1)
-    alike = replace(MEASURED, **{name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)})
+    writes: dict[str, Any] = {name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)}
+    alike = replace(MEASURED, **writes)
     held = {name: tasks[0] for name, tasks in costs.ceilings(alike, ASSUMED)}
-    writes = alike.task(ASSUMED)
-    assert held["new table, 4,000 units; 8 shards"] == 4_000 / writes.table
-    assert held["warmed table, 40,000 units; 8 shards"] == 8_000 / writes.due
-    assert held["warmed table, 40,000 units; 32 shards"] == 32_000 / writes.due
+    written = alike.task(ASSUMED)
+    assert held["new table, 4,000 units; 8 shards"] == 4_000 / written.table
+    assert held["warmed table, 40,000 units; 8 shards"] == 8_000 / written.due
+    assert held["warmed table, 40,000 units; 32 shards"] == 32_000 / written.due

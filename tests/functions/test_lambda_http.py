@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -189,7 +189,7 @@ def test_the_metadata_is_at_both_of_its_paths(environ: dict[str, str], before: s
     event = asking("http_api_v2", "tools/list", path=path)
     event["requestContext"]["http"]["method"] = "GET"
     with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        answer = handler(event, LambdaContext())
+        answer = handler(event, cast("Any", LambdaContext()))
     assert answer["statusCode"] == 200
     assert json.loads(answer["body"])["resource"] == "https://mcp.example.com/mcp"
 
@@ -211,7 +211,7 @@ def test_the_claims_of_an_authorizer_are_the_caller(environ: dict[str, str], kin
     event = asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Ada"}})
     event["requestContext"]["authorizer"] = authorizer
     with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        assert handler(event, LambdaContext())["statusCode"] == 200
+        assert handler(event, cast("Any", LambdaContext()))["statusCode"] == 200
 
 
 @pytest.mark.parametrize("kind", ["http_api_v2", "rest_api_v1", "function_url"])
@@ -229,7 +229,7 @@ def test_an_authorizer_of_an_odd_shape_is_a_401(environ: dict[str, str], kind: s
     event = asking(kind, "tools/list")
     event["requestContext"]["authorizer"] = authorizer
     with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        assert handler(event, LambdaContext())["statusCode"] == 401
+        assert handler(event, cast("Any", LambdaContext()))["statusCode"] == 401
 
 
 @pytest.mark.parametrize(
@@ -249,6 +249,6 @@ def test_without_claims_that_will_do_there_is_no_caller(environ: dict[str, str],
     if claims is not None:
         event["requestContext"]["authorizer"] = {"jwt": {"claims": claims}}
     with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        answer = handler(event, LambdaContext())
+        answer = handler(event, cast("Any", LambdaContext()))
     assert answer["statusCode"] == status
     assert "resource_metadata=" in answer["headers"]["www-authenticate"]

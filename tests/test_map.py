@@ -1,0 +1,32 @@
+"""tests/README.md names every folder of tests, and every file of tests can be told by its name alone."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+FILES = sorted(TESTS.rglob("test_*.py"))
+MAP = (TESTS / "README.md").read_text("utf-8")
+
+
+def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    rows = [line.split("|")[1] for line in MAP.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)/`", row)]
+    assert sorted(named) == sorted(folders)
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    places = defaultdict(list)
+    for path in FILES:
+        places[path.name].append(str(path.relative_to(TESTS)))
+    twins = [paths for paths in places.values() if len(paths) > 1]
+    assert not twins, f"rename one of each: {twins}"
+
+
+def test_what_the_map_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)(?:\.py)?`", MAP))
+    assert named
+    assert named <= {path.stem for path in FILES}
