@@ -201,7 +201,7 @@ def judge_result(asked: dict[str, Any], response: httpx.Response) -> str:
 
 
 def judge_error(request: Case, status: int, code: int, response: dict[str, Any]) -> None:
-    if status in UNREAD and "id" not in response:
+    if (status in UNREAD or request.method != "POST") and "id" not in response:
         return
     try:
         asked = read(request.body)

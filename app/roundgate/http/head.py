@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
 from roundgate.http import exchange
+from roundgate.protocol import opening
+from roundgate.protocol.opening import SESSION_HEADER as SESSION
 
 EVENT_STREAM: Final = b"text/event-stream"
 MAX_KEPT_BYTES: Final = 256
@@ -33,10 +35,6 @@ class HeadMiddleware:
         await self._app(scope, receive, send)
 
 
-SESSION: Final = b"mcp-session-id"
-"""What requests of the revisions before 2026-07-28 have, of which GET and DELETE are too."""
-
-
 def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     """What the client accepts of JSON and event streams.
 
@@ -44,7 +42,7 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
         TransportError: the HTTP method or a media type is none that this endpoint has.
     """
     accept = headers.get(b"accept")
-    if SESSION in headers and method in ("GET", "DELETE"):
+    if method in ("GET", "DELETE") and SESSION in headers and opening.may_be_older(headers):
         accepted = _BOTH if accept is None or method == "DELETE" else _media(accept)
         if EVENT_STREAM not in accepted:
             raise TransportError(406, "GET answers with a stream: the Accept header must list text/event-stream")

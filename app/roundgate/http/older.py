@@ -31,7 +31,7 @@ from roundgate.errors import (
 )
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
-from roundgate.http.head import EVENT_STREAM, SESSION
+from roundgate.http.head import EVENT_STREAM
 from roundgate.http.responder import State
 from roundgate.http.session_calls import Caller, Responded, SessionCalls
 from roundgate.http.session_stream import SessionStream
@@ -43,6 +43,7 @@ from roundgate.protocol import jsonrpc, messages
 from roundgate.protocol.inbound import LOG_LEVELS
 from roundgate.protocol.jsonrpc import Notification, Request, RequestId
 from roundgate.protocol.messages import Response
+from roundgate.protocol.opening import SESSION_HEADER as SESSION
 from roundgate.protocol.opening import VERSION_HEADER
 from roundgate.protocol.params import Params, SubscriptionFilter, Uri, validate
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors

@@ -21,13 +21,14 @@ _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 def may_be_older(headers: Mapping[bytes, bytes]) -> bool:
     """Whether the head leaves it open: one look, which is all that a request of 2026-07-28 pays."""
-    return headers.get(VERSION_HEADER) not in _MODERN
+    version = headers.get(VERSION_HEADER)
+    return version not in _MODERN and (version is None or version.strip() not in _MODERN)
 
 
 def is_older(headers: Mapping[bytes, bytes], body: Any) -> bool:
     """Whether a request, of which the head leaves it open, is of a revision with sessions; `body` is decoded."""
     version = headers.get(VERSION_HEADER, b"").strip()
-    if version in _MODERN or _is_modern(body):
+    if _is_modern(body):
         return False
     if SESSION_HEADER in headers or (isinstance(body, dict) and body.get("method") == "initialize"):
         return True
