@@ -125,6 +125,7 @@ class Exchange:
         asked: dict[str, Any] | bytes,
         headers: dict[str, str] | None = None,
         more_headers: Sequence[tuple[str, str]] = (),
+        method: str = "POST",
     ) -> None:
         self._app = app
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -138,7 +139,7 @@ class Exchange:
         sent = headers or (wire.headers(asked) if isinstance(asked, dict) else {})
         lines = [("host", "127.0.0.1"), *sent.items(), *more_headers]
         raw = [(name.lower().encode(), value.encode()) for name, value in lines]
-        self.scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": raw}
+        self.scope = {"type": "http", "method": method, "path": "/mcp", "query_string": b"", "headers": raw}
         self.feed(json.dumps(asked).encode() if isinstance(asked, dict) else asked, more=not isinstance(asked, dict))
         self.running: asyncio.Task[None]
 
