@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from fastapi import FastAPI
@@ -143,7 +143,7 @@ class Exchange:
         self.feed(json.dumps(asked).encode() if isinstance(asked, dict) else asked, more=not isinstance(asked, dict))
         self.running: asyncio.Task[None]
 
-    async def __aenter__(self) -> Exchange:
+    async def __aenter__(self) -> Self:
         self.running = asyncio.create_task(self._app(self.scope, self.receive, self._send))
         return self
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from fastapi import FastAPI
@@ -55,7 +55,7 @@ class Event:
 class Stream(Exchange):
     """One request to one gateway, whose answer is read as it comes."""
 
-    def whole(self) -> Stream:
+    def whole(self) -> Self:
         """With its body ended."""
         self.feed(b"", more=False)
         return self

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from zlib import crc32
 
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
@@ -148,7 +149,7 @@ class Sessions:
 
 def _key(session: SessionFacts, owner: Principal) -> str:
     """The row that a session shares with others of its caller."""
-    return f"state.{digest(list(owner.identity))}.{sum(session.id.encode()) % BUCKETS}"
+    return f"state.{digest(list(owner.identity))}.{crc32(session.id.encode()) % BUCKETS}"
 
 
 def _written(state: SessionState, until_ms: int) -> list[Any]:
