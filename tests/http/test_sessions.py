@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from mcp_types import _v2025_11_25 as official
 
 from roundgate import ResourceLink, TextContent, ToolResult, tool
+from roundgate.protocol.content import ContentBlock
 from roundgate.protocol.v2025 import VERSIONS
 from tests.support import wire
 from tests.support.asgi import Client, gateway
@@ -48,7 +49,10 @@ OF_LATER = {"resultType", "ttlMs", "cacheScope", "_meta"}
 )
 async def rich() -> ToolResult:
     """Has all that a tool may have."""
-    blocks = [TextContent("text", meta={"y": 2}), ResourceLink("note://one", "one", description="A note")]
+    blocks: list[ContentBlock | str] = [
+        TextContent("text", meta={"y": 2}),
+        ResourceLink("note://one", "one", description="A note"),
+    ]
     return ToolResult(blocks, structured_content={"n": 1})
 
 
