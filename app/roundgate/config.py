@@ -75,6 +75,13 @@ class HttpConfig(Model):
         " room for one that has fewer. Unset: an eighth of all.",
         ge=1,
     )
+    idle_timeout_s: int = Field(
+        75,
+        description="Seconds for which a connection without a request stays open: longer than a balancer in front keeps"
+        " one (60 is common), or it sends requests into connections that are being closed.",
+        ge=1,
+        le=3_600,
+    )
     head_timeout_s: float = Field(10, description="Seconds within which a request's head has to arrive.", gt=0)
     body_timeout_s: float = Field(60, description="Seconds within which a request's body has to arrive.", gt=0)
     send_timeout_s: float = Field(

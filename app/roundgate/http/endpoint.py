@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import ProtocolError, TransportError
+from roundgate.http import early
 from roundgate.http import exchange as exchanges
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
@@ -131,6 +132,7 @@ class McpEndpoint:
             self._methods.end(stream)
 
     async def _read(self, receive: Receive, exchange: Exchange) -> bytes:
+        exchange.is_read = True
         length = exchange.headers.get(b"content-length")
         if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
             raise self._too_large()
@@ -149,7 +151,11 @@ class McpEndpoint:
             more = message.get("more_body", False)
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if size > SMALL:
-            exchange.held_bytes += self._budget.take_nodes(body)
+            try:
+                exchange.held_bytes += self._budget.take_nodes(body)
+            except TransportError:
+                exchange.request_id = early.id_of(body)
+                raise
         return body
 
     def _too_large(self) -> TransportError:

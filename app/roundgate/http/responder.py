@@ -21,6 +21,8 @@ from roundgate.protocol.revision import Revision
 from roundgate.replay.alarms import Limit
 
 JSON: Final = b"application/json"
+REFUSED: Final = -32600
+"""The code of an error whose reason is a status of HTTP: every revision has it."""
 GRACE_S: Final = 5.0
 """What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
 _STREAM_HEADERS: Final = ((b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no"))
@@ -92,9 +94,17 @@ class Responder:
         status, body = revision.render(error, request_id)
         await self._finish(status, body, error.headers if isinstance(error, TransportError) else ())
 
-    async def refused(self, error: AuthError, challenge: bytes) -> None:
-        """Send 401 or 403 in OAuth's words (RFC 6750 section 3) and finish."""
-        body = jsonrpc.encode({"error": error.error or "unauthorized", "error_description": str(error)})
+    async def refused(self, error: AuthError, challenge: bytes, request_id: RequestId | None) -> None:
+        """Send 401 or 403 with its challenge (RFC 6750 section 3) and finish.
+
+        The body is a JSON-RPC error where the id of the request is known, because clients show no other; else it is in
+        OAuth's words.
+        """
+        words = {"error": error.error or "unauthorized", "error_description": str(error)}
+        if request_id is None:
+            body = jsonrpc.encode(words)
+        else:
+            body = jsonrpc.error_response(request_id, REFUSED, str(error), words)
         await self._finish(error.status, body, [(b"www-authenticate", challenge)])
 
     async def answer(
