@@ -89,7 +89,8 @@ async def test_a_token_that_does_not_hold_is_an_invalid_token(mcp: Client) -> No
 
 
 async def test_who_cannot_be_answered_under_an_id_is_answered_in_the_words_of_oauth(mcp: Client) -> None:
-    response = await mcp.http.post("/mcp", content=b"{", headers=bearer(token(exp=1)) | wire.headers(wire.message("x")))
+    expired = {"authorization": f"Bearer {token(exp=1)}"}
+    response = await mcp.http.post("/mcp", content=b"{", headers={**wire.headers(wire.message("x")), **expired})
     assert response.json() == {"error": "invalid_token", "error_description": "The token has expired"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -40,9 +41,19 @@ async def test_so_it_is_whatever_is_wrong_with_its_head(
     assert (response.status_code, response.json()["id"]) == (status, "seven")
 
 
+async def test_a_body_of_unknown_length_is_not_read_for_its_id(mcp: Client) -> None:
+    async def never() -> AsyncIterator[bytes]:
+        yield pytest.fail("the body was read")
+
+    headers = {"content-type": "application/json", "host": "evil.example"}
+    response = await mcp.http.post("/mcp", content=never(), headers=headers)
+    assert response.status_code == 403
+    assert "id" not in response.json()
+
+
 async def test_a_body_with_too_many_values_is_refused_under_its_id(mcp: Client) -> None:
     response = await mcp.post("tools/call", {"name": "add", "arguments": {"a": [0] * 200_000}}, request_id=9)
-    assert (response.status_code, response.json().get("id")) == (413, None)
+    assert (response.status_code, response.json()["id"]) == (413, 9)
     swapped = {"jsonrpc": "2.0", "method": "tools/call", "params": {"a": [0] * 200_000}, "id": 9}
     last = await mcp.http.post("/mcp", content=sent(swapped), headers=wire.headers(wire.message("tools/list")))
     assert (last.status_code, last.json()["id"]) == (413, 9)
