@@ -18,12 +18,12 @@ from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from roundgate import config, logs, settings, tracing
+from roundgate import aws, config, logs, tracing
 from roundgate.auth.principal import LocalVerifier, Verifier
 from roundgate.backends.serving import Serving, Snapshot, ToolScopes
 from roundgate.clock import Clock
-from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig
-from roundgate.core import Core, Stores, aws_client, build_core
+from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig, settings
+from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.http.authentication import AuthenticationMiddleware
 from roundgate.http.challenge import ProtectedResource
@@ -39,16 +39,17 @@ from roundgate.http.session_calls import SessionCalls
 from roundgate.http.shutdown import on_stop_signal
 from roundgate.http.stalls import telling_of_stalls
 from roundgate.methods.current import CurrentMethods, Use
-from roundgate.methods.discovery import server_info
-from roundgate.methods.hub import LIST_CHANGED
+from roundgate.methods.discovery import makes_tasks, server_info
 from roundgate.methods.once import Once
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.sessions import Sessions
 from roundgate.methods.table import Methods
+from roundgate.protocol import notifications
 from roundgate.protocol.revision import ResultFormat
 from roundgate.protocol.revisions import NEWEST, WITH_SESSIONS
 from roundgate.reload import Reloader
-from roundgate.settings import Settings
+from roundgate.startup import Core, Stores, build_core
+from roundgate.tasks.named import NamedTasks
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.watch import Watch
@@ -57,6 +58,7 @@ from roundgate.tokens.request_state import StateSealer
 from roundgate.tokens.sealed import Key, KeyRing
 from roundgate.tokens.session_ids import SessionSealer
 from roundgate.tokens.stream_ids import StreamIds
+from roundgate.tokens.task_ids import TaskIds
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
@@ -119,8 +121,9 @@ class _Gateway:
         sealer = make_sealer(file.config, ring, clock)
         self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
         self._once = Once(stores.once, sealer, clock)
-        self._watch = Watch(stores.tasks, clock, tasks.poll_interval_ms / 1000)
-        self._tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
+        self._watch = Watch(tasks.poll_interval_ms / 1000)
+        own_tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
+        self._tasks = NamedTasks(own_tasks, TaskIds(sealer.ring), core.serving, clock, tasks)
         self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
         self._older_methods = {
             version: CurrentMethods(*self._serves(file.config, core.serving.now, results))
@@ -183,7 +186,7 @@ class _Gateway:
 
     def _make_pool(self) -> Pool | None:
         """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
-        if not self._using.works or "tasks" not in self.methods.features:
+        if not self._using.works or not makes_tasks(self.core.serving.catalog):
             return None
         return self.core.pool(self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process)
 
@@ -202,7 +205,7 @@ class _Gateway:
         elif self._pool is not None:
             self._pool.renew_children()
         for name in snapshot.catalog.lists_that_differ(before):
-            self.core.hub.publish(LIST_CHANGED[name])
+            self.core.hub.publish(notifications.LIST_CHANGED[name])
 
     def _stop_soon(self) -> None:
         self.core.hub.close()
@@ -249,9 +252,9 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
         return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     secret, encrypted = using.state_keys_secret, using.state_keys_kms
     if secret is not None:
-        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws_client), using, clock)
+        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)
     if encrypted is not None:
-        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws_client), using, clock)
+        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws.client), using, clock)
     if using.on_lambda:
         remedy = "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or …_KMS for every replica"
         message = "replicas need a shared key: a round that one has sealed must open in any other"

@@ -13,7 +13,7 @@ from mcp_types import _v2025_11_25 as official
 from pydantic import BaseModel
 
 from roundgate import Context, Form, Roots, Sample, prompt, tool
-from roundgate.settings import Settings
+from roundgate.config.settings import Settings
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept, sampled
 from tests.support.sessions import Event, Session, calling, opened, request

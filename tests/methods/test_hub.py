@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.errors import TransportError
 from roundgate.methods.hub import Hub, Subscription
+from roundgate.protocol.notifications import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
 from roundgate.protocol.params import SubscriptionFilter
-from roundgate.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
 
 EVERYTHING = frozenset({"tools", "prompts", "resources"})
 ALL = SubscriptionFilter(
@@ -70,7 +70,7 @@ async def test_closing_ends_a_stream_that_waits() -> None:
     reader = asyncio.create_task(told(hub.subscribe(1, LOCAL, ALL, EVERYTHING)))
     await asyncio.sleep(0)
     hub.close()
-    assert await asyncio.wait_for(reader, 1) == []
+    assert await asyncio.wait_for(reader, 20) == []
 
 
 async def test_a_closed_hub_opens_no_more_streams() -> None:

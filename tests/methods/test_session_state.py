@@ -13,8 +13,8 @@ from roundgate.auth.principal import Principal
 from roundgate.errors import InvalidParams, SessionNotFound, Unavailable
 from roundgate.methods.sessions import KNOWN_MS, MAX_SUBSCRIPTIONS, PER_BUCKET, Sessions, SessionState
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_sessions import SqliteSessions
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tokens.session_ids import SessionFacts
 from tests.support.clocks import FixedClock
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from roundgate.storage.dynamodb_sessions import DynamoDbSessions
+from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from tests.storage.session_contract import SessionStoreContract
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import Emulator

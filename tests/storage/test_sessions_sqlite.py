@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_sessions import SqliteSessions
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.storage.session_contract import LATER, SessionStoreContract
 from tests.support.clocks import FixedClock
 

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from anyio import to_thread
 from pydantic import BaseModel
 
+from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
 from roundgate.replay import engine
@@ -35,7 +35,7 @@ class Name(BaseModel):
 
 def elsewhere(journal: Journal) -> Journal:
     """The journal as another process gets it."""
-    return Journal.from_json(jsonrpc.decode(jsonrpc.encode(journal.to_json())))
+    return Journal.from_json(json.decode(json.encode(journal.to_json())))
 
 
 async def play(

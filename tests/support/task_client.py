@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 
 from roundgate.clock import Clock
-from roundgate.core import Stores
+from roundgate.config.settings import Settings
 from roundgate.main import build_app
-from roundgate.settings import Settings
+from roundgate.startup import Stores
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
 from tests.support.rounds import CAPABILITIES
@@ -123,7 +123,7 @@ class TaskClient:
         assert response.status_code == 200, response.text
         return valid_got(response.json())
 
-    async def until(self, task_id: str, *statuses: str, within_s: float = 10) -> dict[str, Any]:
+    async def until(self, task_id: str, *statuses: str, within_s: float = 30) -> dict[str, Any]:
         """The task once it has one of these statuses."""
         end = time.monotonic() + within_s
         while (task := await self.get(task_id))["status"] not in statuses:

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import pytest
 
+from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import Message
@@ -87,7 +87,7 @@ class _Witnessed:
 
     async def checkpoint(self, lease: Any, added: Any, *args: Any) -> None:
         await self._write(lease, self._store.checkpoint(lease, added, *args))
-        for tag, key, *values in map(jsonrpc.decode, added.entries):
+        for tag, key, *values in map(json.decode, added.entries):
             assert (lease.ref, f"{tag} {key}") not in self._witness.kept, "each step is written once"
             self._witness.kept[lease.ref, f"{tag} {key}"] = values
 
@@ -227,7 +227,7 @@ async def test_processes_that_are_killed_are_replaced_by_others(share: Share, pa
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(10)
+            process.wait(60)
     assert {record.status for record in found} == {Status.COMPLETED}
     assert [await shop.value(ref) for ref in refs] == [sum(range(STEPS))] * len(refs)
     ran = Counter(line.split(" ", 1)[1] for line in effects.read_text().splitlines())

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
+from roundgate import json
 from roundgate.backends.config import JobConfig
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError
-from roundgate.protocol import jsonrpc
 from roundgate.replay.context import Context
-from roundgate.replay.questions import Raw, Url, form_schema
+from roundgate.replay.forms import form_schema
+from roundgate.replay.questions import Raw, Url
 from roundgate.replay.run import NAME
 
 MAX_URL: Final = 2_048
@@ -78,7 +79,7 @@ def asked(envelope: Any) -> Kept:
         for key, request in requests.items():
             if not NAME.fullmatch(key):
                 raise ValueError(key)
-            _check(request)
+            check_request(request)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BackendError("The service asked for input in a form that the gateway does not know") from None
     if not requests:
@@ -86,8 +87,8 @@ def asked(envelope: Any) -> Kept:
     return {"inputRequests": dict(requests), "state": envelope.get("state")}
 
 
-def _check(request: Any) -> None:
-    """What no client could show is not passed on to one.
+def check_request(request: Any) -> None:
+    """Find a question that no client could show, before it is passed on to one.
 
     Raises:
         ValueError: it is not an `InputRequest` of the schema, or its form is none.
@@ -217,4 +218,4 @@ def _note(reason: NotNow) -> None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else jsonrpc.encode(value).decode()
+    return value if isinstance(value, str) else json.encode(value).decode()

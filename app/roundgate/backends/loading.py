@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from roundgate.aio.threads import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
 from roundgate.backends.python.modules import Modules
@@ -14,18 +15,19 @@ from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
-from roundgate.replay.threads import Threads
 
 T = TypeVar("T")
 
 
-def load(file: ConfigFile, modules: Modules | None = None) -> Snapshot:
+def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = False) -> Snapshot:
     """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
+
+    With `fetches`, documents that back ends are described by are fetched where no index of them is kept.
 
     Raises:
         ConfigError: everything that is wrong in all back ends, and between them.
     """
-    made, problems = _make(file, modules or Modules())
+    made, problems = _make(file, modules or Modules(), fetches=fetches)
     return apart(_offered(made, file, problems))
 
 
@@ -39,9 +41,9 @@ async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
     return await _offered(made, file, problems)
 
 
-def _make(file: ConfigFile, modules: Modules) -> tuple[list[Backend], list[Problem]]:
+def _make(file: ConfigFile, modules: Modules, *, fetches: bool = False) -> tuple[list[Backend], list[Problem]]:
     limits = file.config.limits
-    shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules)
+    shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules, fetches)
     made: list[Backend] = []
     problems: list[Problem] = []
     for index, entry in enumerate(file.config.backends):

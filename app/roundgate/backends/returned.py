@@ -13,6 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from roundgate.backends.signature import WithoutTitles
+from roundgate.json import encode
 from roundgate.protocol.content import (
     ABSENT,
     AudioContent,
@@ -27,7 +28,6 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.schemas import Schema
 
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
@@ -95,7 +95,7 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
     try:
         if adapter is not None:
             # no warnings: whether it is what the annotation says, the output schema decides
-            return adapter.dump_python(value, mode="json", by_alias=True, warnings="none")
+            return adapter.serializer.to_python(value, mode="json", by_alias=True, warnings=False)
         return to_jsonable_python(value, by_alias=True)
     except (PydanticSerializationError, ValueError) as error:
         raise NotJsonError(f"has no JSON: {' '.join(str(error).split())[:500]}") from None

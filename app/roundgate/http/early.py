@@ -13,6 +13,7 @@ from typing import Final
 
 from starlette.types import Receive
 
+from roundgate import json
 from roundgate.errors import ParseError
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.jsonrpc import RequestId
@@ -45,9 +46,9 @@ def id_of(body: bytes) -> RequestId | None:
     """The id of the request in a body; of a long one only where that can be told from its beginning or end."""
     if len(body) > MAX_BYTES:
         found = _FIRST.match(body[:1_024]) or _LAST.search(body[-1_024:])
-        return None if found is None else jsonrpc.readable_id({"id": jsonrpc.decode(found[1])})
+        return None if found is None else jsonrpc.readable_id({"id": json.decode(found[1])})
     try:
-        message = jsonrpc.decode(body)
+        message = json.decode(body)
     except ParseError:
         return None
     return jsonrpc.readable_id(message) if isinstance(message, dict) and "method" in message else None

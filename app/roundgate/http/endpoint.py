@@ -14,6 +14,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roundgate import json
 from roundgate.errors import ProtocolError, TransportError
 from roundgate.http import early
 from roundgate.http import exchange as exchanges
@@ -75,7 +76,7 @@ class McpEndpoint:
             return
         body, responder = await self._read(receive, exchange), exchange.responder
         if opening.may_be_older(exchange.headers):
-            decoded = jsonrpc.decode(body)
+            decoded = json.decode(body)
             if opening.is_older(exchange.headers, decoded):
                 await self._older.answer("POST", decoded, receive, exchange)
                 return
@@ -89,7 +90,7 @@ class McpEndpoint:
             await responder.accepted()
             return
         exchange.request_id = message.id
-        inbound = exchange.revision.validate_request(message, scope["headers"], self._methods.features)
+        inbound = exchange.revision.validate_request(message, exchange.headers, self._methods.features)
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
         exchange.trace = trace.get("traceparent")
@@ -110,8 +111,8 @@ class McpEndpoint:
             context.span.end("error", exchange.revision.look_up(error).code)
             raise
         match answer:
-            case Reply(result, outcome):
-                exchange.outcome = outcome
+            case Reply(result, label):
+                exchange.outcome = label
                 await responder.result(request_id, result, as_event=exchange.accepted == {EVENT_STREAM})
             case Stream() as stream:
                 await self._stream(request_id, stream, exchange.accepted, responder)

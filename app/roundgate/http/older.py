@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from starlette.types import Receive
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.config import ServerConfig
@@ -43,13 +44,13 @@ from roundgate.protocol import jsonrpc, messages
 from roundgate.protocol.inbound import LOG_LEVELS
 from roundgate.protocol.jsonrpc import Notification, Request, RequestId
 from roundgate.protocol.messages import Response
+from roundgate.protocol.notifications import RESOURCE_UPDATED
 from roundgate.protocol.opening import SESSION_HEADER as SESSION
 from roundgate.protocol.opening import VERSION_HEADER
 from roundgate.protocol.params import Params, SubscriptionFilter, Uri, validate
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
 from roundgate.protocol.versions import SUPPORTED_VERSIONS
-from roundgate.replay.context import RESOURCE_UPDATED
 from roundgate.tokens.session_ids import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
@@ -174,7 +175,7 @@ class OlderEndpoint:
         session_id = self._sealer.seal(
             exchange.caller, revision.version, opening.requested, opening.capabilities, opening.client_info
         )
-        response = jsonrpc.result_response(request.id, jsonrpc.encode(result))
+        response = jsonrpc.result_response(request.id, json.encode(result))
         headers = [(SESSION, session_id.encode())]
         await exchange.responder.answer(200, response, headers, as_event=exchange.accepted == {EVENT_STREAM})
 

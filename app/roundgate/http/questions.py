@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InvalidRequest, ToolError, Unavailable
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.digest import digest
 from roundgate.protocol.jsonrpc import RequestId
 from roundgate.protocol.messages import Response
 from roundgate.storage.sessions import SessionStore
@@ -111,7 +110,7 @@ class Questions:
             raise InvalidRequest("This session was not asked a question with this id, so there is nothing to answer")
         said = {"error": response.error} if response.result is None else {"result": response.result}
         forget_ms = self._clock.now_ms() + int(keep_s * 1000) + LEEWAY_MS
-        await self._store.put_new(_answer_key(question), jsonrpc.encode(said), forget_ms)
+        await self._store.put_new(_answer_key(question), json.encode(said), forget_ms)
         self._wake(question.round)
 
     async def cancel(self, request_id: RequestId, session: SessionFacts, keep_s: float) -> None:
@@ -173,7 +172,7 @@ class Questions:
             found = await self._look([*keys, cancelled])
             if cancelled in found:
                 raise CallCancelled
-            said = {key: jsonrpc.decode(found[row]) for row, key in keys.items() if row in found}
+            said = {key: json.decode(found[row]) for row, key in keys.items() if row in found}
             if len(said) == len(keys) or any("error" in one for one in said.values()):
                 return _results(said)
             if self._clock.now_ms() > asked.until_ms:
@@ -214,4 +213,4 @@ def _answer_key(question: QuestionId) -> str:
 
 
 def _cancel_key(session: SessionFacts, request_id: RequestId) -> str:
-    return f"cancel.{session.id}.{digest(request_id)}"
+    return f"cancel.{session.id}.{json.digest(request_id)}"

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import InvalidRequest, MissingCapability, ToolError, Unavailable
@@ -186,7 +187,7 @@ class SessionCalls:
             if reply is None:
                 span.end("input_required", None)
                 return Responded(None, "input_required")
-            span.end(reply.outcome, None)
+            span.end(reply.label, None)
         return _responded(call.request.id, reply)
 
     async def _rounds(
@@ -205,7 +206,7 @@ class SessionCalls:
                 inbound = replace(inbound, params={**own, "inputResponses": answers, "requestState": call.state})
             context = RequestContext(inbound, caller.principal, notify, span, caller.remaining_ms)
             reply = await _serve(methods, context, caller.revision)
-            if reply.outcome != "input_required":
+            if reply.label != "input_required":
                 return reply
             requests, state = read_asked(reply.result)
             until_ms = self._clock.now_ms() + int(self._answer_timeout_s * 1000)
@@ -267,7 +268,7 @@ class SessionCalls:
         question_id = self.questions.ask(asked, number, caller.session, caller.principal)
         params = request_params(caller.revision, request["method"], request.get("params", {}), question_id)
         message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
-        return jsonrpc.encode({**message, "params": params} if params else message)
+        return json.encode({**message, "params": params} if params else message)
 
     async def _event_id(self, call: OpenCall, caller: Caller, number: int) -> str:
         """The id of an event after which any process can go on with a call; a long one is kept, and has its name."""
@@ -333,4 +334,4 @@ def _tool_error(revision: Revision, text: str) -> Reply:
 
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:
-    return Responded(jsonrpc.result_response(request_id, reply.result), reply.outcome)
+    return Responded(jsonrpc.result_response(request_id, reply.result), reply.label)

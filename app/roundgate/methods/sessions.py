@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from zlib import crc32
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.digest import digest
 from roundgate.storage.sessions import SessionStore
 from roundgate.tokens.session_ids import SessionFacts
 
@@ -136,7 +135,7 @@ class Sessions:
             while len(kept) >= PER_BUCKET:
                 kept.pop(next(iter(kept)))
             kept[session.id] = change(before), session.expires_ms
-            value = jsonrpc.encode({name: _written(*one) for name, one in kept.items()})
+            value = json.encode({name: _written(*one) for name, one in kept.items()})
             forget_ms = max(until for _, until in kept.values())
             if row is None:
                 done = await self._store.put_new(key, value, forget_ms)
@@ -149,7 +148,7 @@ class Sessions:
 
 def _key(session: SessionFacts, owner: Principal) -> str:
     """The row that a session shares with others of its caller."""
-    return f"state.{digest(list(owner.identity))}.{crc32(session.id.encode()) % BUCKETS}"
+    return f"state.{json.digest(list(owner.identity))}.{crc32(session.id.encode()) % BUCKETS}"
 
 
 def _written(state: SessionState, until_ms: int) -> list[Any]:
@@ -162,7 +161,7 @@ def _states(value: bytes) -> dict[str, tuple[SessionState, int]]:
     try:
         return {
             name: (SessionState(level, tuple(uris), ended), until)
-            for name, (level, uris, ended, until) in jsonrpc.decode(value).items()
+            for name, (level, uris, ended, until) in json.decode(value).items()
         }
     except (ParseError, AttributeError, TypeError, ValueError):
         return {}

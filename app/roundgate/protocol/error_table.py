@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roundgate.errors import GatewayError, InvalidRequest, TransportError
+from roundgate.json import encode
 from roundgate.protocol.content import without_none
-from roundgate.protocol.jsonrpc import RequestId, encode, error_response
+from roundgate.protocol.jsonrpc import RequestId, error_response
 
 
 @dataclass(frozen=True, slots=True)

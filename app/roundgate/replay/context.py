@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from roundgate.auth.principal import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
+from roundgate.protocol import notifications
 from roundgate.protocol.content import PromptMessage, without_none
 from roundgate.protocol.inbound import LOG_LEVELS
 from roundgate.replay import asking, stepping, waiting
@@ -41,11 +42,6 @@ T = TypeVar("T")
 MAX_STATUS_CHARS: Final = 1_000
 
 log = logging.getLogger("roundgate.handler")
-
-TOOLS_CHANGED: Final = "notifications/tools/list_changed"
-PROMPTS_CHANGED: Final = "notifications/prompts/list_changed"
-RESOURCES_CHANGED: Final = "notifications/resources/list_changed"
-RESOURCE_UPDATED: Final = "notifications/resources/updated"
 
 
 class Context:
@@ -369,7 +365,7 @@ class Context:
             return
         self._last_progress = progress
         params = without_none(progressToken=token, progress=progress, total=total, message=message)
-        await self._call.notify("notifications/progress", params)
+        await self._call.notify(notifications.PROGRESS, params)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level or below with `logLevel`.
@@ -390,23 +386,23 @@ class Context:
         if wanted is None or self._call.notify is None or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted):
             return
         params = {"level": level, "data": data} | without_none(logger=logger)
-        await self._call.notify("notifications/message", params)
+        await self._call.notify(notifications.MESSAGE, params)
 
     async def tools_changed(self) -> None:
         """Tell listening clients that the list of tools has changed."""
-        self._call.publish(TOOLS_CHANGED, None)
+        self._call.publish(notifications.TOOLS_CHANGED, None)
 
     async def prompts_changed(self) -> None:
         """Tell listening clients that the list of prompts has changed."""
-        self._call.publish(PROMPTS_CHANGED, None)
+        self._call.publish(notifications.PROMPTS_CHANGED, None)
 
     async def resources_changed(self) -> None:
         """Tell listening clients that the list of resources has changed."""
-        self._call.publish(RESOURCES_CHANGED, None)
+        self._call.publish(notifications.RESOURCES_CHANGED, None)
 
     async def resource_updated(self, uri: str) -> None:
         """Tell clients that subscribed to this URI that what it holds has changed."""
-        self._call.publish(RESOURCE_UPDATED, uri)
+        self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 
 def run_of(context: Context) -> Run:

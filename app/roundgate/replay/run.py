@@ -25,7 +25,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
 
-from roundgate.replay.alarms import of_this_loop
+from roundgate.aio.timers import of_this_loop
 from roundgate.replay.branches import END, Branch, Suspend, here
 from roundgate.replay.call import Call
 from roundgate.replay.journal import Entry, Journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from roundgate.protocol.digest import digest
+from roundgate.json import digest
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.cuts import be_cut_again, noting_cut
 from roundgate.replay.identity import identity

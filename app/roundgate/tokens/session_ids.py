@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, SessionNotFound
-from roundgate.protocol import jsonrpc
 from roundgate.tokens.refusals import Refusals
 from roundgate.tokens.sealed import KeyRing, SealBroken
 
@@ -71,7 +71,7 @@ class SessionSealer:
             now_ms,
             now_ms + int(self.lifetime_s * 1000),
         ]
-        return self.ring.seal(jsonrpc.encode(claims), owner)
+        return self.ring.seal(json.encode(claims), owner)
 
     def open(self, token: str, owner: Principal) -> SessionFacts:
         """The session behind an id.
@@ -93,7 +93,7 @@ class SessionSealer:
         if len(token) > MAX_CHARS:
             raise SealBroken("too long")
         try:
-            claims = jsonrpc.decode(self.ring.open(token, owner))
+            claims = json.decode(self.ring.open(token, owner))
             purpose, session_id, revision, requested, capabilities, client_info, issued_ms, expires_ms = claims
             early_ms, late_ms = issued_ms - self.clock.now_ms(), self.clock.now_ms() - expires_ms
         except (ParseError, ValueError, TypeError):

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.errors import ParseError
-from roundgate.protocol import jsonrpc
 from roundgate.tokens.sealed import KeyRing, SealBroken
 
 QUESTION: Final = "question"
@@ -41,7 +41,7 @@ class StreamIds:
     def seal_question(self, question: QuestionId, owner: Principal) -> str:
         """The JSON-RPC id of a question: about 140 characters."""
         claims = [QUESTION, question.session, question.round, question.number]
-        return self.ring.seal(jsonrpc.encode(claims), owner)
+        return self.ring.seal(json.encode(claims), owner)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
         """The question that an answer is for; `None` if this session was never asked it."""
@@ -52,7 +52,7 @@ class StreamIds:
 
     def seal_call(self, session: str, facts: Any, owner: Principal) -> str:
         """A token for what is needed to go on with a call; `facts` is any JSON value."""
-        return self.ring.seal(jsonrpc.encode([CALL, session, facts]), owner)
+        return self.ring.seal(json.encode([CALL, session, facts]), owner)
 
     def open_call(self, token: Any, session: str, owner: Principal) -> Any:
         """The facts of a call of this session; `None` if the token has none."""
@@ -65,6 +65,6 @@ class StreamIds:
         if not isinstance(token, str) or (limit is not None and len(token) > limit):
             return None
         try:
-            return jsonrpc.decode(self.ring.open(token, owner))
+            return json.decode(self.ring.open(token, owner))
         except (SealBroken, ParseError):
             return None

@@ -20,7 +20,7 @@ from roundgate.backends.http.messages import Answer, Outgoing, with_key
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.policy import with_approval, with_questions
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol.content import ToolResult
 from roundgate.replay.context import Context
@@ -37,7 +37,9 @@ class HttpBackend:
         self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
-        self._service = Service(config, Redactor.of(config, (tool.headers for tool in config.tools)))
+        credentials = () if config.credential is None else (config.credential,)
+        redacted = Redactor.of(config, (tool.headers for tool in config.tools))
+        self._service = Service(config, config.base_url, credentials, redacted)
 
     async def offer(self) -> Offering:
         """The tools as declared.

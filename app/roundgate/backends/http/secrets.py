@@ -15,9 +15,9 @@ from urllib.parse import quote, quote_plus
 
 from pydantic import SecretStr
 
-from roundgate.backends.http.config import ServiceConfig
+from roundgate import json
+from roundgate.backends.http.config import Credential, RemoteConfig
 from roundgate.backends.http.messages import Answer
-from roundgate.protocol import jsonrpc
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
@@ -31,9 +31,13 @@ class Redactor:
     needles: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, config: ServiceConfig, more: Iterable[Mapping[str, SecretStr]] = ()) -> Redactor:
-        """Of everything secret that requests to a service may carry; `more` has the fixed headers of its tools."""
-        secrets = set[str]() if config.credential is None else set(config.credential.secrets())
+    def of(
+        cls, config: RemoteConfig, more: Iterable[Mapping[str, SecretStr]] = (), slots: Iterable[Credential] = ()
+    ) -> Redactor:
+        """Of everything secret that requests to a service may carry; `more` has the fixed headers of its tools, and
+        `slots` the credentials besides the general one."""
+        general = () if config.credential is None else (config.credential,)
+        secrets = set[str]().union(*(one.secrets() for one in (*general, *slots)))
         for headers in (config.headers, *more):
             secrets |= _of_headers(headers)
         spellings = {spelling for secret in secrets if len(secret) >= MIN_CHARS for spelling in _spellings(secret)}
@@ -62,5 +66,5 @@ def _of_headers(headers: Mapping[str, SecretStr]) -> set[str]:
 def _spellings(secret: str) -> set[bytes]:
     """How a secret may come back: as it is, in JSON, in a URL, in base64, alone or in the middle of more."""
     plain = secret.encode()
-    in_json = jsonrpc.encode(secret)[1:-1]
+    in_json = json.encode(secret)[1:-1]
     return {plain, in_json, quote(secret, safe="").encode(), quote_plus(secret).encode(), base64.b64encode(plain)}

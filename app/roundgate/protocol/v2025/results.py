@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.jsonrpc import encode
+from roundgate import json
 from roundgate.protocol.v2025 import shapes
 from roundgate.protocol.v2025.revisions import Revision
 
@@ -27,7 +26,7 @@ class Results:
         Raises:
             TypeError, ValueError, RecursionError: something in it is not JSON.
         """
-        return encode(shapes.result(self._revision, result))
+        return json.encode(shapes.result(self._revision, result))
 
     def rest(self, cache: object = None) -> bytes:
         """What follows the members of a result that are serialised already: the last brace."""
@@ -36,15 +35,15 @@ class Results:
     def entries(self, member: str, entries: bytes) -> bytes:
         """The entries of a list, which are serialised already, in the shape of the revision."""
         shape = shapes.ENTRIES[member]
-        shaped = [shape(self._revision, one) for one in jsonrpc.decode(b"[%b]" % entries)]
-        return encode(shaped)[1:-1]
+        shaped = [shape(self._revision, one) for one in json.decode(b"[%b]" % entries)]
+        return json.encode(shaped)[1:-1]
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
         """Questions by key, or none, and the state of the call; read back by `asked`."""
-        return encode({"inputRequests": dict(requests), "requestState": request_state})
+        return json.encode({"inputRequests": dict(requests), "requestState": request_state})
 
 
 def asked(result: bytes) -> tuple[dict[str, Any], str]:
     """The questions by key and the state that `Results.input_required` wrote."""
-    found = jsonrpc.decode(result)
+    found = json.decode(result)
     return found["inputRequests"], found["requestState"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 from roundgate.protocol.revision import CacheHint
 
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"

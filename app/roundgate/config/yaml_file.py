@@ -1,0 +1,97 @@
+"""A YAML (or JSON) file as plain values that remember their lines, so that a problem can say where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from roundgate.errors import ConfigError, ParseError, Problem
+
+Loc: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What a file holds. `lines` maps a location in it to a line; JSON files have none."""
+
+    file: Path
+    value: Any
+    lines: Mapping[Loc, int]
+
+    def line(self, loc: Sequence[str | int]) -> int | None:
+        """The line of a location, or of the nearest thing around it that has one."""
+        return next((self.lines[tuple(loc[:n])] for n in range(len(loc), -1, -1) if tuple(loc[:n]) in self.lines), None)
+
+
+def read(path: Path) -> Located:
+    """Parse a file.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML or JSON, or repeats a key.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        remedy = "give the path of a gateway.yaml: roundgate serve PATH, or GATEWAY_CONFIG"
+        raise ConfigError([Problem(str(path), "(file)", error.strerror or "cannot be read", remedy)]) from None
+    return _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
+
+
+def _read_json(path: Path, text: bytes) -> Located:
+    from roundgate import json
+
+    try:
+        return Located(path, json.decode(text), {})
+    except ParseError as error:
+        raise ConfigError([Problem(str(path), "(file)", str(error), "mend the JSON")]) from None
+
+
+def _read_yaml(path: Path, text: bytes) -> Located:
+    import yaml  # not needed where the file is JSON
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        node = loader.get_single_node()
+        # before the values are made, which writes what `<<` refers to into the nodes
+        places = list(_places((), node, 1)) if node is not None else []
+        value = {} if node is None else loader.construct_document(node)
+    except RecursionError:
+        problem = Problem(str(path), "(file)", "is nested too deeply", "mend the syntax")
+        raise ConfigError([problem]) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = Problem(str(path), "(file)", f"is not YAML: {what}", "mend the syntax", mark and mark.line + 1)
+        raise ConfigError([problem]) from None
+    finally:
+        loader.dispose()
+    lines: dict[Loc, int] = {}
+    repeated: list[Problem] = []
+    for loc, line in places:
+        if loc in lines:
+            what = f"the key {str(loc[-1])!r} is there twice (first on line {lines[loc]})"
+            repeated.append(Problem(str(path), dotted(loc), what, "remove one of them", line))
+        lines.setdefault(loc, line)
+    if repeated:
+        raise ConfigError(repeated)
+    return Located(path, value, lines)
+
+
+def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:
+    yield loc, line
+    if node.id == "mapping":
+        for key, value in node.value:
+            yield from _places((*loc, str(key.value)), value, key.start_mark.line + 1)
+    elif node.id == "sequence":
+        for index, item in enumerate(node.value):
+            yield from _places((*loc, index), item, item.start_mark.line + 1)
+
+
+def dotted(loc: Sequence[str | int]) -> str:
+    """`("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
+    return reduce(
+        lambda path, step: f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip("."), loc, ""
+    )

@@ -1,0 +1,192 @@
+"""What a gateway and a worker have in common: back ends, catalog, stores. Knows no web framework.
+
+`roundgate.main` builds the gateway around it; a worker process, or the worker function on AWS Lambda, needs no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from roundgate import aws, metrics, tracing
+from roundgate.backends import loading
+from roundgate.backends.python.modules import Modules
+from roundgate.backends.serving import Serving
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config.settings import Settings
+from roundgate.errors import ConfigError, Problem
+from roundgate.methods.hub import Hub
+from roundgate.storage.once import OnceStore
+from roundgate.storage.queue import TaskQueue
+from roundgate.storage.sessions import SessionStore
+from roundgate.storage.tasks import TaskStore
+from roundgate.tasks.isolation import Children, child_command
+from roundgate.tasks.pool import Pool
+from roundgate.tasks.rescue import watchdog_of
+from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.worker import Worker
+from roundgate.watchdog import Watchdog
+
+LETTING_GO_PART: Final = 0.6
+"""Of what is left of a lease when the event loop has stood still for too long, how much a watchdog may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What processes that belong together share."""
+
+    once: OnceStore
+    tasks: TaskStore
+    queue: TaskQueue
+    sessions: SessionStore
+    prepares: Sequence[Callable[[], None]] = ()
+    again: Callable[[], TaskStore] | None = None
+    """Makes another object on the same tasks, for another event loop."""
+    clock_skew_s: float = 5.0
+    """By how much the clocks of those that share them may differ, unless the configuration knows better."""
+
+    def prepare(self) -> None:
+        """Make the clients of AWS before the first call needs them. No connection is opened.
+
+        Raises:
+            ConfigError: no region is set.
+        """
+        for prepare in self.prepares:
+            prepare()
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What a gateway and a worker have in common."""
+
+    serving: Serving
+    modules: Modules
+    """The users' modules behind it."""
+    hub: Hub
+    stores: Stores
+
+    def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
+        """Takes turns at tasks."""
+        stores, publish = self.stores, self.hub.publish
+        return Worker(
+            self.serving,
+            stores.tasks,
+            stores.queue,
+            clock,
+            config.tasks,
+            publish,
+            skew_s=stores.clock_skew_s,
+            tracing=tracing.set_up(),
+            metrics=metrics.set_up(),
+        )
+
+    def pool(self, config: GatewayConfig, clock: Clock, *, stop_grace_s: float, owns_process: bool) -> Pool:
+        """Workers and the sweep, for a process that runs on; one that is ours begins others for suspects, and is ended
+        by a watchdog if a handler blocks it."""
+        stores, tasks = self.stores, config.tasks
+        worker, sweep = self.worker(config, clock), Sweep(stores.tasks, stores.queue, clock, tasks)
+        return Pool(
+            worker,
+            sweep,
+            stores.queue,
+            tasks,
+            metrics.set_up(),
+            stop_grace_s=stop_grace_s,
+            share=None if config.auth == "none" else tasks.share,
+            children=Children(child_command(), stores.tasks, clock) if owns_process else None,
+            watchdog=self.watchdog(worker, config, clock) if owns_process else None,
+        )
+
+    def watchdog(self, worker: Worker, config: GatewayConfig, clock: Clock) -> Watchdog | None:
+        """What ends a process whose event loop stands still."""
+        if self.stores.again is None:
+            return None
+        limit_s = config.tasks.stall_part * config.tasks.lease_s
+        bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
+        return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
+
+    async def aclose(self) -> None:
+        """Let go of all connections."""
+        await self.serving.aclose()
+        await self.stores.queue.aclose()
+        await self.stores.sessions.aclose()
+        await self.stores.tasks.aclose()
+        await self.stores.once.aclose()
+
+
+def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None) -> Core:
+    """The catalog and the stores of a configuration; what they need is made now, unless somebody waits for an answer.
+
+    Raises:
+        ConfigError: see `build_app`.
+    """
+    modules = Modules()
+    serving = Serving(loading.load(file, modules))
+    stores = stores or make_stores(using, clock, file.config.tasks.shards)
+    if not using.on_demand:
+        stores.prepare()
+    http = file.config.http
+    return Core(serving, modules, Hub(http.max_streams, http.max_streams_per_caller), stores)
+
+
+def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
+    """The stores that the settings name. Nothing is opened yet, and what is not named is not imported.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    if using.on_lambda and using.sqs_url is None and using.dynamodb_table is not None:
+        remedy = "set it to sqs:// and the URL of the queue"
+        message = "is local, which the functions of AWS Lambda do not share"
+        raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
+    once: OnceStore
+    tasks: TaskStore
+    sessions: SessionStore
+    prepares: list[Callable[[], None]] = []
+    if using.dynamodb_table is not None:
+        from roundgate.storage.dynamodb import table as dynamodb
+        from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+        from roundgate.storage.dynamodb.tasks import DynamoDbTasks
+
+        table = dynamodb.Table(using.dynamodb_table, lambda: aws.client("dynamodb", **dynamodb.CONFIG), clock)
+        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
+        sessions = DynamoDbSessions(table, clock)
+        prepares.append(table.prepare)
+    else:
+        from roundgate.storage.sqlite.database import Database, SqliteOnce
+        from roundgate.storage.sqlite.sessions import SqliteSessions
+        from roundgate.storage.sqlite.tasks import SqliteTasks
+
+        database = Database(using.sqlite_path)
+        once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
+        sessions = SqliteSessions(database, clock)
+    queue: TaskQueue
+    if using.sqs_url is not None:
+        from roundgate.storage import sqs
+
+        queue = at_sqs = sqs.SqsQueue(
+            using.sqs_url, lambda: aws.client("sqs", **sqs.CONFIG), lambda: aws.client("sqs", **sqs.RECEIVING)
+        )
+        prepares.append(at_sqs.prepare)
+    else:
+        from roundgate.storage.sqlite.database import Database
+        from roundgate.storage.sqlite.queue import SqliteQueue
+
+        # a message that the machine's death takes with it is one that the sweep replaces
+        queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
+    return Stores(
+        once,
+        tasks,
+        queue,
+        sessions,
+        prepares,
+        again=lambda: make_stores(using, clock).tasks,
+        clock_skew_s=_skew_s(using),
+    )
+
+
+def _skew_s(using: Settings) -> float:
+    """Processes on one file have one clock, which is set now and then; machines have each their own."""
+    return 5.0 if using.dynamodb_table is None else 60.0

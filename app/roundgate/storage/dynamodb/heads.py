@@ -1,0 +1,401 @@
+"""The head of a task in DynamoDB, as values: what writes ask of it, what they make of it, what is read from it. No I/O.
+
+Besides the fields of `TaskRecord` it has
+
+    shard       in which part of the index of due tasks it is; gone when the task is terminal
+    owner       for the index of open tasks by owner; gone when the task is terminal
+    call, state, outcome                  each a value or the reference to its rows
+    requests    wire key → {"n": place in order, "b": value or reference}
+    answers     wire key → value or reference; `answered`: how many bytes of them are in the head
+    settled     references to rows with answers that were in the head
+    chunks      references to rows with the journal's older entries
+    tail        its latest entries, until they become a chunk
+    noted       the number of the lease's last write of entries: app/roundgate/storage/noted.py
+
+Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`, `alone`, `deaths`, `declined_ms`,
+`resends`, and so is `unsent` of `OpenTask`, and so is a `journal_version` of 1.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from roundgate.protocol.tasks import TERMINAL, Event, Status, sources, target
+from roundgate.storage.dynamodb.journal import Log, chunk_of, lengthened, packed, room_of, unpacked, with_chunk
+from roundgate.storage.dynamodb.table import HEAD, SMALL, Append, Change, Draft, Expression, Kept, Row, is_moved, whole
+from roundgate.storage.noted import Noted
+from roundgate.storage.tasks import Added, Answered, NewTask, NotClaimed, OpenTask, TaskRecord, TaskRef
+
+FORGET_AFTER_S: Final = 2 * 86_400
+"""How long after its end a task stays in the table, for its operator."""
+SHARDS: Final = 8
+"""Parts of the index of due tasks that a table has at least: each takes 1,000 writes a second."""
+TAIL: Final = 1024
+"""How much of the journal stays in the head of a new task."""
+ROOM: Final = 16 * 1024
+"""How much of all questions, and of all answers, stays in the head."""
+LIGHT: Final = 64
+"""A call up to here stays in the head for good."""
+SETTLED: Final = 512
+"""From here on a worker moves answers out of the head, which it pays for at each checkpoint."""
+_AT_ONCE: Final = 50
+"""Answers in one expression, which may have 4 KB."""
+
+_STATUSES: Final = {f":{status.value}": status.value for status in Status}
+_ONE_MORE: Final = Expression("#revision + :one")
+NOT_LEASED: Final[Mapping[str, Any]] = MappingProxyType({"lease_until_ms": 0, "wake_ms": 0})
+_OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType(
+    {"shard": None, "due_ms": None, "owner": None, "unsent": None}
+)
+_NO_WORK: Final = MappingProxyType(
+    dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
+)
+NO_BLAME: Final[Mapping[str, Any]] = MappingProxyType({"deaths": None, "suspect": None})
+PROGRESS: Final[Mapping[str, Any]] = MappingProxyType({**NO_BLAME, "attempts": 0, "declined_ms": None})
+BLAMED: Final[Mapping[str, Any]] = MappingProxyType(
+    {"suspect": 1, "deaths": Expression("if_not_exists(#deaths, :none) + if_not_exists(#alone, :none)")}
+)
+"""A lease ended badly; if its worker had nothing else, it is a death. Expressions see the row as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a worker knows of a head that only it may change."""
+
+    head: Row
+    """Its attributes, those of the journal and what others move excepted."""
+    journal: Log
+    settled: Log
+    """Answers in rows of their own: keys and values by turns."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a lease remembers."""
+
+    known: Known
+    noted: Noted[Known]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a write of a worker sets, what it then knows, and the rows that nothing refers to afterwards."""
+
+    sets: Mapping[str, Any]
+    known: Known
+    superseded: Sequence[Kept] = ()
+
+
+# What is asked of a head
+
+
+IS_FOUND: Final = "#expires_ms > :now"
+"""There is such a task, and still is: of one that never was DynamoDB compares nothing to be greater."""
+
+
+def is_in(event: Event) -> str:
+    """The event happens in the state it is in."""
+    return f"#status IN ({', '.join(sorted(f':{status.value}' for status in sources(event)))})"
+
+
+def lease_holds(noted: bool = False) -> list[str]:
+    """A worker may still write; if it notes entries, also that no write has happened that it has not heard of."""
+    # Nobody has claimed it since, nor was it taken away.
+    is_the_last_claim = "#fence = :fence"
+    # Neither cancelled, nor finished, nor expired, nor asking.
+    is_working = is_in(Event.RUN)
+    # Not given back either: it may be `working` again, with nobody on it yet, and wait for its next claim.
+    is_leased = "#lease_until_ms > :none"
+    # A write that was given up as unavailable did not happen after all: else this one would add its entries twice.
+    is_as_left = "#noted = :noted"
+    return [is_the_last_claim, is_working, is_leased, *([is_as_left] if noted else [])]
+
+
+def is_held(head: Row, fence: int) -> bool:
+    """The same of a head that was read, but for what is noted in it."""
+    is_working = head["status"] in sources(Event.RUN)
+    return bool(head["fence"] == fence and is_working and head["lease_until_ms"] > 0)
+
+
+def values_of(now_ms: int, **more: Any) -> dict[str, Any]:
+    return {**_STATUSES, ":now": now_ms, ":none": 0, ":one": 1, **{f":{name}": value for name, value in more.items()}}
+
+
+def unexpired(head: Row | None, now_ms: int) -> Row | None:
+    """The task if there is one, and still is."""
+    return head if head is not None and head["expires_ms"] > now_ms else None
+
+
+def why_not(head: Row | None, now_ms: int, lapsed_ms: int, alone: bool) -> NotClaimed | None:
+    """Why a task cannot be claimed; `None` if it can."""
+    head = unexpired(head, now_ms)
+    if head is None:
+        return NotClaimed.GONE
+    if head["status"] in TERMINAL:
+        return NotClaimed.OVER
+    if head["status"] not in sources(Event.RUN):
+        return NotClaimed.WAITING
+    if head["lease_until_ms"] > lapsed_ms:
+        return NotClaimed.LEASED
+    if head["wake_ms"] > now_ms:
+        return NotClaimed.ASLEEP
+    return NotClaimed.SUSPECT if (has_lapsed(head) or head.get("suspect")) and not alone else None
+
+
+def has_lapsed(head: Row) -> bool:
+    """Whether a lease that is over by its time was not given back."""
+    return bool(head["lease_until_ms"] > 0)
+
+
+def may_be_claimed(lapsed: bool, alone: bool) -> list[str]:
+    """A task that is free, or one whose lease has lapsed."""
+    # Who has it may go on until the lease ends.
+    is_free = "#lease_until_ms = :none"
+    # Its worker died or stalled with it.
+    is_lapsed = "#lease_until_ms > :none AND #lease_until_ms <= :lapsed"
+    # It sleeps until something is worth looking at.
+    is_awake = "#wake_ms <= :now"
+    # Where a worker has died it must harm no other task.
+    is_no_suspect = "attribute_not_exists(#suspect)"
+    lease = is_lapsed if lapsed else is_free
+    return [IS_FOUND, is_in(Event.RUN), lease, is_awake, *([] if alone else [is_no_suspect])]
+
+
+# What is made of it
+
+
+def seen(now_ms: int) -> dict[str, Any]:
+    """The client can see a change."""
+    return {"updated_ms": now_ms, "revision": _ONE_MORE}
+
+
+def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
+    """Nothing is outstanding any more."""
+    working = target(Event.ANSWER_ALL).value
+    return {**seen(now_ms), "status": working, "requests": {}, "due_ms": due_ms, "wake_ms": 0}
+
+
+def over(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
+    """A terminal state: nothing outstanding, nothing due, nothing left to work with."""
+    end: dict[str, Any] = {"status": status.value, "status_message": message, "requests": {}}
+    return {**seen(now_ms), **NOT_LEASED, **_OUT_OF_THE_INDEX, **_NO_WORK, **end}
+
+
+def claimed(until_ms: int, due_ms: int, alone: bool) -> dict[str, Any]:
+    """A new lease."""
+    return {
+        "fence": Expression("#fence + :one"),
+        "lease_until_ms": until_ms,
+        "due_ms": due_ms,
+        "wake_ms": 0,
+        "alone": 1 if alone else None,
+        "resends": None,
+        "unsent": 1,
+        "noted": 0,
+    }
+
+
+def new_head(task: NewTask, draft: Draft, shards: int) -> Row:
+    """The head of a new task; what does not fit goes to the draft."""
+    row: Row = {
+        "pk": pk_of(task.ref),
+        "sk": HEAD,
+        "ttl": ttl_of(task.expires_ms),
+        "tool": task.tool,
+        "status": task.status.value,
+        "status_message": task.status_message,
+        "created_ms": task.created_ms,
+        "updated_ms": task.created_ms,
+        "expires_ms": task.expires_ms,
+        "revision": 1,
+        "fence": 0,
+        "attempts": 0,
+        "requests": {},
+        "outcome": None if task.outcome is None else draft.keep("1", task.outcome),
+        **NOT_LEASED,
+    }
+    if task.status.is_terminal:
+        return row
+    index = {"shard": _shard(task.ref, shards), "due_ms": task.due_ms, "owner": task.ref.owner}
+    return {**row, **index, **work(task.call, task.journal, task.state, task.journal_version, draft)}
+
+
+def work(call: bytes, journal: Sequence[bytes], state: bytes, journal_version: int, draft: Draft) -> Row:
+    """What an open task has to work with."""
+    chunk = packed(journal)
+    fits = len(chunk) <= TAIL
+    return {
+        "call": draft.keep("2", call),
+        "state": draft.keep("2", state),
+        "answers": {},
+        "answered": 0,
+        "settled": None,
+        "chunks": [] if fits else [draft.move("2", chunk)],
+        "tail": list(journal) if fits else [],
+        "journal_version": journal_version if journal_version > 1 else None,
+    }
+
+
+def known_of(head: Row, rows: Mapping[str, Row]) -> Known:
+    """What a worker knows of a head that it has claimed, from the rows that it names."""
+    journal = Log(_chunks(head["chunks"], rows), tuple(head["tail"]))
+    return Known(head, journal, Log(_chunks(head.get("settled", []), rows)))
+
+
+def _chunks(refs: Sequence[str], rows: Mapping[str, Row]) -> tuple[Any, ...]:
+    return tuple(chunk_of(ref, whole(ref, rows)) for ref in refs)
+
+
+def entries_of(head: Row, rows: Mapping[str, Row]) -> list[bytes]:
+    """The journal, in order."""
+    return [*(entry for ref in head["chunks"] for entry in unpacked(whole(ref, rows))), *head["tail"]]
+
+
+def answers_of(head: Row, rows: Mapping[str, Row]) -> dict[str, bytes]:
+    """Every answer; of two to a key the later one, which is in the head."""
+    settled = [one for ref in head.get("settled", []) for one in unpacked(whole(ref, rows))]
+    older = {key.decode(): value for key, value in zip(settled[::2], settled[1::2], strict=True)}
+    return older | {key: whole(value, rows) for key, value in head["answers"].items()}
+
+
+def refs_for_work(head: Row) -> list[Kept]:
+    """What a head refers to that a worker needs."""
+    values = [head.get("call", b""), head.get("state", b"")]
+    return [*values, *head.get("chunks", []), *head.get("settled", []), *head.get("answers", {}).values()]
+
+
+def refs_shown(head: Row | None) -> list[Kept]:
+    """What a head refers to that `tasks/get` shows."""
+    if head is None:
+        return []
+    return [*(asked["b"] for asked in head["requests"].values()), head.get("outcome", b"")]
+
+
+def step(known: Known, added: Added, sets: Mapping[str, Any], now_ms: int, draft: Draft) -> Step:
+    """A write of a worker: what it sets anyway, and what it adds."""
+    changes = {**sets, **_said(known.head, added, draft, now_ms)}
+    superseded = [] if added.state is None else [known.head.get("state", b"")]
+    settled, older_answers = _settled(known, added, draft)
+    head = _after(known.head, {**changes, **settled})
+    grown, journal = lengthened(known.journal, added.entries, room_of({**head, "chunks": known.journal.refs}), draft)
+    grown |= _lightened(head, grown, draft)
+    plain = {name: value for name, value in grown.items() if name != "tail"}
+    return Step({**changes, **settled, **grown}, Known(_after(head, plain), journal, older_answers), superseded)
+
+
+def _lightened(head: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
+    """Whose journal needs rows of its own makes many steps: its call moves to a row, too, and is no longer paid for
+    at each of them."""
+    call = head.get("call")
+    if "chunks" in grown and isinstance(call, bytes) and len(call) > LIGHT:
+        return {"call": draft.move("2", call)}
+    return {}
+
+
+def _after(head: Row, sets: Mapping[str, Any]) -> Row:
+    """A head with plain values set in it; what DynamoDB computes is of no other size than before."""
+    plain = {name: value for name, value in sets.items() if not isinstance(value, (Expression, Append))}
+    return {name: value for name, value in {**head, **plain}.items() if value is not None}
+
+
+def _said(head: Row, added: Added, draft: Draft, now_ms: int) -> dict[str, Any]:
+    """The new state, and the new message if it is another: then the client can see a change."""
+    state = {} if added.state is None else {"state": draft.keep("2", added.state)}
+    if added.status_message is None or added.status_message == head.get("status_message"):
+        return state
+    return {**state, **seen(now_ms), "status_message": added.status_message}
+
+
+def _settled(known: Known, added: Added, draft: Draft) -> tuple[dict[str, Any], Log]:
+    """With entries, the answers in the head go to a row of their own if they are large: nobody adds to them now."""
+    answers = known.head.get("answers", {})
+    if not added.entries or known.head.get("answered", 0) < SETTLED:
+        return {}, known.settled
+    inside = {key: value for key, value in answers.items() if isinstance(value, bytes)}
+    moved = {key: value for key, value in answers.items() if key not in inside}
+    pairs = packed([one for key, value in inside.items() for one in (key.encode(), value)])
+    grown = Log(with_chunk(known.settled.chunks, pairs, draft))
+    return {"settled": grown.refs, "answers": moved, "answered": 0}, grown
+
+
+def answers_taken(head: Row, taken: Mapping[str, Kept], now_ms: int, due_ms: int) -> tuple[Change, Answered]:
+    """What answers make of a head, which must still be as it was seen."""
+    left = {key: asked for key, asked in head["requests"].items() if key not in taken}
+    size = sum(len(value) for value in taken.values() if isinstance(value, bytes))
+    sets = {"answers": {**head["answers"], **taken}, "answered": head["answered"] + size}
+    if left:
+        sets |= {**seen(now_ms), "status": target(Event.ANSWER_SOME).value, "requests": left}
+    else:
+        sets |= woken(now_ms, due_ms)
+    # Nobody has written since.
+    is_as_seen = "#version = :version"
+    change = Change(sets, when=[is_as_seen], values=values_of(now_ms, version=head["version"]))
+    return change, Answered.PARTLY if left else Answered.FULLY
+
+
+def fit_in_head(answers: Mapping[str, bytes]) -> bool:
+    """Whether the answers can be written without a look at the head first. An empty key would be no path."""
+    size = sum(len(key) + len(value) for key, value in answers.items())
+    are_usual = all(key and len(value) <= SMALL["1"] for key, value in answers.items())
+    return are_usual and size <= ROOM and len(answers) <= _AT_ONCE
+
+
+# From and to rows
+
+
+def pk_of(ref: TaskRef) -> str:
+    return f"T#{ref}"
+
+
+def ttl_of(expires_ms: int) -> int:
+    """When DynamoDB may delete it, in seconds."""
+    return -(-expires_ms // 1000) + FORGET_AFTER_S
+
+
+def _shard(ref: TaskRef, shards: int) -> str:
+    return str(zlib.crc32(ref.id.encode()) % shards)
+
+
+def record_of(head: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
+    """A head as a record; without its rows what is in them is left out."""
+
+    def known(kept: Kept) -> bool:
+        return rows is not None or not is_moved(kept)
+
+    asked = sorted(head["requests"].items(), key=lambda item: item[1]["n"])
+    outcome = head.get("outcome")
+    return TaskRecord(
+        ref=TaskRef.parse(head["pk"].removeprefix("T#")),
+        tool=head["tool"],
+        status=Status(head["status"]),
+        status_message=head.get("status_message"),
+        created_ms=head["created_ms"],
+        updated_ms=head["updated_ms"],
+        expires_ms=head["expires_ms"],
+        revision=head["revision"],
+        requests={key: whole(one["b"], rows or {}) for key, one in asked if known(one["b"])},
+        outcome=whole(outcome, rows or {}) if outcome is not None and known(outcome) else None,
+        fence=head["fence"],
+        lease_until_ms=head["lease_until_ms"],
+        wake_ms=head["wake_ms"],
+        due_ms=head.get("due_ms"),
+        attempts=head["attempts"],
+        deaths=head.get("deaths", 0),
+        suspect=bool(head.get("suspect", 0)),
+        alone=bool(head.get("alone", 0)),
+        declined_ms=head.get("declined_ms", 0),
+        journal_version=head.get("journal_version", 1),
+        resends=head.get("resends", 0),
+    )
+
+
+def open_task_of(row: Row) -> OpenTask:
+    """A row of the index."""
+    facts = {name: row[name] for name in ("tool", "created_ms", "expires_ms", "due_ms")}
+    ref = TaskRef.parse(row["pk"].removeprefix("T#"))
+    swept = {"resends": row.get("resends", 0), "unsent": bool(row.get("unsent", 0))}
+    return OpenTask(ref=ref, status=Status(row["status"]), **facts, **swept)

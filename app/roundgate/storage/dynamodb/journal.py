@@ -1,0 +1,137 @@
+"""The journal of a task in DynamoDB, as values: a tail in the head, and before it chunks in rows of their own. No I/O.
+
+Each write of the head is paid for by the KiB of all that is in it, so the tail gets what is free in the KiB that the
+head has begun anyway. When it is full it becomes a chunk. Where `FAN` chunks of about one size stand side by side they
+become one of the next size, so that a journal of any length is read in few rows, and the head names few:
+
+    head   [chunk 60 KB] [chunk 4 KB] [chunk 4 KB] [chunk 500 B] tail: e901 e902 …
+
+An entry is thus written again once for each size, three times at 350 KB. Rows that became part of a larger chunk are
+left to `ttl`: to delete one costs as much as to write it, and to keep it for some days a twentieth of that.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from roundgate.storage.dynamodb.table import PART, Append, Draft, Row
+
+KIB: Final = 1024
+FAN: Final = 8
+_SMALLEST: Final = 512
+_LEAST_ROOM: Final = 256
+"""A tail that had less would become a chunk at every other step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Entries in a row of their own."""
+
+    ref: str
+    size: int
+    data: bytes | None
+    """What is in it, if it may still become part of a larger one."""
+
+    @property
+    def rank(self) -> int:
+        """Chunks of one rank are of about one size."""
+        rank, size = 0, _SMALLEST
+        while size < self.size:
+            rank, size = rank + 1, size * FAN
+        return rank
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A journal, oldest entries first."""
+
+    chunks: tuple[Chunk, ...] = ()
+    tail: tuple[bytes, ...] = ()
+
+    @property
+    def refs(self) -> list[str]:
+        """What the head has of the chunks."""
+        return [chunk.ref for chunk in self.chunks]
+
+
+def chunk_of(ref: str, data: bytes) -> Chunk:
+    """A chunk as it was written or read."""
+    return Chunk(ref, len(data), data if len(data) * FAN <= PART else None)
+
+
+def lengthened(log: Log, entries: Sequence[bytes], room: int, draft: Draft) -> tuple[dict[str, Any], Log]:
+    """What a longer journal sets in a head that has so much room for its tail, and what it then is."""
+    if not entries:
+        return {}, log
+    longer = (*log.tail, *entries)
+    if size_of(longer) <= room:
+        return {"tail": Append(list(entries))}, Log(log.chunks, longer)
+    grown = Log(with_chunk(log.chunks, packed(longer), draft))
+    return {"chunks": grown.refs, "tail": []}, grown
+
+
+def with_chunk(chunks: Sequence[Chunk], data: bytes, draft: Draft) -> tuple[Chunk, ...]:
+    """These and one more, of which those of one rank have become one."""
+    kept = [*chunks, Chunk("", len(data), data)]
+    while len(alike := _alike(kept)) >= FAN:
+        merged = b"".join(chunk.data or b"" for chunk in alike)
+        kept[-len(alike) :] = [Chunk("", len(merged), merged)]
+    last = kept.pop()
+    written = last.data or b""
+    return (*kept, chunk_of(draft.move("2", written), written))
+
+
+def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The last chunks, as far back as none is of a higher rank than the last one and they fit into one row."""
+    alike: list[Chunk] = []
+    for chunk in reversed(chunks):
+        fits = sum(one.size for one in alike) + chunk.size <= PART
+        if chunk.data is None or chunk.rank > chunks[-1].rank or not fits:
+            break
+        alike.insert(0, chunk)
+    return alike
+
+
+def room_of(row: Row) -> int:
+    """How much a tail may have in a head: what is free in the last KiB that the rest of it needs."""
+    free = -row_size({**row, "tail": []}) % KIB
+    return free if free >= _LEAST_ROOM else free + KIB
+
+
+def row_size(value: Any) -> int:
+    """About how many bytes DynamoDB counts for a row or a value in it; never too few."""
+    match value:
+        case bytes():
+            return len(value)
+        case str():
+            return len(value.encode())
+        case int():
+            return 21 if value < 0 else 2 + len(str(value)) // 2
+        case dict():
+            return 3 + sum(1 + row_size(name) + row_size(one) for name, one in value.items())
+        case list() | tuple():
+            return 3 + sum(1 + row_size(one) for one in value)
+        case _:
+            return 1
+
+
+def size_of(entries: Sequence[bytes]) -> int:
+    """What entries take as a tail; a chunk of them is a little more."""
+    return sum(1 + len(entry) for entry in entries)
+
+
+def packed(entries: Sequence[bytes]) -> bytes:
+    """Entries as one value: each after its length."""
+    return b"".join(struct.pack(">I", len(entry)) + entry for entry in entries)
+
+
+def unpacked(chunk: bytes) -> Iterator[bytes]:
+    """The inverse of `packed`."""
+    at = 0
+    while at < len(chunk):
+        (length,) = struct.unpack_from(">I", chunk, at)
+        at += 4 + length
+        yield chunk[at - length : at]

@@ -1,0 +1,512 @@
+"""One DynamoDB table as the store: its definition, its calls, values too large for a row; and the once store on it.
+
+    pk              sk             what
+    T#owner.id      0              the head of a task: the row that decides (app/roundgate/storage/dynamodb/tasks.py)
+    T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
+    T#owner.id      2#blob#0000    part of a large value that only a worker needs
+    O#token id      0              the record of a token id
+    O#token id      1#blob#0000    part of its outcome
+    S#number        0              who looks after a shard of the index of due tasks
+
+Every change is one conditional write of one head. Large values are rows beside it: written before the head refers to
+them, never changed, and garbage if it then does not. What a worker needs is read by the names that the head has. Who
+reads a task asks for a range of keys, in one call, so what is in that range and no longer named is deleted. `ttl` has
+DynamoDB delete every row in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
+
+from roundgate.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
+from roundgate.clock import Clock
+from roundgate.errors import Unavailable
+from roundgate.storage.once import OnceRecord
+
+log = logging.getLogger(__name__)
+
+Row: TypeAlias = dict[str, Any]
+"""A row with plain values: `str`, `int`, `bytes`, lists and mappings of them."""
+
+Kept: TypeAlias = bytes | str
+"""How a head has a value: the value itself, or the reference to its rows."""
+
+Space: TypeAlias = Literal["1", "2"]
+"""Who needs a blob: `1` whoever reads the task, `2` only a worker."""
+
+Returned: TypeAlias = Literal["NONE", "ALL_NEW", "ALL_OLD"]
+"""The row that a write answers with: as it is now, or as it was. Neither costs anything."""
+
+HEAD: Final = "0"
+SMALL: Final[Mapping[Space, int]] = MappingProxyType({"1": 4 * 1024, "2": 1024})
+"""Up to here a value stays in the head. Each write of the head is paid for by the KiB, and most writes are steps; what
+is read by `tasks/get` is there only when no steps are made."""
+PART: Final = 350 * 1024
+"""A row holds 400 KB with its keys."""
+READ_BATCH: Final = 100
+"""`BatchGetItem` takes so many keys, and answers with 16 MB at most."""
+BATCH: Final = 25
+"""`BatchWriteItem` takes 25 rows and 16 MB: as many of the largest parts fit."""
+BATCH_PAUSE_S: Final = 0.05
+_BATCH_TRIES: Final = 6
+_NAME: Final = 12
+"""Characters of a blob's name, 72 bits: it has to be new within its task."""
+
+CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "max_pool_connections": THREADS,
+        "connect_timeout": CONNECT_S,
+        "read_timeout": READ_S,
+        "retries": {"mode": "standard", "total_max_attempts": 3},
+        "tcp_keepalive": True,
+    }
+)
+"""For the client's `botocore.config.Config`: a call is answered within milliseconds, or not at all."""
+
+DUE: Final = "due"
+"""The index of open tasks by shard and due time."""
+OWNED: Final = "owned"
+"""The index of open tasks by owner."""
+
+TABLE: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "AttributeDefinitions": [
+            {"AttributeName": "pk", "AttributeType": "S"},
+            {"AttributeName": "sk", "AttributeType": "S"},
+            {"AttributeName": "shard", "AttributeType": "S"},
+            {"AttributeName": "due_ms", "AttributeType": "N"},
+            {"AttributeName": "owner", "AttributeType": "S"},
+        ],
+        "KeySchema": [
+            {"AttributeName": "pk", "KeyType": "HASH"},
+            {"AttributeName": "sk", "KeyType": "RANGE"},
+        ],
+        "GlobalSecondaryIndexes": [
+            {
+                "IndexName": DUE,
+                "KeySchema": [
+                    {"AttributeName": "shard", "KeyType": "HASH"},
+                    {"AttributeName": "due_ms", "KeyType": "RANGE"},
+                ],
+                "Projection": {
+                    "ProjectionType": "INCLUDE",
+                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms", "resends", "unsent"],
+                },
+            },
+            {
+                "IndexName": OWNED,
+                "KeySchema": [{"AttributeName": "owner", "KeyType": "HASH"}],
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            },
+        ],
+        "BillingMode": "PAY_PER_REQUEST",
+        "TimeToLiveSpecification": {"AttributeName": "ttl", "Enabled": True},
+        "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
+    }
+)
+"""The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`; `infra/table.json` has the same."""
+
+
+def create_table(client: Any, name: str) -> None:
+    """Make the table at DynamoDB Local, for development: deployed ones are made from `infra/table.json`."""
+    elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
+    client.create_table(TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere})
+    client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
+    client.update_time_to_live(TableName=name, TimeToLiveSpecification=TABLE["TimeToLiveSpecification"])
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """What an attribute is set to where that is no plain value: `#revision + :one`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What an attribute that is a list is set to: itself and this."""
+
+    values: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A conditional write of one row. In expressions `#name` is the attribute `name`, unless `names` has it."""
+
+    sets: Mapping[str, Any]
+    """Attribute, or path that begins with `#`, to a value, an `Expression` or an `Append`; `None` removes it."""
+    when: Sequence[str]
+    """All of these must hold."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """For the placeholders (`:name`) in use; others are left out."""
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """The write happened. `row` is what is there now, if it was asked for."""
+
+    row: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A condition did not hold. `row` is what is there instead."""
+
+    row: Row | None
+
+
+class Table:
+    """The table's operations, in plain values.
+
+    Each write gives its row a `version` that never was before. It is what optimistic writes compare, and how a write
+    knows itself again: botocore sends a call again whose answer got lost, and the second one finds that "somebody" has
+    been there.
+    """
+
+    def __init__(self, name: str, make_client: MakeClient, clock: Clock) -> None:
+        self._name = name
+        self._clock = clock
+        self._aws = Aws(make_client, "The store")
+        self.prepare = self._aws.prepare
+
+    def draft(self, pk: str, ttl: int) -> Draft:
+        """Begin to write large values."""
+        return Draft(self._clock, pk, ttl)
+
+    async def put_new(self, row: Row) -> Won | Lost:
+        """Put a row where there is none."""
+        version = self._clock.new_id()
+        put = {"Item": _encoded({**row, "version": version}), "ConditionExpression": "attribute_not_exists(pk)"}
+        return await self._write("put_item", put, version)
+
+    async def update(self, pk: str, change: Change, *, returns: Returned = "NONE") -> Won | Lost:
+        """Change a head where the conditions hold."""
+        version = self._clock.new_id()
+        sets = {**change.sets, "version": version}
+        # Not when it is sent again: it has happened.
+        is_news = "#version <> :itself"
+        values = {**change.values, ":itself": version}
+        expressions = _expressions(replace(change, sets=sets, when=[*change.when, is_news], values=values))
+        update = {"Key": _key(pk), "ReturnValues": returns, **expressions}
+        return await self._write("update_item", update, version)
+
+    async def _write(self, operation: str, arguments: dict[str, Any], version: str) -> Won | Lost:
+        arguments |= {"TableName": self._name, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+
+        def attempt(client: Any) -> Won | Lost:
+            try:
+                return Won(_decoded(getattr(client, operation)(**arguments).get("Attributes")))
+            except client.exceptions.ConditionalCheckFailedException as error:
+                row = _decoded(error.response.get("Item"))
+                was_us = row is not None and row.get("version") == version
+                return (
+                    Won(row) if was_us else Lost(row)
+                )  # of an old row that was asked for, the new one is what is left
+
+        won_or_lost: Won | Lost = await self._aws.do(attempt)
+        return won_or_lost
+
+    async def head(self, pk: str) -> Row | None:
+        """A head without the rows beside it, strongly consistent."""
+        answer = await self._aws.call("get_item", TableName=self._name, Key=_key(pk), ConsistentRead=True)
+        return _decoded(answer.get("Item"))
+
+    async def read(self, pk: str) -> dict[str, Row]:
+        """A head and what a reader needs beside it, by `sk`, strongly consistent."""
+        return await self._rows("#pk = :pk AND #sk < :end", {":pk": pk, ":end": "2"})
+
+    async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
+        """The rows that a head's values refer to, by `sk`, strongly consistent."""
+        names = [name for value in kept for name in names_of(value)]
+        rows: dict[str, Row] = {}
+        for start in range(0, len(names), READ_BATCH):
+            keys = [_encoded({"pk": pk, "sk": name}) for name in names[start : start + READ_BATCH]]
+            rows |= await self._get_batch(keys)
+        return rows
+
+    async def _get_batch(self, left: list[Any]) -> dict[str, Row]:
+        rows: dict[str, Row] = {}
+        tried = 0
+        while left:
+            answer = await self._aws.call(
+                "batch_get_item", RequestItems={self._name: {"Keys": left, "ConsistentRead": True}}
+            )
+            found = [row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))]
+            rows |= {row["sk"]: row for row in found}
+            left = answer.get("UnprocessedKeys", {}).get(self._name, {}).get("Keys", [])
+            tried = 0 if found else tried + 1  # an answer of 16 MB has left some, too
+            if left and not found:
+                await _pause_of_batch(tried)
+        return rows
+
+    async def names_shown(self, pk: str) -> list[str]:
+        """The names of all rows beside a head that who reads the task gets, live or not."""
+        rows = await self._rows("#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "1#"})
+        return list(rows)
+
+    async def _rows(self, key: str, values: Mapping[str, Any]) -> dict[str, Row]:
+        query = {"KeyConditionExpression": key, **_placeholders(key, values), "ConsistentRead": True}
+        return {row["sk"]: row for row in await self._pages("query", query, None)}
+
+    async def drop(self, pk: str, names: Sequence[str]) -> None:
+        """Delete rows that no head names any more, as far as that can be done now; `ttl` does the rest."""
+        left = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
+        try:
+            for start in range(0, len(left), BATCH):
+                await self._put_batch(left[start : start + BATCH])
+        except Unavailable as error:
+            log.info("rows that nobody needs are left to their time", extra={"fields": {"error": str(error)}})
+
+    async def count(self, owner: str, up_to: int) -> int:
+        """How many rows the index `owned` has for an owner, up to a bound."""
+        key = "#owner = :owner"
+        arguments = {"TableName": self._name, "IndexName": OWNED, "KeyConditionExpression": key, "Select": "COUNT"}
+        arguments |= _placeholders(key, {":owner": owner})
+        found = 0
+        while True:
+            page = await self._aws.call("query", **arguments, Limit=max(1, up_to - found))
+            found += int(page["Count"])
+            if "LastEvaluatedKey" not in page or found >= up_to:
+                return min(found, up_to)
+            arguments["ExclusiveStartKey"] = page["LastEvaluatedKey"]
+
+    async def index(self, shard: str, until_ms: int | None, limit: int) -> list[Row]:
+        """Rows of one shard of the index `due`, by their `due_ms`, up to one."""
+        key = "#shard = :shard" if until_ms is None else "#shard = :shard AND #due_ms <= :until"
+        placeholders = _placeholders(key, {":shard": shard, ":until": until_ms})
+        return await self._pages("query", {"IndexName": DUE, "KeyConditionExpression": key, **placeholders}, limit)
+
+    async def scan(self, when: Sequence[str], values: Mapping[str, Any], limit: int) -> list[Row]:
+        """Heads in the whole table for which all of this holds."""
+        text = " AND ".join([*when, "#sk = :head"])
+        placeholders = _placeholders(text, {**values, ":head": HEAD})
+        return await self._pages("scan", {"FilterExpression": text, **placeholders, "ConsistentRead": True}, limit)
+
+    async def _pages(self, operation: str, query: dict[str, Any], limit: int | None) -> list[Row]:
+        """Page after page of at most 1 MB each, until there are `limit` rows."""
+        arguments: dict[str, Any] = {"TableName": self._name, **query}
+        if limit is not None and operation == "query":
+            arguments["Limit"] = limit  # of a scan it would limit what is looked at, not what is found
+        rows: list[Row] = []
+        while True:
+            page = await self._aws.call(operation, **arguments)
+            rows += [row for item in page["Items"] if (row := _decoded(item))]
+            last = page.get("LastEvaluatedKey")
+            if last is None or (limit is not None and len(rows) >= limit):
+                return rows[:limit]
+            arguments["ExclusiveStartKey"] = last
+
+    async def put(self, draft: Draft) -> None:
+        """Put the rows of a draft, if any; it has none afterwards."""
+        rows, draft.rows = draft.rows, []
+        for start in range(0, len(rows), BATCH):
+            await self._put_batch([{"PutRequest": {"Item": _encoded(row)}} for row in rows[start : start + BATCH]])
+
+    async def _put_batch(self, left: list[Any]) -> None:
+        for tried in range(_BATCH_TRIES):
+            answer = await self._aws.call("batch_write_item", RequestItems={self._name: left})
+            left = answer.get("UnprocessedItems", {}).get(self._name, [])
+            if not left:
+                return
+            await _pause_of_batch(tried)
+        raise Unavailable("The store cannot take the call just now")
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await self._aws.aclose()
+
+
+async def _pause_of_batch(tried: int) -> None:
+    """A batch that is throttled in part is no error to botocore.
+
+    Raises:
+        Unavailable: it has been tried often enough.
+    """
+    if tried >= _BATCH_TRIES:
+        raise Unavailable("The store cannot take the call just now")
+    await asyncio.sleep(BATCH_PAUSE_S * 2**tried)
+
+
+class Draft:
+    """Values that a head is about to refer to, and the rows of the large ones."""
+
+    def __init__(self, clock: Clock, pk: str, ttl: int) -> None:
+        self._clock = clock
+        self._pk = pk
+        self._ttl = ttl
+        self.rows: list[Row] = []
+        """To be put before the head is written: `Table.put`."""
+        self.names: list[str] = []
+        """Of all rows that it ever had."""
+
+    def keep(self, space: Space, value: bytes, room: int | None = None) -> Kept:
+        """The value itself if there is room for it in the head, else the reference to rows that will have it."""
+        return value if len(value) <= (SMALL[space] if room is None else room) else self.move(space, value)
+
+    def move(self, space: Space, value: bytes) -> str:
+        """The reference to rows that will have the value."""
+        blob = f"{space}#{self._clock.new_id()[:_NAME]}"
+        cuts = range(0, len(value), PART)
+        self.rows += [
+            {"pk": self._pk, "sk": f"{blob}#{part:04}", "ttl": self._ttl, "b": value[start : start + PART]}
+            for part, start in enumerate(cuts)
+        ]
+        reference = f"{blob}#{len(cuts)}"
+        self.names += names_of(reference)
+        return reference
+
+    def keep_each(self, space: Space, values: Mapping[str, bytes], room: int) -> Iterator[tuple[str, Kept]]:
+        """The same for several, which share the room."""
+        for name, value in values.items():
+            kept = self.keep(space, value, min(SMALL["1"], max(room, 0)))
+            room -= len(name) + len(kept)
+            yield name, kept
+
+
+def is_moved(kept: Kept) -> bool:
+    """Whether a head has only the reference."""
+    return isinstance(kept, str)
+
+
+def whole(kept: Kept, rows: Mapping[str, Row]) -> bytes:
+    """The value that a head has or refers to."""
+    if isinstance(kept, bytes):
+        return kept
+    return b"".join(rows[name]["b"] for name in names_of(kept))
+
+
+def names_of(kept: Kept) -> list[str]:
+    """The names of the rows that a value refers to."""
+    if isinstance(kept, bytes):
+        return []
+    blob, _, parts = kept.rpartition("#")
+    return [f"{blob}#{part:04}" for part in range(int(parts))]
+
+
+def _key(pk: str) -> Row:
+    return _encoded({"pk": pk, "sk": HEAD})
+
+
+def _expressions(change: Change) -> dict[str, Any]:
+    """Update and condition with the names and values that they use."""
+    assignments, removed, values = [], [], dict(change.values)
+    for place, (name, value) in enumerate(change.sets.items()):
+        path = name if name.startswith("#") else f"#{name}"
+        match value:
+            case None:
+                removed.append(path)
+            case Expression(text):
+                assignments.append(f"{path} = {text}")
+            case Append(values=more):
+                assignments.append(f"{path} = list_append({path}, :set{place})")
+                values[f":set{place}"] = more
+            case _:
+                assignments.append(f"{path} = :set{place}")
+                values[f":set{place}"] = value
+    update = f"SET {', '.join(assignments)}" + (f" REMOVE {', '.join(removed)}" if removed else "")
+    condition = " AND ".join(change.when)
+    placeholders = _placeholders(f"{update} {condition}", values, change.names)
+    return {"UpdateExpression": update, "ConditionExpression": condition, **placeholders}
+
+
+def _placeholders(text: str, values: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> Row:
+    """What the names and values in expressions stand for.
+
+    No name stands for itself: which words DynamoDB reserves nobody needs to know. It refuses values that are not used.
+    """
+    used_names, used_values = re.findall(r"#\w+", text), set(re.findall(r":\w+", text))
+    return {
+        "ExpressionAttributeNames": {name: names.get(name, name[1:]) for name in used_names},
+        "ExpressionAttributeValues": _encoded({name: values[name] for name in sorted(used_values)}),
+    }
+
+
+def _encoded(row: Mapping[str, Any]) -> Row:
+    return {name: _encode(value) for name, value in row.items() if value is not None}
+
+
+def _encode(value: Any) -> dict[str, Any]:
+    match value:
+        case bytes():
+            return {"B": value}
+        case str():
+            return {"S": str(value)}
+        case int():
+            return {"N": str(value)}
+        case Mapping():
+            return {"M": {name: _encode(one) for name, one in value.items()}}
+        case _:
+            return {"L": [_encode(one) for one in value]}
+
+
+def _decoded(item: Mapping[str, Any] | None) -> Row | None:
+    return None if item is None else {name: _decode(value) for name, value in item.items()}
+
+
+def _decode(typed: Mapping[str, Any]) -> Any:
+    ((kind, value),) = typed.items()
+    match kind:
+        case "N":
+            return int(value)
+        case "M":
+            return {name: _decode(one) for name, one in value.items()}
+        case "L":
+            return [_decode(one) for one in value]
+        case _:
+            return value
+
+
+class DynamoDbOnce:
+    """The `OnceStore`, see there."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    async def claim(self, token_id: str, answers: str, give_up_ms: int, forget_ms: int) -> OnceRecord | None:
+        """See `OnceStore`."""
+        pk = f"O#{token_id}"
+        ttl = -(-forget_ms // 1000)  # rounded up: not a moment too early
+        row = {"pk": pk, "sk": HEAD, "ttl": ttl, "answers": answers, "give_up_ms": give_up_ms}
+        match await self._table.put_new(row):
+            case Lost(row=dict() as first):
+                has_rows = is_moved(first.get("outcome", b""))
+                return _once(first, await self._table.read(pk) if has_rows else {})
+        return None
+
+    async def finish(self, token_id: str, outcome: bytes) -> None:
+        """See `OnceStore`."""
+        pk = f"O#{token_id}"
+        kept: Kept = outcome
+        if len(outcome) > PART:
+            row = await self._table.head(pk)
+            if row is None or "outcome" in row:
+                return
+            draft = self._table.draft(pk, row["ttl"])
+            kept = draft.move("1", outcome)
+            await self._table.put(draft)
+        # What nobody claimed is not ours to finish.
+        is_claimed = "attribute_exists(#pk)"
+        # The first outcome is the one that was sent.
+        is_unfinished = "attribute_not_exists(#outcome)"
+        await self._table.update(pk, Change({"outcome": kept}, when=[is_claimed, is_unfinished]))
+
+    async def read(self, token_id: str) -> OnceRecord | None:
+        """See `OnceStore`."""
+        rows = await self._table.read(f"O#{token_id}")
+        return _once(rows[HEAD], rows) if HEAD in rows else None
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await self._table.aclose()
+
+
+def _once(row: Row, rows: Mapping[str, Row]) -> OnceRecord:
+    outcome = whole(row["outcome"], rows) if "outcome" in row else None
+    return OnceRecord(row["answers"], outcome, row["give_up_ms"])

@@ -1,0 +1,520 @@
+"""Tasks in DynamoDB: one head a task, whose conditional writes decide everything.
+
+The layout of the table is in `roundgate.storage.dynamodb.table`, that of a head in `….heads`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from roundgate.errors import LeaseLost, Unavailable
+from roundgate.protocol.tasks import Event, Status, sources, target
+from roundgate.storage.dynamodb.heads import (
+    BLAMED,
+    IS_FOUND,
+    NO_BLAME,
+    NOT_LEASED,
+    PROGRESS,
+    ROOM,
+    SHARDS,
+    Known,
+    Notes,
+    answers_of,
+    answers_taken,
+    claimed,
+    entries_of,
+    fit_in_head,
+    has_lapsed,
+    is_held,
+    is_in,
+    known_of,
+    lease_holds,
+    may_be_claimed,
+    new_head,
+    open_task_of,
+    over,
+    pk_of,
+    record_of,
+    refs_for_work,
+    refs_shown,
+    seen,
+    step,
+    ttl_of,
+    unexpired,
+    values_of,
+    why_not,
+    woken,
+    work,
+)
+from roundgate.storage.dynamodb.table import (
+    HEAD,
+    Change,
+    Draft,
+    Expression,
+    Kept,
+    Lost,
+    Row,
+    Table,
+    Won,
+    names_of,
+    whole,
+)
+from roundgate.storage.noted import Doubt, Noted
+from roundgate.storage.tasks import (
+    NOTHING,
+    Added,
+    Answered,
+    Claimed,
+    Lease,
+    Move,
+    NewTask,
+    NotClaimed,
+    OpenTask,
+    TaskRecord,
+    TaskRef,
+    is_for_a_sweep,
+)
+
+EXACTLY: Final = 200
+"""Up to so many open tasks are read from each part of the index, to have those that are due first of all."""
+
+
+_READ_TRIES: Final = 5
+_DAY_S: Final = 86_400
+
+
+class DynamoDbTasks:
+    """The `TaskStore`, see there. New tasks are spread over `shards` parts of the index of due tasks."""
+
+    def __init__(self, table: Table, shards: int = SHARDS) -> None:
+        self._table = table
+        self._shards = shards
+
+    # for the owner
+
+    async def create(self, task: NewTask) -> bool:
+        """See `TaskStore`."""
+        pk = pk_of(task.ref)
+        draft = self._table.draft(pk, ttl_of(task.expires_ms))
+        row = new_head(task, draft, self._shards)
+        await self._table.put(draft)
+        match await self._table.put_new(row):
+            case Lost(row=head):
+                await self._drop_draft(pk, draft, head)
+                return False
+        return True
+
+    async def count_open(self, owner: str, up_to: int) -> int:
+        """See `TaskStore`. Tasks from before there was this index are not counted."""
+        return await self._table.count(owner, up_to)
+
+    async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
+        """See `TaskStore`."""
+        for _ in range(_READ_TRIES):
+            rows = await self._table.read(pk_of(ref))
+            head = unexpired(rows.get(HEAD), now_ms)
+            if all(name in rows for kept in refs_shown(head) for name in names_of(kept)):
+                return None if head is None else record_of(head, rows)
+            # a question was answered and its rows deleted while they were read
+        raise Unavailable("The task changes faster than it can be read")
+
+    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+        """See `TaskStore`."""
+        if not fit_in_head(answers):
+            return await self._answer_some(ref, await self._table.head(pk_of(ref)), answers, now_ms, due_ms)
+        match await self._answer_all(ref, answers, now_ms, due_ms):
+            case Lost(row=head):
+                return await self._answer_some(ref, head, answers, now_ms, due_ms)
+        return Answered.FULLY
+
+    async def _answer_all(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Won | Lost:
+        """The case without a surprise, in one call: exactly what is outstanding is answered."""
+        names = {f"#key{place}": key for place, key in enumerate(answers)}
+        sets = {f"#answers.#key{place}": value for place, value in enumerate(answers.values())}
+        size = sum(map(len, answers.values()))
+        change = Change(
+            {**woken(now_ms, due_ms), **sets, "answered": Expression("#answered + :size")},
+            when=[
+                # A task that expired or was never there is not found.
+                IS_FOUND,
+                # Only a task that asks can be answered.
+                is_in(Event.ANSWER_ALL),
+                # Each answer is for a question that waits, ...
+                *(f"attribute_exists(#requests.{name})" for name in names),
+                # ... and no question waits that has none.
+                "size(#requests) = :count",
+                # All answers ever taken still fit the row.
+                "#answered < :room",
+            ],
+            values=values_of(now_ms, size=size, count=len(answers), room=ROOM),
+            names=names,
+        )
+        return await self._update_and_drop(ref, change)
+
+    async def _update_and_drop(self, ref: TaskRef, change: Change) -> Won | Lost:
+        """A write after which nobody shows the questions that were there, if they were large."""
+        won_or_lost = await self._table.update(pk_of(ref), change, returns="ALL_OLD")
+        match won_or_lost:
+            case Won(row=dict() as before):
+                left = change.sets["requests"]
+                gone = [asked["b"] for key, asked in before["requests"].items() if key not in left]
+                await self._drop(ref, gone)
+        return won_or_lost
+
+    async def _drop(self, ref: TaskRef, kept: Sequence[Kept]) -> None:
+        names = [name for value in kept for name in names_of(value)]
+        if names:
+            await self._table.drop(pk_of(ref), names)
+
+    async def _drop_draft(self, pk: str, draft: Draft, head: Row | None) -> None:
+        """Of a write that did not happen; or it had, and botocore sent it again when others had written since."""
+        live = {name for kept in (*refs_shown(head), *refs_for_work(head or {})) for name in names_of(kept)}
+        names = [name for name in draft.names if name not in live]
+        if names:
+            await self._table.drop(pk, names)
+
+    async def _answer_some(
+        self, ref: TaskRef, head: Row | None, answers: Mapping[str, bytes], now_ms: int, due_ms: int
+    ) -> Answered:
+        """What fits the head as it was seen, for as often as it has changed meanwhile."""
+        draft: Draft | None = None
+        kept: dict[str, Kept] = {}
+        while head := unexpired(head, now_ms):
+            taken = [key for key in answers if key in head["requests"]]
+            if not taken or head["status"] not in sources(Event.ANSWER_SOME):
+                return Answered.NOT_NEEDED
+            draft = draft or self._table.draft(pk_of(ref), head["ttl"])
+            fresh = {key: answers[key] for key in taken if key not in kept}
+            kept |= draft.keep_each("2", fresh, ROOM - head["answered"])
+            await self._table.put(draft)
+            change, answered = answers_taken(head, {key: kept[key] for key in taken}, now_ms, due_ms)
+            match await self._update_and_drop(ref, change):
+                case Won():
+                    return answered
+                case Lost(row=row):
+                    head = row
+        return Answered.UNKNOWN_TASK
+
+    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
+        """See `TaskStore`."""
+        change = Change(
+            over(target(Event.CANCEL), status_message, now_ms),
+            # A terminal task stays as it is.
+            when=[IS_FOUND, is_in(Event.CANCEL)],
+            values=values_of(now_ms),
+        )
+        match await self._update_and_drop(ref, change):
+            case Lost(row=head):
+                return unexpired(head, now_ms) is not None
+        return True
+
+    # for the worker
+
+    async def claim(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int | None = None,
+        lapsed_ms: int | None = None,
+        alone: bool = False,
+    ) -> Claimed | NotClaimed:
+        """See `TaskStore`."""
+        lapsed_ms = now_ms if lapsed_ms is None else lapsed_ms
+        sets = claimed(until_ms, until_ms if due_ms is None else due_ms, alone)
+        values = values_of(now_ms, lapsed=lapsed_ms)
+        is_lapsed = False
+        while True:
+            change = Change({**sets, **(BLAMED if is_lapsed else {})}, may_be_claimed(is_lapsed, alone), values)
+            match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
+                case Won(row=dict() as head):
+                    return await self._claimed(ref, head, is_lapsed)
+                case Lost(row=head):
+                    refused = why_not(head, now_ms, lapsed_ms, alone)
+                    if refused is not None or head is None:
+                        return refused or NotClaimed.GONE
+                    is_lapsed = has_lapsed(head)
+
+    async def _claimed(self, ref: TaskRef, head: Row, was_lapsed: bool) -> Claimed:
+        rows = await self._table.named(pk_of(ref), refs_for_work(head))
+        if was_lapsed:
+            await self._tidy(ref)
+        return Claimed(
+            lease=Lease(ref, head["fence"], Notes(known_of(head, rows), Noted())),
+            record=record_of(head, {}),
+            call=whole(head["call"], rows),
+            journal=entries_of(head, rows),
+            state=whole(head["state"], rows),
+            answers=answers_of(head, rows),
+        )
+
+    async def _tidy(self, ref: TaskRef) -> None:
+        """Nothing that a client is shown is live while a worker has the task: what is there was left by one that died
+        between its rows and the head, and would be read by each `tasks/get`."""
+        names = await self._table.names_shown(pk_of(ref))
+        if names:
+            await self._table.drop(pk_of(ref), names)
+
+    async def checkpoint(
+        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+    ) -> None:
+        """See `TaskStore`."""
+        sets: dict[str, Any] = dict(PROGRESS) if added.entries else {}
+        if until_ms is not None:
+            sets |= {"lease_until_ms": until_ms, "due_ms": until_ms if due_ms is None else due_ms}
+        await self._write(lease, added, now_ms, lambda draft: sets)
+
+    async def suspend(
+        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+    ) -> None:
+        """See `TaskStore`."""
+
+        def asked(draft: Draft) -> Mapping[str, Any]:
+            kept = draft.keep_each("1", requests, ROOM)
+            questions = {key: {"n": place, "b": value} for place, (key, value) in enumerate(kept)}
+            due = {"due_ms": wake_ms or Expression("#expires_ms"), "wake_ms": wake_ms, "unsent": None}
+            status = {"status": target(Event.ASK).value, "requests": questions}
+            return {**NOT_LEASED, **PROGRESS, **seen(now_ms), **due, **status}
+
+        await self._write(lease, added, now_ms, asked)
+
+    async def release(
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        *,
+        wake_ms: int,
+        due_ms: int,
+        attempts: int = 0,
+        declined_ms: int = 0,
+        keeps_blame: bool = False,
+    ) -> None:
+        """See `TaskStore`."""
+        unsent = 1 if is_for_a_sweep(wake_ms, due_ms) else None
+        times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
+        told = {"attempts": attempts, "declined_ms": declined_ms or None}
+        sets = {**times, **told, **({} if keeps_blame else NO_BLAME)}
+        await self._write(lease, added, now_ms, lambda draft: sets)
+
+    async def restart(
+        self,
+        lease: Lease,
+        call: bytes,
+        journal: Sequence[bytes],
+        state: bytes,
+        journal_version: int,
+        now_ms: int,
+        due_ms: int,
+    ) -> None:
+        """See `TaskStore`."""
+        before = refs_for_work(lease.notes.known.head)
+
+        def begun(draft: Draft) -> Mapping[str, Any]:
+            due = {"due_ms": due_ms, "unsent": None}
+            return {**NOT_LEASED, **PROGRESS, **due, **work(call, journal, state, journal_version, draft)}
+
+        await self._write(lease, NOTHING, now_ms, begun)
+        await self._drop(lease.ref, before)
+
+    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
+        """See `TaskStore`."""
+        end = Expression("#expires_ms")
+        sets = {**NOT_LEASED, "wake_ms": end, "due_ms": end}
+        await self._write(lease, Added(status_message=status_message), now_ms, lambda draft: sets)
+
+    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+        """See `TaskStore`."""
+        sets = {**NOT_LEASED, "due_ms": due_ms, "unsent": 1, **(BLAMED if blame else {})}
+        change = Change(sets, [IS_FOUND, *lease_holds()], values_of(now_ms, fence=fence))
+        return isinstance(await self._table.update(pk_of(ref), change), Won)
+
+    async def finish(
+        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+    ) -> None:
+        """See `TaskStore`."""
+
+        def ended(draft: Draft) -> Mapping[str, Any]:
+            kept = {} if outcome is None else {"outcome": draft.keep("1", outcome)}
+            return {**over(status, status_message, now_ms), **kept}
+
+        await self._write(lease, NOTHING, now_ms, ended)
+
+    async def _write(self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]) -> None:
+        """One write under a lease, of what is made with a draft for its large values, and of what is added.
+
+        Raises:
+            LeaseLost
+        """
+        notes: Notes = lease.notes
+        async with notes.noted.writing:  # the journal is as the write before left it
+            while doubt := await self._attempt(lease, notes, added, now_ms, make):
+                notes.known = doubt.then  # a write that nobody had heard of has happened
+                if doubt.entries == added.entries:
+                    return
+
+    async def _attempt(
+        self, lease: Lease, notes: Notes, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]
+    ) -> Doubt[Known] | None:
+        """`None` if the write has happened now; else one before it that had happened already.
+
+        Raises:
+            LeaseLost
+        """
+        pk, has_entries = pk_of(lease.ref), bool(added.entries)
+        draft = self._table.draft(pk, ttl_of(notes.known.head["expires_ms"]))
+        this = step(notes.known, added, make(draft), now_ms, draft)
+        await self._table.put(draft)
+        values = values_of(now_ms, fence=lease.fence, noted=notes.noted.happened)
+        number = notes.noted.attempt(added.entries, this.known) if has_entries else 0
+        sets = {**this.sets, **({"noted": number} if has_entries and "noted" not in this.sets else {})}
+        match await self._table.update(pk, Change(sets, lease_holds(has_entries), values)):
+            case Lost(row=head):
+                await self._drop_draft(pk, draft, head)
+                return _what_had_happened(lease, head)
+        notes.noted.settle(number)
+        notes.known = this.known
+        await self._drop(lease.ref, this.superseded)
+        return None
+
+    # for the sweep
+
+    @property
+    def shards(self) -> int:
+        """See `TaskStore`. A table may have tasks from when it had the usual number."""
+        return max(self._shards, SHARDS)
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
+        """See `TaskStore`."""
+        if shard is None:
+            return await self._index(now_ms, limit)
+        return [open_task_of(row) for row in await self._table.index(str(shard), now_ms, limit)]
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """See `TaskStore`."""
+        firsts = await asyncio.gather(*(self._table.index(f"{shard}", now_ms, 1) for shard in range(self.shards)))
+        return [shard for shard, first in enumerate(firsts) if first]
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        """See `TaskStore`."""
+        # Nobody has ever had it, or had it until now, or it is ours.
+        is_free = "(attribute_not_exists(#pk) OR #until_ms <= :now OR #sweeper = :sweeper)"
+        change = Change(
+            {"sweeper": sweeper, "until_ms": until_ms, "ttl": until_ms // 1000 + _DAY_S},
+            when=[is_free],
+            values=values_of(now_ms, sweeper=sweeper),
+        )
+        return isinstance(await self._table.update(f"S#{shard}", change), Won)
+
+    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        return await self._move(Move(task, due_ms, task.resends + 1))
+
+    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        """See `TaskStore`. A write each: a transaction would cost twice as much."""
+        return await asyncio.gather(*map(self._move, moves))
+
+    async def _move(self, move: Move) -> bool:
+        change = Change(
+            {"due_ms": move.due_ms, "unsent": 1 if move.unsent else None, "resends": move.resends or None},
+            # Whoever moved it before us does what is to be done; what is terminal has none.
+            when=["#due_ms = :due"],
+            values={":due": move.task.due_ms},
+        )
+        return isinstance(await self._table.update(pk_of(move.task.ref), change), Won)
+
+    async def expire(self, ref: TaskRef, now_ms: int) -> None:
+        """See `TaskStore`."""
+        # Until then its owner may still ask for it.
+        is_past = "#expires_ms <= :now"
+        change = Change(
+            over(target(Event.EXPIRE), "expired", now_ms),
+            when=[is_past, is_in(Event.EXPIRE)],
+            values=values_of(now_ms),
+        )
+        await self._update_and_drop(ref, change)
+
+    async def forget(self, now_ms: int) -> int:
+        """See `TaskStore`. DynamoDB deletes by itself: `ttl`."""
+        return 0
+
+    # for the operator
+
+    async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
+        """See `TaskStore`."""
+        return await self._index(None, limit)
+
+    async def _index(self, until_ms: int | None, limit: int) -> list[OpenTask]:
+        # exact where few are asked for; of many, each part of the index gives its share
+        share = limit if limit <= EXACTLY else -(-limit // self.shards)
+        shards = (self._table.index(str(shard), until_ms, share) for shard in range(self.shards))
+        rows = [row for rows in await asyncio.gather(*shards) for row in rows]
+        return sorted(map(open_task_of, rows), key=lambda task: task.due_ms)[:limit]
+
+    async def find(
+        self,
+        *,
+        owner: str | None = None,
+        status: Status | None = None,
+        created_before_ms: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[TaskRecord]:
+        """See `TaskStore`. Reads the whole table; large payloads are left out."""
+        wanted = {
+            "begins_with(#pk, :pk)": f"T#{owner}." if owner is not None else "T#",
+            "#status = :status": status and status.value,
+            "#created_ms < :before": created_before_ms,
+        }
+        asked = {text: value for text, value in wanted.items() if value is not None}
+        values = {text.rstrip(")").rpartition(" ")[2]: value for text, value in asked.items()}
+        return [record_of(row, None) for row in await self._table.scan(list(asked), values, limit)]
+
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        # Only what was to go on at some time, ...
+        is_to_go_on = "#wake_ms > :none"
+        # ... which has come.
+        is_time = "#wake_ms <= :now"
+        change = Change(
+            {**woken(now_ms, due_ms), "unsent": None},
+            when=[IS_FOUND, is_in(Event.GO_ON), is_to_go_on, is_time],
+            values=values_of(now_ms, none=0),
+        )
+        return isinstance(await self._table.update(pk_of(ref), change), Won)
+
+    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        change = Change(
+            {
+                **NOT_LEASED,
+                **PROGRESS,
+                "fence": Expression("#fence + :one"),
+                "due_ms": due_ms,
+                "resends": None,
+                "unsent": None,
+            },
+            # Whether somebody has it does not matter: that is what this is for.
+            when=[IS_FOUND, is_in(Event.RUN)],
+            values=values_of(now_ms),
+        )
+        return isinstance(await self._table.update(pk_of(ref), change), Won)
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await self._table.aclose()
+
+
+def _what_had_happened(lease: Lease, head: Row | None) -> Doubt[Known]:
+    """The write that makes a refused one too late, while the lease holds.
+
+    Raises:
+        LeaseLost
+    """
+    notes: Notes = lease.notes
+    doubt = notes.noted.settle(head["noted"]) if head is not None and is_held(head, lease.fence) else None
+    if doubt is None:
+        raise LeaseLost(str(lease.ref))
+    return doubt

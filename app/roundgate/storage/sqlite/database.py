@@ -1,0 +1,316 @@
+"""SQLite as the store: the embedded default, and the reference for every other.
+
+WAL, so that several processes on one file read while one writes; every write is one statement or one transaction whose
+condition is in it. Calls hop to threads here; a connection is used by one of them at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from roundgate.clock import Clock
+from roundgate.errors import Unavailable
+from roundgate.storage.once import OnceRecord
+
+T = TypeVar("T")
+
+BUSY_S: Final = 10
+MAX_CONNECTIONS: Final = 8
+_SWEEP_EVERY_MS: Final = 60_000
+_WAL_ATTEMPTS: Final = 200
+
+MIGRATIONS: Final = (
+    """
+create table if not exists once (
+    token_id text primary key,
+    answers text not null,
+    outcome blob,
+    give_up_ms integer not null,
+    forget_ms integer not null
+) without rowid;
+create index if not exists once_by_forget on once (forget_ms);
+""",
+    """
+create table tasks (
+    n integer primary key,
+    owner text not null,
+    id text not null,
+    tool text not null,
+    status text not null,
+    status_message text,
+    created_ms integer not null,
+    updated_ms integer not null,
+    expires_ms integer not null,
+    revision integer not null,
+    fence integer not null,
+    lease_until_ms integer not null,
+    wake_ms integer not null,
+    due_ms integer,
+    attempts integer not null
+);
+create unique index tasks_by_ref on tasks (owner, id);
+create index tasks_by_due on tasks (due_ms) where due_ms is not null;
+create index tasks_by_expiry on tasks (expires_ms);
+create table payloads (
+    n integer primary key,
+    task integer not null references tasks (n) on delete cascade,
+    kind text not null,
+    name text not null,
+    value blob not null
+);
+create index payloads_by_task on payloads (task, kind, name);
+create table messages (
+    n integer primary key,
+    task text not null,
+    visible_ms integer not null,
+    receipt integer not null default 0
+);
+create index messages_by_time on messages (visible_ms);
+""",
+    """
+alter table tasks add column deaths integer not null default 0;
+alter table tasks add column suspect integer not null default 0;
+alter table tasks add column alone integer not null default 0;
+alter table tasks add column declined_ms integer not null default 0;
+alter table tasks add column journal_version integer not null default 1;
+alter table tasks add column resends integer not null default 0;
+alter table tasks add column noted integer not null default 0;
+alter table tasks add column unsent integer not null default 0;
+create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
+create table sweepers (
+    shard integer primary key,
+    sweeper text not null,
+    until_ms integer not null
+);
+create table waiting (
+    n integer primary key,
+    owner text not null,
+    task text not null unique,
+    visible_ms integer not null,
+    turn integer,
+    taken integer not null default 0,
+    receipt integer not null default 0
+);
+create index waiting_by_turn on waiting (turn, n, owner) where turn is not null;
+create index waiting_by_time on waiting (visible_ms) where turn is null;
+create table turns (
+    owner text primary key,
+    turn integer not null
+) without rowid;
+insert into waiting (owner, task, visible_ms)
+    select substr(task, 1, instr(task, '.') - 1), task, min(visible_ms) from messages group by task;
+drop table messages;
+""",
+    """
+create table sessions (
+    key text primary key,
+    value blob not null,
+    version integer not null,
+    forget_ms integer not null
+) without rowid;
+create index sessions_by_forget on sessions (forget_ms);
+""",
+)
+"""What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
+
+
+_writing: Final[dict[Path, threading.Lock]] = {}
+"""Who writes to a file in this process just now."""
+
+
+class Database:
+    """One file. Connections are made when they are first needed, so nothing is opened before a fork.
+
+    `durable` writes are on the disk when they return; others survive the death of the process, not that of the machine.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self._path = path
+        self._synchronous: Literal["full", "normal"] = "full" if durable else "normal"
+        self._idle: list[sqlite3.Connection] = []
+        self._limiter = CapacityLimiter(MAX_CONNECTIONS)
+        self._writing = _writing.setdefault(path.absolute(), threading.Lock())
+        weakref.finalize(self, _close, self._idle)  # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """`read`, for work that writes: one at a time in this process.
+
+        SQLite lets writers sleep and look again; a lock wakes the next one at once. Those of other processes it cannot.
+        """
+
+        def alone(db: sqlite3.Connection) -> T:
+            with self._writing:
+                return work(db)
+
+        return await self.read(alone)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What the work returns, done in a thread with a connection of its own.
+
+        Raises:
+            Unavailable: the file is locked for long, full, not there, or no database.
+        """
+        try:
+            return await to_thread.run_sync(self._borrow, work, limiter=self._limiter)
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise Unavailable(f"The store cannot be used just now: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        _close(self._idle)
+
+    def _borrow(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            db = self._idle.pop()
+        except IndexError:
+            db = self._connect()
+        try:
+            return work(db)
+        finally:
+            self._idle.append(db)
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            # Journals and answers are in it: readable by its owner alone, as are the files that SQLite puts beside it.
+            # Only a file that is not there yet: to close one that others here have open drops their locks (POSIX).
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        # autocommit: every statement is its own transaction; any thread may use the connection after another
+        db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            _use_wal(db)
+            db.execute(f"pragma synchronous = {self._synchronous}")
+            db.execute("pragma foreign_keys = on")
+            _migrate(db, self._path)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Everything inside happens, or nothing. Waits for other writers when it begins, so that it cannot fail halfway."""
+    with _ended(db, "immediate"):
+        yield
+        db.execute("commit")
+
+
+@contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """What is read inside is as of one moment."""
+    with _ended(db, "deferred"):
+        yield
+
+
+@contextmanager
+def _ended(db: sqlite3.Connection, kind: Literal["immediate", "deferred"]) -> Iterator[None]:
+    """A transaction that is over in the end, committed or not. A full disk, for one, ends it inside SQLite already."""
+    db.execute(f"begin {kind}")
+    try:
+        yield
+    finally:
+        if db.in_transaction:
+            db.execute("rollback")
+
+
+class SqliteOnce:
+    """The `OnceStore`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._swept_ms = 0
+
+    async def claim(self, token_id: str, answers: str, give_up_ms: int, forget_ms: int) -> OnceRecord | None:
+        """See `OnceStore`."""
+
+        def write(db: sqlite3.Connection) -> OnceRecord | None:
+            self._sweep(db)
+            insert = "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)"
+            won = db.execute(f"{insert} on conflict do nothing", (token_id, answers, give_up_ms, forget_ms))
+            return None if won.rowcount else _read(db, token_id)
+
+        return await self._database.write(write)
+
+    async def finish(self, token_id: str, outcome: bytes) -> None:
+        """See `OnceStore`."""
+        statement = "update once set outcome = ? where token_id = ? and outcome is null"
+        await self._database.write(lambda db: db.execute(statement, (outcome, token_id)))
+
+    async def read(self, token_id: str) -> OnceRecord | None:
+        """See `OnceStore`."""
+        return await self._database.read(lambda db: _read(db, token_id))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._database.aclose()
+
+    def _sweep(self, db: sqlite3.Connection) -> None:
+        """Drop what may be forgotten, now and then: expired tokens are refused before they get here."""
+        now_ms = self._clock.now_ms()
+        if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
+            self._swept_ms = now_ms
+            db.execute("delete from once where forget_ms < ?", (now_ms,))
+
+
+def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
+    row = db.execute("select answers, outcome, give_up_ms from once where token_id = ?", (token_id,)).fetchone()
+    return None if row is None else OnceRecord(*row)
+
+
+def _close(connections: list[sqlite3.Connection]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """The change to WAL is the one thing that SQLite does not wait for: of processes that start together all but one
+    are told at once that the file is locked. WAL stays in the file, so this is over when one of them has got through.
+    """
+    pause = threading.Event()
+    for attempt in range(_WAL_ATTEMPTS):
+        try:
+            db.execute("pragma journal_mode = wal")
+            return
+        except sqlite3.OperationalError:
+            if attempt + 1 == _WAL_ATTEMPTS:
+                raise
+            pause.wait(BUSY_S / _WAL_ATTEMPTS)
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> None:
+    """Bring the file to this version, whoever else is doing so at the same time.
+
+    Raises:
+        sqlite3.OperationalError: a later version of the gateway wrote it.
+    """
+    if _version(db) == len(MIGRATIONS):
+        return
+    with transaction(db):
+        version = _version(db)
+        if version > len(MIGRATIONS):
+            raise sqlite3.OperationalError(
+                f"{path.name} was written by a later version of the gateway (file version {version}, ours is"
+                f" {len(MIGRATIONS)}); upgrade this one, or use another file"
+            )
+        for script in MIGRATIONS[version:]:
+            for statement in filter(str.strip, script.split(";")):
+                db.execute(statement)
+        db.execute(f"pragma user_version = {len(MIGRATIONS)}")
+
+
+def _version(db: sqlite3.Connection) -> int:
+    version: int = db.execute("pragma user_version").fetchone()[0]
+    return version

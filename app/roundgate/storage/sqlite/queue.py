@@ -1,0 +1,208 @@
+"""The task queue as a table of a SQLite file: the embedded default. It keeps one message for a task at most.
+
+Owners take turns. A message that becomes visible gets a turn: the one after its owner's last, but not before the turn
+that is being served just now. Messages are delivered in the order of their turns (start-time fair queueing):
+
+    turn       7        8        9        10
+    A waits    a3       a4       a5       a6 …          ten thousand more
+    B sends    b1                                       served next, whatever A has waiting
+
+Who waits in the process that sends is woken at once; who waits in another looks again every `POLL_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from roundgate.clock import Clock
+from roundgate.storage.queue import Message
+from roundgate.storage.sqlite.database import Database, transaction
+from roundgate.storage.tasks import TaskRef
+
+POLL_S: Final = 0.25
+HIDDEN_MS: Final = 30_000
+"""How long a message that was received and not deleted stays hidden."""
+SKIPPED_AT_MOST: Final = 500
+"""Owners in one statement; messages of others may be received all the same, as `put_back` allows."""
+_PROMOTED_AT_ONCE: Final = 500
+_SERVED: Final = ""
+"""In the table of turns: the turn that was served last, of whatever owner."""
+
+
+class SqliteQueue:
+    """The `TaskQueue`, see there."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._sent = asyncio.Event()
+        self._closed = False
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """See `TaskQueue`."""
+        await self._send([ref], delay_ms)
+
+    async def send_many(self, refs: Sequence[TaskRef]) -> None:
+        """See `TaskQueue`. One transaction."""
+        if refs:
+            await self._send(refs, 0)
+
+    async def receive(self, limit: int, wait_ms: int, *, skip: Collection[str] = ()) -> Sequence[Message]:
+        """See `TaskQueue`."""
+        until_ms = self._clock.monotonic_ms() + wait_ms
+        while True:
+            self._sent.clear()
+            messages = await self._take(limit, list(skip)[:SKIPPED_AT_MOST])
+            left_s = (until_ms - self._clock.monotonic_ms()) / 1000
+            if messages or left_s <= 0 or self._closed:
+                return messages
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(POLL_S, left_s)):
+                    await self._sent.wait()
+
+    async def delete(self, messages: Sequence[Message]) -> None:
+        """See `TaskQueue`."""
+        await self._for_each("delete from waiting where n = ? and receipt = ?", map(_receipt, messages))
+
+    async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
+        """See `TaskQueue`."""
+        visible_ms = self._clock.now_ms() + delay_ms
+        statement = "update waiting set visible_ms = ?, taken = 0 where n = ? and receipt = ? and taken"
+        await self._for_each(statement, ((visible_ms, *_receipt(message)) for message in messages))
+        self._sent.set()
+
+    async def depth(self) -> int | None:
+        """See `TaskQueue`. Exact."""
+        now_ms = self._clock.now_ms()
+        select = (
+            "select (select count(*) from waiting where turn is not null)"
+            " + (select count(*) from waiting where turn is null and visible_ms <= ?)"
+        )
+        count: int = await self._database.read(lambda db: db.execute(select, (now_ms,)).fetchone()[0])
+        return count
+
+    async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
+        """See `TaskQueue`. A message that is delayed for long does not count: it is for later."""
+        soon_ms = self._clock.now_ms() + HIDDEN_MS
+        select = "select 1 from waiting where task = ? and (turn is not null or visible_ms <= ?)"
+
+        def look(db: sqlite3.Connection) -> set[TaskRef]:
+            return {ref for ref in refs if db.execute(select, (str(ref), soon_ms)).fetchone()}
+
+        return await self._database.read(look)
+
+    async def aclose(self) -> None:
+        """See `TaskQueue`."""
+        self._closed = True
+        self._sent.set()
+        await self._database.aclose()
+
+    async def _send(self, refs: Sequence[TaskRef], delay_ms: int) -> None:
+        now_ms = self._clock.now_ms()
+
+        def write(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                for ref in refs:
+                    _put(db, ref, now_ms + delay_ms)
+                if delay_ms <= 0:
+                    _give_turns(db, now_ms)
+
+        await self._database.write(write)
+        self._sent.set()
+
+    async def _take(self, limit: int, skip: Sequence[str]) -> list[Message]:
+        now_ms = self._clock.now_ms()
+        if not await self._database.read(lambda db: _is_any_visible(db, now_ms, skip)):
+            return []  # most of the time: without a lock that others would have to wait for
+
+        def write(db: sqlite3.Connection) -> list[Message]:
+            with transaction(db):
+                _give_turns(db, now_ms)
+                return [_taken(db, row, now_ms + HIDDEN_MS) for row in _next(db, limit, skip)]
+
+        return await self._database.write(write)
+
+    async def _for_each(self, statement: str, facts: Iterable[tuple[Any, ...]]) -> None:
+        rows = list(facts)
+
+        def write(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                db.executemany(statement, rows)
+
+        if rows:
+            await self._database.write(write)
+
+
+def _put(db: sqlite3.Connection, ref: TaskRef, visible_ms: int) -> None:
+    """One message for the task. If there is one already it comes at the earlier time; one that is being worked on
+    comes again at the time of the later send, and outlives the deletion of that delivery."""
+    db.execute(
+        "insert into waiting (owner, task, visible_ms) values (?, ?, ?) on conflict (task) do update set"
+        " visible_ms = case when taken then excluded.visible_ms else min(visible_ms, excluded.visible_ms) end,"
+        " receipt = receipt + taken, taken = 0",
+        (ref.owner, str(ref), visible_ms),
+    )
+
+
+def _is_any_visible(db: sqlite3.Connection, now_ms: int, skip: Sequence[str]) -> bool:
+    others = _not_in(skip)
+    ready = f"select 1 from waiting where turn is not null and {others} limit 1"
+    come = f"select 1 from waiting where turn is null and visible_ms <= ? and {others} limit 1"
+    found = db.execute(ready, skip).fetchone() or db.execute(come, (now_ms, *skip)).fetchone()
+    return found is not None
+
+
+def _give_turns(db: sqlite3.Connection, now_ms: int) -> None:
+    """Messages whose time has come are given their turns."""
+    select = "select n, owner from waiting where turn is null and visible_ms <= ? order by visible_ms, n limit ?"
+    come = db.execute(select, (now_ms, _PROMOTED_AT_ONCE)).fetchall()
+    if not come:
+        return
+    served = _turn_of(db, _SERVED)
+    last: dict[str, int | None] = {owner: _turn_of(db, owner) for _, owner in come}
+    for n, owner in come:
+        before = last[owner]
+        turn = last[owner] = max(served or 0, 0 if before is None else before + 1)
+        db.execute("update waiting set turn = ?, taken = 0 where n = ?", (turn, n))
+    db.executemany("insert or replace into turns (owner, turn) values (?, ?)", last.items())
+
+
+def _next(db: sqlite3.Connection, limit: int, skip: Sequence[str]) -> list[Any]:
+    select = (
+        f"select n, task, receipt, turn from waiting where turn is not null and {_not_in(skip)}"
+        " order by turn, n limit ?"
+    )
+    rows = db.execute(select, (*skip, limit)).fetchall()
+    if rows:
+        served = max(_turn_of(db, _SERVED) or 0, rows[-1][-1])
+        # who has nothing beyond it begins there like everybody else
+        db.execute("delete from turns where turn < ? or owner = ?", (served, _SERVED))
+        db.execute("insert into turns (owner, turn) values (?, ?)", (_SERVED, served))
+    return rows
+
+
+def _taken(db: sqlite3.Connection, row: Any, hidden_until_ms: int) -> Message:
+    n, task, receipt, _ = row
+    db.execute(
+        "update waiting set turn = null, taken = 1, receipt = receipt + 1, visible_ms = ? where n = ?",
+        (hidden_until_ms, n),
+    )
+    return Message(TaskRef.parse(task), f"{n}/{receipt + 1}")
+
+
+def _turn_of(db: sqlite3.Connection, owner: str) -> int | None:
+    row = db.execute("select turn from turns where owner = ?", (owner,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _not_in(owners: Sequence[str]) -> str:
+    return f"owner not in ({', '.join('?' * len(owners))})"
+
+
+def _receipt(message: Message) -> tuple[int, int]:
+    n, _, receipt = message.receipt.partition("/")
+    return int(n), int(receipt)

@@ -1,0 +1,557 @@
+"""Tasks in SQLite: a narrow row that every write touches, and payloads beside it that are written once."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from roundgate.errors import LeaseLost
+from roundgate.protocol.tasks import OPEN, Event, Status, sources, target
+from roundgate.storage.noted import Noted
+from roundgate.storage.sqlite.database import Database, snapshot, transaction
+from roundgate.storage.tasks import (
+    NOTHING,
+    Added,
+    Answered,
+    Claimed,
+    Lease,
+    Move,
+    NewTask,
+    NotClaimed,
+    OpenTask,
+    TaskRecord,
+    TaskRef,
+    is_for_a_sweep,
+)
+
+FORGET_AFTER_MS: Final = 2 * 86_400_000
+"""How long an expired task stays in the file, for its operator."""
+_FORGET_AT_ONCE: Final = 500
+
+SHARDS: Final = 1
+"""Parts of the index of due tasks. A file has one writer, so a second sweeper could only be in the way of the first."""
+
+_HEAD: Final = (
+    "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
+    " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
+    " resends, noted"
+)
+_NO_FIELDS: Final = frozenset({"n", "owner", "id", "status", "noted"})
+"""Columns that are no fields of a record under their names."""
+_OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
+_CLEARED: Final[Mapping[str, Any]] = {"deaths": 0, "suspect": 0}
+_PROGRESS: Final[Mapping[str, Any]] = {**_CLEARED, "attempts": 0, "declined_ms": 0}
+
+_Also: TypeAlias = Callable[[sqlite3.Connection, int], None]
+"""What else happens in a transaction, to the row of this number."""
+
+
+class SqliteTasks:
+    """The `TaskStore`, see there."""
+
+    def __init__(self, database: Database, shards: int = SHARDS) -> None:
+        self._database = database
+        self._shards = shards
+
+    async def create(self, task: NewTask) -> bool:
+        """See `TaskStore`."""
+        head: dict[str, Any] = {
+            "owner": task.ref.owner,
+            "id": task.ref.id,
+            "tool": task.tool,
+            "status": task.status.value,
+            "status_message": task.status_message,
+            "created_ms": task.created_ms,
+            "updated_ms": task.created_ms,
+            "expires_ms": task.expires_ms,
+            "revision": 1,
+            "fence": 0,
+            "lease_until_ms": 0,
+            "wake_ms": 0,
+            "due_ms": None if task.status.is_terminal else task.due_ms,
+            "attempts": 0,
+            "journal_version": task.journal_version,
+        }
+        places = ", ".join("?" * len(head))
+        insert = f"insert into tasks ({', '.join(head)}) values ({places}) on conflict do nothing"
+
+        def write(db: sqlite3.Connection) -> bool:
+            with transaction(db):
+                row = db.execute(insert, tuple(head.values()))
+                if row.rowcount == 0:
+                    return False
+                n = row.lastrowid
+                _put(db, n, "call", [("", task.call)])
+                _put(db, n, "state", [("", task.state)])
+                _put(db, n, "journal", (("", entry) for entry in task.journal))
+                if task.outcome is not None:
+                    _put(db, n, "outcome", [("", task.outcome)])
+                return True
+
+        return await self._database.write(write)
+
+    async def count_open(self, owner: str, up_to: int) -> int:
+        """See `TaskStore`. Exact."""
+        select = "select count(*) from (select 1 from tasks where owner = ? and due_ms is not null limit ?)"
+        count: int = await self._database.read(lambda db: db.execute(select, (owner, up_to)).fetchone()[0])
+        return count
+
+    async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
+        """See `TaskStore`."""
+
+        def look(db: sqlite3.Connection) -> TaskRecord | None:
+            with snapshot(db):  # the row and its payloads
+                row = _row(db, ref)
+                return None if row is None or row["expires_ms"] <= now_ms else _record(db, row)
+
+        return await self._database.read(look)
+
+    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+        """See `TaskStore`."""
+
+        to_go_on_ms = due_ms
+
+        def write(db: sqlite3.Connection) -> Answered:
+            with transaction(db):
+                row = _row(db, ref)
+                if row is None or row["expires_ms"] <= now_ms:
+                    return Answered.UNKNOWN_TASK
+                if row["status"] not in sources(Event.ANSWER_ALL):
+                    return Answered.NOT_NEEDED
+                outstanding = {name for name, _ in _payloads(db, row["n"], "request")}
+                taken = outstanding & answers.keys()
+                if not taken:
+                    return Answered.NOT_NEEDED
+                for name in taken:
+                    db.execute(
+                        "delete from payloads where task = ? and kind = 'request' and name = ?", (row["n"], name)
+                    )
+                _put(db, row["n"], "answer", ((name, answers[name]) for name in taken))
+                fully = taken == outstanding
+                event = Event.ANSWER_ALL if fully else Event.ANSWER_SOME
+                due_ms, wake_ms = (to_go_on_ms, 0) if fully else (row["due_ms"], row["wake_ms"])
+                db.execute(
+                    "update tasks set status = ?, due_ms = ?, wake_ms = ?, updated_ms = ?, revision = revision + 1"
+                    " where n = ?",
+                    (target(event).value, due_ms, wake_ms, now_ms, row["n"]),
+                )
+                return Answered.FULLY if fully else Answered.PARTLY
+
+        return await self._database.write(write)
+
+    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> bool:
+            with transaction(db):
+                row = _row(db, ref)
+                if row is None or row["expires_ms"] <= now_ms:
+                    return False
+                if row["status"] in sources(Event.CANCEL):
+                    _end(db, row["n"], target(Event.CANCEL), status_message, now_ms)
+                return True
+
+        return await self._database.write(write)
+
+    async def claim(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int | None = None,
+        lapsed_ms: int | None = None,
+        alone: bool = False,
+    ) -> Claimed | NotClaimed:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> Claimed | NotClaimed:
+            with transaction(db):
+                row = _row(db, ref)
+                refused = _why_not(row, now_ms, now_ms if lapsed_ms is None else lapsed_ms, alone)
+                if row is None or refused is not None:
+                    return refused or NotClaimed.GONE
+                has_lapsed = row["lease_until_ms"] > 0
+                changes = {
+                    "fence": row["fence"] + 1,
+                    "lease_until_ms": until_ms,
+                    "due_ms": until_ms if due_ms is None else due_ms,
+                    "wake_ms": 0,
+                    "suspect": row["suspect"] or has_lapsed,
+                    "deaths": row["deaths"] + (has_lapsed and row["alone"]),
+                    "alone": alone,
+                    "resends": 0,
+                    "unsent": 1,
+                    "noted": 0,
+                }
+                _set(db, row["n"], changes)
+                return _claimed(db, ref)
+
+        return await self._database.write(write)
+
+    async def checkpoint(
+        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+    ) -> None:
+        """See `TaskStore`."""
+        changes: dict[str, Any] = {}
+        if until_ms is not None:
+            changes = {"lease_until_ms": until_ms, "due_ms": until_ms if due_ms is None else due_ms}
+        if added.entries:
+            changes |= _PROGRESS
+        await self._under_lease(lease, added, changes, now_ms)
+
+    async def suspend(
+        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+    ) -> None:
+        """See `TaskStore`."""
+
+        def ask(db: sqlite3.Connection, n: int) -> None:
+            _put(db, n, "request", requests.items())
+            db.execute(
+                "update tasks set status = ?, due_ms = min(expires_ms, coalesce(nullif(?, 0), expires_ms)),"
+                " wake_ms = ?, unsent = 0, updated_ms = ?, revision = revision + 1 where n = ?",
+                (target(Event.ASK).value, wake_ms, wake_ms, now_ms, n),
+            )
+
+        await self._under_lease(lease, added, {"lease_until_ms": 0, **_PROGRESS}, now_ms, ask)
+
+    async def release(
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        *,
+        wake_ms: int,
+        due_ms: int,
+        attempts: int = 0,
+        declined_ms: int = 0,
+        keeps_blame: bool = False,
+    ) -> None:
+        """See `TaskStore`."""
+        changes = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": is_for_a_sweep(wake_ms, due_ms)}
+        told = {"attempts": attempts, "declined_ms": declined_ms}
+        blame = {} if keeps_blame else _CLEARED
+        await self._under_lease(lease, added, {**changes, **told, **blame}, now_ms)
+
+    async def restart(
+        self,
+        lease: Lease,
+        call: bytes,
+        journal: Sequence[bytes],
+        state: bytes,
+        journal_version: int,
+        now_ms: int,
+        due_ms: int,
+    ) -> None:
+        """See `TaskStore`."""
+
+        def replace(db: sqlite3.Connection, n: int) -> None:
+            db.execute("delete from payloads where task = ?", (n,))
+            _put(db, n, "call", [("", call)])
+            _put(db, n, "state", [("", state)])
+            _put(db, n, "journal", (("", entry) for entry in journal))
+
+        changes = {"lease_until_ms": 0, "wake_ms": 0, "due_ms": due_ms, "journal_version": journal_version}
+        changes |= {"unsent": 0}
+        await self._under_lease(lease, NOTHING, {**changes, **_PROGRESS}, now_ms, replace)
+
+    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
+        """See `TaskStore`."""
+
+        def put_aside(db: sqlite3.Connection, n: int) -> None:
+            db.execute("update tasks set wake_ms = expires_ms, due_ms = expires_ms where n = ?", (n,))
+
+        message = Added(status_message=status_message)
+        await self._under_lease(lease, message, {"lease_until_ms": 0}, now_ms, put_aside)
+
+    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+        """See `TaskStore`."""
+        (working,) = sources(Event.RUN)
+        statement = (
+            "update tasks set lease_until_ms = 0, wake_ms = 0, due_ms = ?, unsent = 1,"
+            " suspect = suspect or ?, deaths = deaths + (? and alone)"
+            " where owner = ? and id = ? and fence = ? and status = ? and lease_until_ms > 0 and expires_ms > ?"
+        )
+        facts = (due_ms, blame, blame, ref.owner, ref.id, fence, working.value, now_ms)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
+
+    async def finish(
+        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+    ) -> None:
+        """See `TaskStore`."""
+
+        def end(db: sqlite3.Connection, n: int) -> None:
+            _end(db, n, status, status_message, now_ms)
+            if outcome is not None:
+                _put(db, n, "outcome", [("", outcome)])
+
+        await self._under_lease(lease, NOTHING, {}, now_ms, end)
+
+    @property
+    def shards(self) -> int:
+        """See `TaskStore`."""
+        return self._shards
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
+        """See `TaskStore`."""
+        part = "" if shard is None else f" and n % {self._shards} = {shard}"
+        select = f"select {_OPEN_TASK} from tasks where due_ms <= ?{part} order by due_ms limit ?"
+        return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """See `TaskStore`."""
+        select = f"select distinct n % {self._shards} from tasks where due_ms <= ?"
+        return await self._database.read(lambda db: [shard for (shard,) in db.execute(select, (now_ms,))])
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        """See `TaskStore`."""
+        held = "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
+        if await self._database.read(lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()):
+            return False  # without a lock that whoever has it would have to wait for
+        statement = (
+            "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
+            " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"
+            " where sweepers.until_ms <= ? or sweepers.sweeper = excluded.sweeper"
+        )
+        facts = (shard, sweeper, until_ms, now_ms)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
+
+    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        (moved,) = await self.postpone_many([Move(task, due_ms, task.resends + 1)])
+        return moved
+
+    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        """See `TaskStore`. One transaction."""
+        statement = "update tasks set due_ms = ?, resends = ?, unsent = ? where owner = ? and id = ? and due_ms = ?"
+
+        def write(db: sqlite3.Connection) -> list[bool]:
+            with transaction(db):
+                facts = ((move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves)
+                return [db.execute(statement, one).rowcount == 1 for one in facts]
+
+        return await self._database.write(write) if moves else []
+
+    async def expire(self, ref: TaskRef, now_ms: int) -> None:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                row = _row(db, ref)
+                if row is not None and row["expires_ms"] <= now_ms and row["status"] in sources(Event.EXPIRE):
+                    _end(db, row["n"], target(Event.EXPIRE), "expired", now_ms)
+
+        await self._database.write(write)
+
+    async def forget(self, now_ms: int) -> int:
+        """See `TaskStore`."""
+        before_ms = now_ms - FORGET_AFTER_MS
+
+        def write(db: sqlite3.Connection) -> int:
+            select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
+            rows = db.execute(select, (before_ms, _FORGET_AT_ONCE)).fetchall()
+            if rows:  # most of the time there is nothing, and no lock to be had for it
+                db.executemany("delete from tasks where n = ?", rows)
+            return len(rows)
+
+        return await self._database.write(write)
+
+    async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
+        """See `TaskStore`."""
+        select = f"select {_OPEN_TASK} from tasks where due_ms is not null order by due_ms limit ?"
+        return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (limit,))])
+
+    async def find(
+        self,
+        *,
+        owner: str | None = None,
+        status: Status | None = None,
+        created_before_ms: int | None = None,
+        limit: int = 100,
+    ) -> Sequence[TaskRecord]:
+        """See `TaskStore`."""
+        wanted = {"owner = ?": owner, "status = ?": status and status.value, "created_ms < ?": created_before_ms}
+        asked = {condition: value for condition, value in wanted.items() if value is not None}
+        select = f"select {_HEAD} from tasks where {' and '.join(asked) or 'true'} order by n desc limit ?"
+
+        def look(db: sqlite3.Connection) -> list[TaskRecord]:
+            return [_to_record(_named(row), {}, None) for row in db.execute(select, (*asked.values(), limit))]
+
+        return await self._database.read(look)
+
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        (asking,) = sources(Event.GO_ON)
+        statement = (
+            "update tasks set status = ?, wake_ms = 0, due_ms = ?, unsent = 0, updated_ms = ?, revision = revision + 1"
+            " where owner = ? and id = ? and status = ? and wake_ms > 0 and wake_ms <= ? and expires_ms > ?"
+            " returning n"
+        )
+        working = target(Event.GO_ON).value
+        facts = (working, due_ms, now_ms, ref.owner, ref.id, asking.value, now_ms, now_ms)
+
+        def write(db: sqlite3.Connection) -> bool:
+            with transaction(db):
+                found = db.execute(statement, facts).fetchone()
+                if found is not None:
+                    db.execute("delete from payloads where task = ? and kind = 'request'", found)
+                return found is not None
+
+        return await self._database.write(write)
+
+    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        (working,) = sources(Event.RUN)
+        statement = (
+            "update tasks set fence = fence + 1, lease_until_ms = 0, wake_ms = 0, attempts = 0, due_ms = ?,"
+            " deaths = 0, suspect = 0, declined_ms = 0, resends = 0, unsent = 0"
+            " where owner = ? and id = ? and status = ? and expires_ms > ?"
+        )
+        facts = (due_ms, ref.owner, ref.id, working.value, now_ms)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._database.aclose()
+
+    async def _under_lease(
+        self, lease: Lease, added: Added, changes: Mapping[str, Any], now_ms: int, also: _Also | None = None
+    ) -> None:
+        """One transaction that holds only while the lease does.
+
+        Raises:
+            LeaseLost
+        """
+        noted: Noted[None] = lease.notes
+
+        def write(db: sqlite3.Connection) -> int | None:
+            with transaction(db):
+                row = _row(db, lease.ref)
+                if row is None or not _holds(lease, row):
+                    raise LeaseLost(str(lease.ref))
+                number = _attempt(row, noted, added) if added.entries else None
+                if added.entries and number is None:
+                    return None
+                _set(db, row["n"], changes if number is None else {**changes, "noted": number})
+                _add(db, row, added, now_ms)
+                if also is not None:
+                    also(db, row["n"])
+                return number
+
+        async with noted.writing:
+            number = await self._database.write(write)
+            if number is not None:
+                noted.settle(number)
+
+
+def _attempt(row: Mapping[str, Any], noted: Noted[None], added: Added) -> int | None:
+    """The number of this write of entries; `None` if it has happened already."""
+    noted.settle(row["noted"])
+    return None if noted.has_happened_last(added.entries) else noted.attempt(added.entries, None)
+
+
+def _add(db: sqlite3.Connection, row: Mapping[str, Any], added: Added, now_ms: int) -> None:
+    _put(db, row["n"], "journal", (("", entry) for entry in added.entries))
+    if added.state is not None:
+        statement = "update payloads set value = ? where task = ? and kind = 'state'"
+        db.execute(statement, (added.state, row["n"]))
+    if added.status_message is not None and added.status_message != row["status_message"]:
+        seen = {"status_message": added.status_message, "updated_ms": now_ms, "revision": row["revision"] + 1}
+        _set(db, row["n"], seen)
+
+
+def _holds(lease: Lease, row: dict[str, Any]) -> bool:
+    """Whether nobody has claimed the task since, nor taken it away, and the lease has not been given back."""
+    is_the_last_claim = row["fence"] == lease.fence
+    return is_the_last_claim and row["status"] in sources(Event.RUN) and row["lease_until_ms"] > 0
+
+
+def _why_not(row: dict[str, Any] | None, now_ms: int, lapsed_ms: int, alone: bool) -> NotClaimed | None:
+    """Why a task cannot be claimed, if it cannot."""
+    if row is None or row["expires_ms"] <= now_ms:
+        return NotClaimed.GONE
+    if row["status"] not in sources(Event.RUN):
+        return NotClaimed.WAITING if row["status"] in OPEN else NotClaimed.OVER
+    if row["lease_until_ms"] > lapsed_ms:
+        return NotClaimed.LEASED
+    if row["wake_ms"] > now_ms:
+        return NotClaimed.ASLEEP
+    has_lapsed = row["lease_until_ms"] > 0
+    return NotClaimed.SUSPECT if (has_lapsed or row["suspect"]) and not alone else None
+
+
+def _claimed(db: sqlite3.Connection, ref: TaskRef) -> Claimed:
+    row = _row(db, ref)
+    assert row is not None, "it was there in this transaction"
+    n = row["n"]
+    ((_, call),), ((_, state),) = _payloads(db, n, "call"), _payloads(db, n, "state")
+    return Claimed(
+        lease=Lease(ref, row["fence"], Noted()),
+        record=_to_record(row, {}, None),
+        call=call,
+        journal=[entry for _, entry in _payloads(db, n, "journal")],
+        state=state,
+        answers=dict(_payloads(db, n, "answer")),
+    )
+
+
+def _row(db: sqlite3.Connection, ref: TaskRef) -> dict[str, Any] | None:
+    found = db.execute(f"select {_HEAD} from tasks where owner = ? and id = ?", (ref.owner, ref.id)).fetchone()
+    return None if found is None else _named(found)
+
+
+def _named(row: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(_HEAD.replace(" ", "").split(","), row, strict=True))
+
+
+def _record(db: sqlite3.Connection, row: dict[str, Any]) -> TaskRecord:
+    outcome = [value for _, value in _payloads(db, row["n"], "outcome")]
+    return _to_record(row, dict(_payloads(db, row["n"], "request")), outcome[0] if outcome else None)
+
+
+def _to_record(row: dict[str, Any], requests: Mapping[str, bytes], outcome: bytes | None) -> TaskRecord:
+    facts = {name: value for name, value in row.items() if name not in _NO_FIELDS}
+    facts |= {"suspect": bool(row["suspect"]), "alone": bool(row["alone"])}
+    ref = TaskRef(row["owner"], row["id"])
+    return TaskRecord(ref=ref, status=Status(row["status"]), requests=requests, outcome=outcome, **facts)
+
+
+def _open_task(row: tuple[Any, ...]) -> OpenTask:
+    owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
+    ref = TaskRef(owner, task_id)
+    return OpenTask(ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent))
+
+
+def _key(task: OpenTask) -> tuple[str, str, int]:
+    """Which row, as it was seen."""
+    return task.ref.owner, task.ref.id, task.due_ms
+
+
+def _payloads(db: sqlite3.Connection, task: int, kind: str) -> list[tuple[str, bytes]]:
+    """Name and value of each, in the order in which they were put."""
+    return db.execute(
+        "select name, value from payloads where task = ? and kind = ? order by n", (task, kind)
+    ).fetchall()
+
+
+def _put(db: sqlite3.Connection, task: int | None, kind: str, values: Iterable[tuple[str, bytes]]) -> None:
+    rows = [(task, kind, name, value) for name, value in values]
+    if rows:
+        db.executemany("insert into payloads (task, kind, name, value) values (?, ?, ?, ?)", rows)
+
+
+def _set(db: sqlite3.Connection, n: int, changes: Mapping[str, Any]) -> None:
+    if changes:
+        assignments = ", ".join(f"{name} = ?" for name in changes)
+        db.execute(f"update tasks set {assignments} where n = ?", (*changes.values(), n))
+
+
+def _end(db: sqlite3.Connection, n: int, status: Status, message: str | None, now_ms: int) -> None:
+    """Make a task terminal: nothing is due any more, nothing outstanding, nobody has it."""
+    db.execute("delete from payloads where task = ? and kind = 'request'", (n,))
+    db.execute(
+        "update tasks set status = ?, status_message = ?, updated_ms = ?, revision = revision + 1,"
+        " lease_until_ms = 0, wake_ms = 0, due_ms = null where n = ?",
+        (status.value, message, now_ms, n),
+    )

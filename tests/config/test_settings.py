@@ -1,0 +1,202 @@
+"""The environment as settings: defaults, each variable, every problem at once."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from roundgate import config
+from roundgate.backends.config import BackendConfig, JobConfig
+from roundgate.backends.http.config import (
+    CREDENTIALS,
+    CredentialConfig,
+    HttpArgument,
+    HttpBackendConfig,
+    HttpJobConfig,
+    HttpToolConfig,
+    RemoteConfig,
+    ServiceConfig,
+)
+from roundgate.backends.openapi.config import OpenApiBackendConfig
+from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.config import settings
+from roundgate.config.base import Model
+from roundgate.config.settings import Settings, from_environment
+from roundgate.errors import ConfigError
+
+
+def problems(**environ: str) -> list[str]:
+    """The variables that are wrong."""
+    with pytest.raises(ConfigError) as refused:
+        from_environment(environ)
+    assert all(problem.file == "environment" and problem.remedy for problem in refused.value.problems)
+    return [problem.path for problem in refused.value.problems]
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert from_environment({}) == Settings()
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    names = ["CONFIG", "PUBLIC_URL", "LISTEN", "LOG_LEVEL"]
+    empty = {f"GATEWAY_{name}": "" for name in names} | {"AWS_LAMBDA_FUNCTION_NAME": ""}
+    assert from_environment(empty) == Settings()
+
+
+def test_each_variable_sets_its_field() -> None:
+    environ = {
+        "GATEWAY_CONFIG": "/etc/gateway.yaml",
+        "GATEWAY_PUBLIC_URL": "https://mcp.example.com",
+        "GATEWAY_LISTEN": "off",
+        "GATEWAY_LOG_LEVEL": "warning",
+        "AWS_LAMBDA_FUNCTION_NAME": "gateway",
+    }
+    expected = Settings(Path("/etc/gateway.yaml"), "https://mcp.example.com", "off", "warning", on_lambda=True)
+    assert from_environment(environ) == dataclasses.replace(expected, on_demand=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "on_demand"),
+    [
+        ("f", None, True),
+        ("f", "on-demand", True),
+        ("f", "provisioned-concurrency", False),
+        ("f", "snap-start", False),
+        ("", None, False),
+    ],
+    ids=["by default", "on demand", "provisioned", "snapshot", "a server"],
+)
+def test_somebody_waits_for_a_function_that_starts_on_demand(function: str, kind: str | None, on_demand: bool) -> None:
+    environ = {"AWS_LAMBDA_FUNCTION_NAME": function, "AWS_LAMBDA_INITIALIZATION_TYPE": kind or ""}
+    assert from_environment(environ).on_demand is on_demand
+
+
+@pytest.mark.parametrize(
+    ("listen", "on_lambda", "streams"),
+    [("auto", False, True), ("auto", True, False), ("on", True, True), ("off", False, False)],
+)
+def test_streams_are_served_unless_switched_off_or_on_lambda(listen: str, on_lambda: bool, streams: bool) -> None:
+    environ = {"GATEWAY_LISTEN": listen, "AWS_LAMBDA_FUNCTION_NAME": "f" if on_lambda else ""}
+    assert from_environment(environ).streams is streams
+
+
+@pytest.mark.parametrize(
+    "url", ["mcp.example.com", "ftp://mcp.example.com", "https://", "http:///mcp", "https://[::1", "//host", "x"]
+)
+def test_a_public_url_needs_a_scheme_and_a_host(url: str) -> None:
+    assert problems(GATEWAY_PUBLIC_URL=url) == ["GATEWAY_PUBLIC_URL"]
+
+
+def test_every_problem_is_told_at_once() -> None:
+    wrong = {"GATEWAY_LISTEN": "yes", "GATEWAY_LOG_LEVEL": "loud", "GATEWAY_PUBLIC_URL": "x"}
+    assert sorted(problems(**wrong)) == sorted(wrong)
+
+
+def test_a_remedy_lists_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"use one of auto, on, off"):
+        from_environment({"GATEWAY_LISTEN": "ON"})
+
+
+def test_every_variable_that_is_read_is_described_at_its_field() -> None:
+    source = inspect.getsource(settings)
+    read = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+    variables = {value for value in read if isinstance(value, str) and re.fullmatch(r"GATEWAY_[A-Z_]+", value)}
+    described = set(re.findall(r"(GATEWAY_[A-Z_]+): ", source))
+    assert variables
+    assert variables == described
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+PLACES: dict[type[Model], str] = {
+    config.ServerConfig: "## `server`",
+    config.HttpConfig: "## `http`",
+    config.LimitsConfig: "## `limits`",
+    config.CallersConfig: "## `auth`",
+    config.JwtAuthConfig: "## `auth`",
+    config.AuthorizerConfig: "| setting of an authorizer",
+    config.StateConfig: "## `state`",
+    config.SessionsConfig: "## `sessions`",
+    config.TasksConfig: "## `tasks`",
+    config.CachingConfig: "## `caching`",
+    config.CacheHint: "## `caching`",
+    BackendConfig: "## `backends`",
+    PythonBackendConfig: "### `kind: python`",
+    HttpBackendConfig: "### `kind: http`",
+    RemoteConfig: "### `kind: http`",
+    ServiceConfig: "### `kind: http`",
+    OpenApiBackendConfig: "### `kind: openapi`",
+    CredentialConfig: "### `kind: http`",
+    **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
+    HttpToolConfig: "| setting of a tool",
+    HttpArgument: "| setting of an argument",
+    JobConfig: "| setting of a job",
+    HttpJobConfig: "| setting of a job",
+}
+"""Where docs/configuration.md describes the settings of a model: from here to the next heading or table of its own."""
+
+
+def part(start: str) -> str:
+    """A part of the document."""
+    assert DOCUMENT.count(f"\n{start}") == 1, start
+    return re.split(r"\n##|\n\| setting of ", DOCUMENT.partition(f"\n{start}")[2])[0]
+
+
+def own_settings(model: type[Model]) -> dict[str, FieldInfo]:
+    """The settings of a model under their names in the file, without `kind` and those of its base."""
+    base = BackendConfig.model_fields.keys() if model is not BackendConfig else set()
+    inherited = base | {"kind"} if issubclass(model, BackendConfig) else set()
+    return {field.alias or name: field for name, field in model.model_fields.items() if name not in inherited}
+
+
+def rows(text: str) -> dict[str, str]:
+    """The second cell of each row of a table that describes one name."""
+    found = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE)
+    return {name: cell.strip().strip("`").replace(",", "") for name, cell in found}
+
+
+def test_every_field_of_the_settings_is_in_the_documentation() -> None:
+    assert re.findall(r"^\| `[A-Z_]+` \(`(\w+)`\) \|", part("## Environment"), re.MULTILINE) == [
+        field.name for field in dataclasses.fields(Settings)
+    ]
+
+
+def test_every_section_of_the_file_is_in_the_documentation() -> None:
+    assert re.findall(r"^## `(\w+)`", DOCUMENT, re.MULTILINE) == list(config.GatewayConfig.model_fields)
+
+
+def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
+    assert set(subclasses(Model)) - {config.GatewayConfig} == PLACES.keys()
+
+
+def subclasses(model: type[Model]) -> Iterator[type[Model]]:
+    for one in model.__subclasses__():
+        if one.__module__.startswith("roundgate."):
+            yield one
+            yield from subclasses(one)
+
+
+@pytest.mark.parametrize("model", PLACES, ids=lambda model: model.__name__)
+def test_every_setting_of_the_file_is_in_the_documentation(model: type[Model]) -> None:
+    text = part(PLACES[model])
+    assert [name for name in own_settings(model) if not re.search(rf"`{name}[`:]", text)] == []
+
+
+@pytest.mark.parametrize("model", PLACES, ids=lambda model: model.__name__)
+def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[Model]) -> None:
+    told = rows(part(PLACES[model]))
+    plain = {
+        name: field.default
+        for name, field in own_settings(model).items()
+        if type(field.default) in (int, float, str) and field.default
+    }
+    if model is not config.CacheHint:  # its default depends on the list
+        assert {name: told[name] for name in plain.keys() & told.keys()} == {
+            name: str(default) for name, default in plain.items() if name in told
+        }
