@@ -14,12 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roundgate import config, logs, settings
+from roundgate import config, logs
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import Principal
 from roundgate.auth.verifier import JwtVerifier
 from roundgate.clock import Clock
-from roundgate.config import JwtAuthConfig
+from roundgate.config import JwtAuthConfig, settings
 from roundgate.main import build_app
 from roundgate.tokens import keys
 from roundgate.tokens.request_state import Binding, StateSealer

@@ -19,9 +19,9 @@ from bench.measurements import Sample
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.replay.context import Context
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.tasks import Claimed
 from tests.support.dynamodb import Emulator
 from tests.support.rounds import accept

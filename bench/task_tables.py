@@ -17,13 +17,13 @@ from typing import Any
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 from roundgate.protocol.tasks import Status
-from roundgate.storage.dynamodb import BATCH
-from roundgate.storage.dynamodb_heads import SHARDS
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.dynamodb.heads import SHARDS
+from roundgate.storage.dynamodb.table import BATCH
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
 from tests.support.dynamodb import Emulator

@@ -35,8 +35,8 @@ from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_queue import SqliteQueue
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.tasks.sweep import Sweep
 from tests.support import dynamodb
 from tests.support.dynamodb import Emulator

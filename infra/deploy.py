@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infra.stack.template import Template
-from roundgate import yaml_file
+from roundgate.config import yaml_file
 from roundgate.errors import ConfigError
 
 ROOT: Final = Path(__file__).parents[1]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app, create_app
-from roundgate.settings import Settings
 from tests.support import root_logger, wire
 from tests.support.asgi import Client, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add

@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool, tracing
+from roundgate.config.settings import Settings
 from roundgate.protocol.tasks import EXTENSION
-from roundgate.settings import Settings
 from roundgate.tracing import NoTracing, OpenTelemetry, context_of
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway, stoppable

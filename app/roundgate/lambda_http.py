@@ -20,16 +20,15 @@ from mangum import Mangum
 from mangum.types import LambdaContext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundgate import config, logs, main, settings
+from roundgate import aws, config, json, logs, main
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile
+from roundgate.config import ConfigFile, settings
+from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.http.guard import HEALTH
 from roundgate.http.hosting import Hosting
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.jsonrpc import Request
-from roundgate.settings import Settings
-from roundgate.storage import aws
 
 Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
@@ -180,7 +179,7 @@ def _size(response: Response) -> int:
     """Bytes of a response as the runtime writes it: JSON, in which two line separators are escaped
     as well."""
     body = response.get("body") or ""
-    return len(jsonrpc.encode(response)) + 3 * (body.count("\u2028") + body.count("\u2029"))
+    return len(json.encode(response)) + 3 * (body.count("\u2028") + body.count("\u2029"))
 
 
 def _too_large(event: Event, size: int) -> Response:

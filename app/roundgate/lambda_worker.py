@@ -15,9 +15,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
-from roundgate import config, core, logs, metrics, settings
+from roundgate import aws, config, logs, metrics, startup
 from roundgate.clock import Clock, Deadline
-from roundgate.storage import aws
+from roundgate.config import settings
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.ending import Turn
 from roundgate.tasks.sweep import Sweep
@@ -62,7 +62,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     using = settings.from_environment(environ)
     logs.configure(using.log_level, alone=using.on_lambda)
     file, clock = config.load(using.config), Clock()
-    parts = core.build_core(file, using, clock)
+    parts = startup.build_core(file, using, clock)
     parts.stores.prepare()  # every event needs them
     sweep = Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
     return Function(parts.worker(file.config, clock), sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))

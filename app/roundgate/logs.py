@@ -14,7 +14,7 @@ import sys
 from typing import Any, Final
 
 from roundgate.clock import iso
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 
 _ACTING: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"

@@ -18,12 +18,12 @@ from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from roundgate import config, logs, settings, tracing
+from roundgate import aws, config, logs, tracing
 from roundgate.auth.principal import LocalVerifier, Verifier
 from roundgate.backends.serving import Serving, Snapshot, ToolScopes
 from roundgate.clock import Clock
-from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig
-from roundgate.core import Core, Stores, aws_client, build_core
+from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig, settings
+from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.http.authentication import AuthenticationMiddleware
 from roundgate.http.challenge import ProtectedResource
@@ -37,13 +37,13 @@ from roundgate.http.shutdown import on_stop_signal
 from roundgate.http.stalls import telling_of_stalls
 from roundgate.methods.current import CurrentMethods, Use
 from roundgate.methods.discovery import server_info
-from roundgate.methods.hub import LIST_CHANGED
 from roundgate.methods.once import Once
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.table import Methods
-from roundgate.protocol import v2026_07_28
+from roundgate.protocol import notifications
+from roundgate.protocol.revisions import NEWEST
 from roundgate.reload import Reloader
-from roundgate.settings import Settings
+from roundgate.startup import Core, Stores, build_core
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.watch import Watch
@@ -127,7 +127,7 @@ class _Gateway:
             self._tasks,
             self._watch,
             self._clock,
-            v2026_07_28.Results(server_info(config.server)),
+            NEWEST.result_format(server_info(config.server)),
             streams=self._using.streams,
         )
         return made, snapshot.use
@@ -151,7 +151,7 @@ class _Gateway:
         elif self._pool is not None:
             self._pool.renew_children()
         for name in snapshot.catalog.lists_that_differ(before):
-            self.core.hub.publish(LIST_CHANGED[name])
+            self.core.hub.publish(notifications.LIST_CHANGED[name])
 
     def _stop_soon(self) -> None:
         self.core.hub.close()
@@ -193,9 +193,9 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
         return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     secret, encrypted = using.state_keys_secret, using.state_keys_kms
     if secret is not None:
-        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws_client), using, clock)
+        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)
     if encrypted is not None:
-        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws_client), using, clock)
+        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws.client), using, clock)
     if using.on_lambda:
         remedy = "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or …_KMS for every replica"
         message = "replicas need a shared key: a round that one has sealed must open in any other"

@@ -27,7 +27,7 @@ from roundgate.backends import loading
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.serving import Serving, Snapshot
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
 from roundgate.errors import ConfigError
 from roundgate.files import Stamp, stamp
 

@@ -16,7 +16,7 @@ import boto3
 
 from infra.stack.loops import traced
 from infra.stack.template import Template
-from roundgate.storage.dynamodb import create_table
+from roundgate.storage.dynamodb.table import create_table
 from tests.support.dynamodb import emulator
 
 ACCOUNT = "123456789012"

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from roundgate import Context, tool
+from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
-from roundgate.settings import Settings
 from tests.support.asgi import Client, client, config_file, gateway
 from tests.support.issuer import AUDIENCE, ISSUER, PUBLIC_URL, bearer, gateway_for, guarded, jwks, token
 from tests.support.services import Service, answer

@@ -17,14 +17,14 @@ from roundgate.backends.http.dialogue import INPUT_REQUIRED
 from roundgate.cli import main
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config_base import Origin
-from roundgate.core import Stores, make_stores
+from roundgate.config.base import Origin
+from roundgate.config.yaml_file import Located
 from roundgate.errors import LeaseLost
 from roundgate.main import build_app
+from roundgate.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import owner_of
 from roundgate.tasks.ending import Turn
-from roundgate.yaml_file import Located
 from tests.support import wire
 from tests.support.asgi import client, stoppable
 from tests.support.clocks import SkippingClock
@@ -308,7 +308,7 @@ async def sent_and_not_noted(one: House, directory: Path, ref: TaskRef) -> Async
 
 def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
     """A worker of a process of its own, and what closes it."""
-    from roundgate.core import build_core
+    from roundgate.startup import build_core
 
     arguments = {"what": {"required": True}}
     declared = {"name": "run", "description": "Runs.", "method": "POST", "path": "/jobs", "arguments": arguments}

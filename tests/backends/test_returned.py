@@ -28,7 +28,7 @@ from roundgate import (
     ToolResult,
 )
 from roundgate.backends.returned import NotJsonError, ToolReturn, completion, prompt_messages, resource_contents
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 
 PICTURE = ImageContent(b"\x89PNG", "image/png")
 BLOCKS = [

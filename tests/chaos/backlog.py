@@ -36,11 +36,11 @@ from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_queue import SqliteQueue
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import NewTask, TaskRef, TaskStore
 from roundgate.tasks import sweep as sweep_module
 from roundgate.tasks.sweep import Sweep

@@ -71,7 +71,7 @@ async def on_sqlite(seed: int, files: Files) -> None:
 
 
 async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> None:
-    from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+    from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 
     clock = SkippingClock()
     shared = Shared(files.new(), clock, TasksConfig(), database=Fast)

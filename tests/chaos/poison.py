@@ -25,11 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundgate import core, settings
+from roundgate import json, startup
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
-from roundgate.protocol import jsonrpc
+from roundgate.config import TasksConfig, settings
 from roundgate.protocol.tasks import Status
 from roundgate.replay.journal import Journal
 from roundgate.storage.tasks import TaskRef
@@ -224,12 +223,12 @@ def can_mount() -> bool:
 
 
 @asynccontextmanager
-async def shop(environment: Mapping[str, str]) -> AsyncIterator[tuple[Tasks, core.Stores]]:
+async def shop(environment: Mapping[str, str]) -> AsyncIterator[tuple[Tasks, startup.Stores]]:
     """What creates tasks and looks at them, on the store of the workers."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     clock = Clock()
-    stores = core.make_stores(settings.from_environment(os.environ), clock)
+    stores = startup.make_stores(settings.from_environment(os.environ), clock)
     try:
         yield Tasks(stores.tasks, stores.queue, clock, TasksConfig(requeue_after_s=2)), stores
     finally:
@@ -337,7 +336,7 @@ def _keep_logs(directory: Path) -> None:
 
 
 async def _ends(
-    tasks: Tasks, stores: core.Stores, refs: Sequence[tuple[TaskRef, str, Any]]
+    tasks: Tasks, stores: startup.Stores, refs: Sequence[tuple[TaskRef, str, Any]]
 ) -> list[tuple[str, Any, Any]]:
     """Tool, arguments and the task as its client sees it, once all are settled."""
     left, ended = {ref: (tool, facts) for ref, tool, facts in refs}, []
@@ -347,7 +346,7 @@ async def _ends(
             record = await stores.tasks.read(ref, Clock().now_ms())
             asks = facts.get("kind") == "swallow" and record is not None and record.status is Status.INPUT_REQUIRED
             if record is not None and (record.status in SETTLED or asks):
-                ended.append((tool, facts, jsonrpc.decode(tasks.shown(record))))
+                ended.append((tool, facts, json.decode(tasks.shown(record))))
                 del left[ref]
             await asyncio.sleep(0)
         await asyncio.sleep(0.5)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator, meta
 
-from roundgate import config, yaml_file
+from roundgate import config
 from roundgate.cli import main
-from roundgate.config import GatewayConfig
+from roundgate.config import GatewayConfig, yaml_file
 from roundgate.errors import ConfigError
 from tests.support.command import roundgate
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from roundgate import core, lambda_http, lambda_worker, settings
+from roundgate import lambda_http, lambda_worker, startup
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
+from roundgate.config import settings
 from roundgate.storage.tasks import Claimed, TaskRef
 from roundgate.tasks.call import owner_of
 from roundgate.tokens import keys
@@ -163,7 +164,7 @@ def begin(functions: Functions, tool: str, **arguments: Any) -> str:
 
 def die(environ: dict[str, str], task_id: str) -> None:
     """What a worker leaves that died with a task, long ago."""
-    parts = core.make_stores(settings.from_environment(environ), Clock())
+    parts = startup.make_stores(settings.from_environment(environ), Clock())
 
     async def claim() -> None:
         claimed = await parts.tasks.claim(TaskRef(owner_of(LOCAL), task_id), Clock().now_ms(), 1)

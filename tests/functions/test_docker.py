@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from roundgate.settings import Settings
+from roundgate.config.settings import Settings
 from tests.support import wire
 from tests.support.dynamodb import ROOT
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from roundgate import config, core, lambda_http, lambda_worker, settings
+from roundgate import config, lambda_http, lambda_worker, startup
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock, Deadline
-from roundgate.config import TasksConfig
+from roundgate.config import TasksConfig, settings
 from roundgate.lambda_worker import Function
 from roundgate.tasks.call import owner_of
 from roundgate.tasks.sweep import Sweep
@@ -114,7 +114,7 @@ def test_a_sweep_that_does_not_come_to_its_end_stops_in_time_and_tells_what_it_h
     environ: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file, clock = config.load(Path(environ["GATEWAY_CONFIG"])), Clock()
-    parts = core.build_core(file, settings.from_environment(environ), clock)
+    parts = startup.build_core(file, settings.from_environment(environ), clock)
     sweep = Endless(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
     with closing(Function(parts.worker(file.config, clock), sweep, clock, "worker")) as worker:
         swept = worker(recorded("schedule"), LambdaContext(lambda_worker.MARGIN_MS + 300))

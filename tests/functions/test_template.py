@@ -10,8 +10,8 @@ import pytest
 from infra.stack.stack import EXECUTIONS, rate_s
 from infra.stack.template import Template
 from roundgate import lambda_worker
-from roundgate.settings import Settings, from_environment
-from roundgate.storage.dynamodb import TABLE
+from roundgate.config.settings import Settings, from_environment
+from roundgate.storage.dynamodb.table import TABLE
 from tests.support import permissions
 from tests.support.dynamodb import ROOT
 from tests.support.permissions import KNOWN

@@ -26,9 +26,9 @@ from fastapi import FastAPI
 
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.core import Stores, make_stores
+from roundgate.json import encode
 from roundgate.logs import JsonFormatter
-from roundgate.protocol.jsonrpc import encode
+from roundgate.startup import Stores, make_stores
 from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef
 from roundgate.tasks.call import owner_of
 from tests.support import wire

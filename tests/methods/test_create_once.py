@@ -18,9 +18,9 @@ from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool
 from roundgate.clock import Clock
-from roundgate.core import Stores, make_stores
 from roundgate.errors import Unavailable
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.startup import Stores, make_stores
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.tasks import NewTask
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.errors import TransportError
 from roundgate.methods.hub import Hub, Subscription
+from roundgate.protocol.notifications import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
 from roundgate.protocol.params import SubscriptionFilter
-from roundgate.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
 
 EVERYTHING = frozenset({"tools", "prompts", "resources"})
 ALL = SubscriptionFilter(

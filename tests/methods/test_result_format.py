@@ -11,12 +11,12 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.config import CacheHint
 from roundgate.errors import InternalError
+from roundgate.json import encode
 from roundgate.methods.lists import Listing
 from roundgate.methods.results import Results
 from roundgate.methods.rounds import InputRequired
-from roundgate.protocol import v2026_07_28
+from roundgate.protocol import revision, v2026_07_28
 from roundgate.protocol.content import ToolResult
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.pages import Pages
 
 INFO = {"name": "roundgate", "version": "1"}
@@ -28,10 +28,10 @@ PAGES = Pages([("a", b'{"name":"a"}'), ("b", b'{"name":"b"}')], 1)
 class Plain:
     """Results as revisions before 2026-07-28 have them: nothing is added."""
 
-    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+    def write(self, result: Mapping[str, Any], cache: revision.CacheHint | None = None) -> bytes:
         return encode(dict(result))
 
-    def rest(self, cache: CacheHint | None = None) -> bytes:
+    def rest(self, cache: revision.CacheHint | None = None) -> bytes:
         return b"}"
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:

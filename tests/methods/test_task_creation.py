@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from roundgate import Context, InvalidParams, SyncContext, ToolError, tool
 from roundgate.clock import Clock
-from roundgate.core import Stores, make_stores
 from roundgate.errors import Unavailable
+from roundgate.startup import Stores, make_stores
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import NewTask, TaskRef
 from tests.support import wire

@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate.clock import Clock
-from roundgate.core import Stores, make_stores
+from roundgate.config.settings import Settings
 from roundgate.errors import Unavailable
-from roundgate.settings import Settings
+from roundgate.startup import Stores, make_stores
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.clocks import SkippingClock

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.config import TasksConfig
 from roundgate.errors import Unavailable
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.replay.journal import Journal
 from roundgate.tasks.call import TaskCall
@@ -219,7 +219,7 @@ class _Story:
 
     async def _look(self, client: Process, plan: Plan) -> bool:
         record = await _insist(lambda: client.tasks.record(LOCAL, plan.id))
-        shown = jsonrpc.decode(client.tasks.shown(record))
+        shown = json.decode(client.tasks.shown(record))
         if shown["status"] == Status.INPUT_REQUIRED:
             key, name = next(iter(shown["inputRequests"])), f"answer {len(plan.accepted)}"
             plan.accepted.append(name)
@@ -242,7 +242,7 @@ class _Story:
         found = self._shared.db.execute(select, (seen.row["n"],)).fetchone()
         if plan.tool in POISON or (status is Status.CANCELLED and plan.cancels_after_s is not None):
             return
-        value = None if found is None else jsonrpc.decode(found[0]).get("structuredContent")
+        value = None if found is None else json.decode(found[0]).get("structuredContent")
         if status is not Status.COMPLETED or value is None or not right(plan, value):
             raise Wrong(f"{plan.id} ({plan.tool} {plan.arguments}): {status} with {found}: {seen.row}")
         if plan.tool == "asks" and value["values"][1] not in str(seen.answers.values()):

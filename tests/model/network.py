@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite import MIGRATIONS, Database
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import MIGRATIONS, Database
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Lease, TaskRef
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from roundgate.protocol.tasks import Event, sources
-from roundgate.storage import sqlite_tasks
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite import tasks as sqlite_tasks
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Claimed
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.lease import Moment

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.protocol import jsonrpc
+from roundgate import json
 from roundgate.protocol.tasks import OPEN
 from roundgate.replay.branches import InStep, here
 from roundgate.replay.journal import Began, Finished, Raised, Slept, from_row
@@ -138,7 +138,7 @@ class Witness:
         if journal[: len(seen.journal)] != seen.journal:
             self._wrong(row["id"], "its journal was changed and not added to")
         for data in journal[len(seen.journal) :]:
-            entry = from_row(jsonrpc.decode(data))
+            entry = from_row(json.decode(data))
             place = f"began {entry.key}" if isinstance(entry, Began) else entry.key
             if isinstance(entry, (Finished, Raised, Began, Slept)):
                 if place in seen.remembered:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mcp_types import _v2026_07_28 as official
 
+from roundgate.json import encode
 from roundgate.protocol.content import (
     ABSENT,
     Annotations,
@@ -25,7 +26,6 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.jsonrpc import encode
 
 ANNOTATIONS = Annotations(audience=("user", "assistant"), priority=0.7, last_modified="2025-05-03T14:30:00Z")
 META = MappingProxyType({"com.example/a": [1]})

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import InvalidRequest, ParseError
+from roundgate.json import decode, encode
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.jsonrpc import Notification, Request
 from tests.support import json_values
@@ -123,11 +124,11 @@ def test_a_refusal_does_not_repeat_a_long_method() -> None:
 )
 def test_no_key_comes_twice_in_an_object(body: str) -> None:
     with pytest.raises(ParseError, match="duplicate key"):
-        jsonrpc.decode(body.encode())
+        decode(body.encode())
 
 
 def test_a_key_may_come_again_in_another_object() -> None:
-    assert jsonrpc.decode(b'{"a": {"a": [{"a": 1}, {"a": 2}]}}') == {"a": {"a": [{"a": 1}, {"a": 2}]}}
+    assert decode(b'{"a": {"a": [{"a": 1}, {"a": 2}]}}') == {"a": {"a": [{"a": 1}, {"a": 2}]}}
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_key_may_come_again_in_another_object() -> None:
 )
 def test_no_number_is_infinite_or_not_a_number(body: str) -> None:
     with pytest.raises(ParseError):
-        jsonrpc.decode(body.encode())
+        decode(body.encode())
 
 
 @pytest.mark.parametrize(
@@ -167,27 +168,27 @@ def test_no_number_is_infinite_or_not_a_number(body: str) -> None:
     ],
 )
 def test_finite_numbers_keep_their_value(body: str) -> None:
-    value, expected = jsonrpc.decode(body.encode()), json.loads(body)
+    value, expected = decode(body.encode()), json.loads(body)
     assert (value, type(value)) == (expected, type(expected))
 
 
 def test_what_only_looks_like_a_huge_number_is_let_through() -> None:
     value = {"1e999": "1E+999", "b": "9" * 400 + ".0"}
-    assert jsonrpc.decode(json.dumps(value).encode()) == value
+    assert decode(json.dumps(value).encode()) == value
 
 
 def test_an_integer_beyond_what_python_writes_is_refused() -> None:
     with pytest.raises(ParseError):
-        jsonrpc.decode(b"9" * 5000)
+        decode(b"9" * 5000)
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_two_hundred_levels_are_read_and_many_more_are_not(opening: str) -> None:
     closing = "]" if opening == "[" else "}"
-    jsonrpc.decode((opening * 199 + "[]" + closing * 199).encode())
+    decode((opening * 199 + "[]" + closing * 199).encode())
     for depth in (250, 100_000):
         with pytest.raises(ParseError, match="recursion limit"):
-            jsonrpc.decode((opening * depth + "[]" + closing * depth).encode())
+            decode((opening * depth + "[]" + closing * depth).encode())
 
 
 @pytest.mark.parametrize(
@@ -222,20 +223,20 @@ def test_two_hundred_levels_are_read_and_many_more_are_not(opening: str) -> None
 )
 def test_what_is_not_json_is_a_parse_error(body: bytes) -> None:
     with pytest.raises(ParseError, match=r"^Parse error: "):
-        jsonrpc.decode(body)
+        decode(body)
 
 
 def test_a_parse_error_repeats_little_of_the_body() -> None:
     key = '"' + "k" * 100_000 + '"'
     with pytest.raises(ParseError) as caught:
-        jsonrpc.decode(f"{{{key}: 1, {key}: 2}}".encode())
+        decode(f"{{{key}: 1, {key}: 2}}".encode())
     assert len(str(caught.value)) < 300
 
 
 @given(value=json_values.values(), ascii_only=st.booleans(), indent=st.sampled_from([None, 2]))
 def test_all_json_is_read_as_the_standard_library_reads_it(value: Any, ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
-    assert repr(jsonrpc.decode(text.encode())) == repr(json.loads(text))
+    assert repr(decode(text.encode())) == repr(json.loads(text))
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -255,7 +256,7 @@ def nearly_json(draw: st.DrawFn) -> str:
 @given(nearly_json())
 def test_nothing_is_read_that_the_standard_library_would_not_read(text: str) -> None:
     try:
-        value = jsonrpc.decode(text.encode())
+        value = decode(text.encode())
     except ParseError:
         return
     assert repr(value) == repr(json.loads(text, object_pairs_hook=unique))
@@ -275,34 +276,33 @@ def test_any_bytes_are_a_message_or_a_protocol_error(body: bytes) -> None:
 
 @given(json_values.values())
 def test_what_is_written_is_one_line_that_reads_back_the_same(value: Any) -> None:
-    written = jsonrpc.encode(value)
+    written = encode(value)
     assert not {b"\r"[0], b"\n"[0]} & set(written)
     assert repr(json.loads(written)) == repr(value)
 
 
 @pytest.mark.parametrize("number", [2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**30])
 def test_integers_of_any_size_are_written_in_full(number: int) -> None:
-    assert jsonrpc.encode({"n": [number]}) == b'{"n":[%d]}' % number
+    assert encode({"n": [number]}) == b'{"n":[%d]}' % number
 
 
 def test_a_lone_surrogate_becomes_a_question_mark_and_nothing_else_changes() -> None:
     assert (
-        jsonrpc.encode({"\udfffé": ["a\ud800b", 2**64, "\r\n😀"]})
-        == '{"?é":["a?b",18446744073709551616,"\\r\\n😀"]}'.encode()
+        encode({"\udfffé": ["a\ud800b", 2**64, "\r\n😀"]}) == '{"?é":["a?b",18446744073709551616,"\\r\\n😀"]}'.encode()
     )
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", [1j], [2**64, float("inf")]])
 def test_what_is_not_json_is_not_written(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        jsonrpc.encode(value)
+        encode(value)
 
 
 def test_values_deeper_than_any_body_are_written() -> None:
     value: list[Any] = []
     for _ in range(400):
         value = [value]
-    assert jsonrpc.encode(value) == b"[" * 401 + b"]" * 401
+    assert encode(value) == b"[" * 401 + b"]" * 401
 
 
 @pytest.mark.parametrize("request_id", [0, -(2**63), "", 'a"\n'])

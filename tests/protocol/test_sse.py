@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.protocol import jsonrpc, sse
+from roundgate.json import encode
+from roundgate.protocol import sse
 from tests.support import json_values
 
 
@@ -44,10 +45,10 @@ def test_a_keep_alive_is_a_comment_that_no_reader_sees() -> None:
 
 @given(st.lists(json_values.values(), max_size=4))
 def test_whatever_is_sent_arrives_message_by_message(messages: list[Any]) -> None:
-    stream = sse.KEEP_ALIVE.join(sse.event(jsonrpc.encode(message)) for message in messages)
+    stream = sse.KEEP_ALIVE.join(sse.event(encode(message)) for message in messages)
     assert repr([json.loads(data) for _, data in read(stream)]) == repr(messages)
 
 
 @given(st.text(alphabet=":\r\n\x00\x0b\x85\u2028 ad", max_size=12))
 def test_no_text_ends_an_event_early(text: str) -> None:
-    assert read(sse.event(jsonrpc.encode(text)) + sse.event(b"1"))[0] == ("message", jsonrpc.encode(text).decode())
+    assert read(sse.event(encode(text)) + sse.event(b"1"))[0] == ("message", encode(text).decode())

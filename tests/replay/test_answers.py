@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
+from roundgate.replay.asking import MAX_CHANGES
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Answered, Asked, Journal
 from roundgate.replay.questions import Form
-from roundgate.replay.run import MAX_CHANGES
 from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
 from tests.support.rounds import accept, sampled
 

@@ -12,8 +12,9 @@ from roundgate.clock import Clock
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Suspended
 from roundgate.replay.journal import Journal, Passed, Slept, from_row, row
-from roundgate.replay.run import HOLD_MS, SHED_MARGIN_MS, Stop
+from roundgate.replay.run import HOLD_MS, Stop
 from roundgate.replay.steps import StepFailed
+from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, value_of
 from tests.support.rounds import accept
@@ -88,7 +89,7 @@ async def test_how_long_a_task_keeps_its_worker(
         slept.append(for_s)
         await real(0)
 
-    monkeypatch.setattr("roundgate.replay.run.asyncio.sleep", sleep)
+    monkeypatch.setattr("roundgate.replay.waiting.asyncio.sleep", sleep)
 
     async def handler(ctx: Context) -> None:
         await ctx.sleep(seconds)
@@ -171,7 +172,7 @@ async def test_a_call_that_may_not_waits_as_long_as_it_can_and_goes_on_in_its_ne
     async def sleep(for_s: float) -> None:
         clock.skip(for_s)
 
-    monkeypatch.setattr("roundgate.replay.run.asyncio.sleep", sleep)
+    monkeypatch.setattr("roundgate.replay.waiting.asyncio.sleep", sleep)
     call, begun_ms, rounds = Home(task_id=None, clock=clock), clock.now_ms(), 0
     while isinstance(outcome := await call.run(handler, within_ms=10_000), Suspended):
         assert asked_of(outcome) == {}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundgate.protocol import jsonrpc
+from roundgate import json
 from roundgate.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, wire_key
 from tests.support import json_values
 from tests.support.replay import elsewhere
@@ -73,7 +73,7 @@ NO_JOURNALS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", NO_JOURNALS, ids=lambda value: jsonrpc.encode(value).decode())
+@pytest.mark.parametrize("value", NO_JOURNALS, ids=lambda value: json.encode(value).decode())
 def test_what_we_did_not_write_is_no_journal(value: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         Journal.from_json(value)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.protocol import jsonrpc
+from roundgate.json import encode
 from roundgate.replay.journal import Journal
 from tests.replay.test_any_branches import doubled, expected_of
 from tests.support.programs import World, program
@@ -55,7 +55,7 @@ def ask(process: subprocess.Popen[str], given: dict[str, Any]) -> dict[str, Any]
 
 def told_by_turns(seed: int, pythons: list[subprocess.Popen[str]]) -> tuple[Any, World, int]:
     """The value of a handler each of whose lives is on another Python; its effects; how often a process died."""
-    stored = jsonrpc.encode(Journal().to_json()).decode()
+    stored = encode(Journal().to_json()).decode()
     left: dict[str, Any] = {"stored": stored, "effects": {}, "skipped_ms": 0}
     deaths, world = 0, World()
     for life in range(400):

@@ -19,7 +19,7 @@ from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel, Field
 
 from roundgate.errors import Refused
-from roundgate.protocol import jsonrpc
+from roundgate.json import decode, encode
 from roundgate.protocol.content import ImageContent, PromptMessage
 from roundgate.replay.questions import BadAnswer, Form, Question, Raw, Root, Roots, Sample, Url, digest_of
 from tests.support import json_values
@@ -46,7 +46,7 @@ INPUT_REQUEST, INPUT_RESPONSE = validator("InputRequest"), validator("InputRespo
 
 def on_the_wire(question: Question) -> dict[str, Any]:
     """The request as a client parses it: valid by the schema and by the official model."""
-    wire = jsonrpc.decode(jsonrpc.encode(question.to_wire()))
+    wire = decode(encode(question.to_wire()))
     assert [error.message for error in INPUT_REQUEST.iter_errors(wire)] == []
     official.InputRequiredResult.model_validate({"resultType": "input_required", "inputRequests": {"q": wire}})
     return wire  # type: ignore[no-any-return]

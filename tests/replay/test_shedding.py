@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from roundgate.errors import CallTimeout
-from roundgate.replay import run
+from roundgate.replay import stepping
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
-from roundgate.replay.run import SHED_MARGIN_MS
+from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
 
@@ -56,7 +56,7 @@ async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
     within_ms: int, step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the deadline itself runs by the loop's clock: all of it a hundred times slower, so that no machine is too slow
-    monkeypatch.setattr(run, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
+    monkeypatch.setattr(stepping, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
     within_ms *= 100
     work = Work(step_s * 100)
     handler = lambda_of(ninety_steps, work)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.aio.threads import Threads
 from roundgate.clock import Clock
 from roundgate.errors import NotJson, OutcomeUnknown, ToolError
 from roundgate.replay import run as run_module
@@ -22,7 +23,6 @@ from roundgate.replay.engine import Failed, Restarted, Suspended
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
 from roundgate.replay.steps import StepTimeout
 from roundgate.replay.sync_context import SyncContext
-from roundgate.replay.threads import Threads
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import Home

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import pytest
 
-from roundgate.storage.base import OnceRecord, OnceStore
+from roundgate.storage.once import OnceRecord, OnceStore
 from tests.support.clocks import FixedClock
 
 LATER = 9_000_000_000_000

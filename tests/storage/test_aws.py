@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from roundgate import aws
 from roundgate.clock import Clock
-from roundgate.core import aws_client
 from roundgate.errors import Unavailable
-from roundgate.storage import aws, sqs
+from roundgate.storage import sqs
 from roundgate.storage.sqs import SqsQueue
 from roundgate.storage.tasks import TaskRef
 
@@ -68,7 +68,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def queue_at(service: Silent) -> SqsQueue:
     def make() -> object:
-        client = aws_client("sqs", **sqs.CONFIG)
+        client = aws.client("sqs", **sqs.CONFIG)
         client.meta.events.register("before-sign", lambda request, **_: setattr(request, "url", service.url))
         return client
 
@@ -102,7 +102,7 @@ def test_without_a_deadline_a_call_that_somebody_waits_for_is_over_before_a_func
     pauses_s = sum(2**attempt for attempt in range(aws.ATTEMPTS - 1))
     assert aws.ATTEMPTS * (aws.CONNECT_S + aws.READ_S) + pauses_s < MOST_OF_A_REQUEST_S
     for service, more in (("sqs", sqs.CONFIG), ("secretsmanager", {}), ("kms", {})):
-        config = aws_client(service, **more).meta.config
+        config = aws.client(service, **more).meta.config
         assert (config.connect_timeout, config.read_timeout) == (aws.CONNECT_S, aws.READ_S)
         assert config.retries["total_max_attempts"] == aws.ATTEMPTS
 

@@ -17,9 +17,9 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol.tasks import Status
-from roundgate.storage.base import OnceRecord, OnceStore
-from roundgate.storage.dynamodb import TABLE, DynamoDbOnce, Table
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.dynamodb.table import TABLE, DynamoDbOnce, Table
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
+from roundgate.storage.once import OnceRecord, OnceStore
 from roundgate.storage.tasks import NOTHING, Added, Answered, Claimed, TaskRef, TaskStore
 from tests.storage import contract, task_contract
 from tests.storage.contract import LATER
@@ -32,7 +32,7 @@ TWO_DAYS_S = 2 * 86_400
 _CLAIM = """
 import asyncio, sys
 from roundgate.clock import Clock
-from roundgate.storage.dynamodb import DynamoDbOnce
+from roundgate.storage.dynamodb.table import DynamoDbOnce
 from tests.support.dynamodb import Emulator
 
 url, table, token_id, claims, me = sys.argv[1:]
@@ -649,7 +649,7 @@ async def test_a_batch_that_is_never_taken_is_unavailable(tasks: Counted, monkey
     def none(RequestItems: dict[str, list[Any]]) -> Any:
         return {"UnprocessedItems": RequestItems}
 
-    monkeypatch.setattr("roundgate.storage.dynamodb.BATCH_PAUSE_S", 0)
+    monkeypatch.setattr("roundgate.storage.dynamodb.table.BATCH_PAUSE_S", 0)
     monkeypatch.setattr(tasks.client._client, "batch_write_item", none)
     with pytest.raises(Unavailable):
         await tasks.store.create(new(call=blob(1_000_000)))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from roundgate.errors import Unavailable
-from roundgate.storage.base import OnceStore
-from roundgate.storage.sqlite import Database, SqliteOnce, transaction
+from roundgate.storage.once import OnceStore
+from roundgate.storage.sqlite.database import Database, SqliteOnce, transaction
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims
 from tests.support.clocks import FixedClock
 
@@ -23,7 +23,7 @@ _CLAIM = """
 import asyncio, sys, time
 from pathlib import Path
 from roundgate.clock import Clock
-from roundgate.storage.sqlite import Database, SqliteOnce
+from roundgate.storage.sqlite.database import Database, SqliteOnce
 
 path, token_id, claims, me = sys.argv[1:]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from roundgate.errors import Unavailable
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import NOTHING, Added, Claimed, NewTask, TaskRef
 
 REF = TaskRef("owner", "task")

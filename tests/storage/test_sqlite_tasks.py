@@ -11,9 +11,9 @@ import pytest
 
 from roundgate.clock import Clock
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sqlite import MIGRATIONS, Database
-from roundgate.storage.sqlite_queue import HIDDEN_MS, SqliteQueue
-from roundgate.storage.sqlite_tasks import FORGET_AFTER_MS, SqliteTasks
+from roundgate.storage.sqlite.database import MIGRATIONS, Database
+from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
+from roundgate.storage.sqlite.tasks import FORGET_AFTER_MS, SqliteTasks
 from roundgate.storage.tasks import Added, TaskRef, TaskStore
 from tests.storage import queue_contract, task_contract
 from tests.storage.queue_contract import LetPass

@@ -18,11 +18,11 @@ import httpx
 from fastapi import FastAPI
 
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
+from roundgate.config.settings import Settings
+from roundgate.config.yaml_file import Located
 from roundgate.main import build_app
-from roundgate.settings import Settings
 from roundgate.tokens.keys import new_key
-from roundgate.yaml_file import Located
 from tests.support import wire
 
 _numbers = count()

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from roundgate import json
 from roundgate.errors import Unavailable
-from roundgate.protocol import jsonrpc
 
 When: TypeAlias = Literal["before", "after"]
 How: TypeAlias = Literal["before", "after", "times out before", "times out after"]
@@ -104,7 +104,7 @@ class _Wrapped:
 
 
 def _steps(ref: Any, entries: Any) -> list[str]:
-    rows = [jsonrpc.decode(entry) for entry in entries]
+    rows = [json.decode(entry) for entry in entries]
     return [f"{ref.id} {key}" for tag, key, *_ in rows if tag in ("s", "e")]
 
 

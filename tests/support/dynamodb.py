@@ -27,7 +27,7 @@ from typing import IO, Any
 import pytest
 
 from roundgate.clock import Clock
-from roundgate.storage.dynamodb import CONFIG, Table, create_table
+from roundgate.storage.dynamodb.table import CONFIG, Table, create_table
 
 ROOT = Path(__file__).parents[2]
 START_S = 60

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 from anyio import to_thread
 
+from roundgate import json
 from roundgate.auth.principal import LOCAL
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
 from roundgate.replay import engine
@@ -86,7 +86,7 @@ class Story:
     fate: Fate = nothing_happens
     clock: SkippingClock = field(default_factory=SkippingClock)
     choices: random.Random = field(default_factory=random.Random)
-    stored: bytes = field(default_factory=lambda: jsonrpc.encode(Journal().to_json()))
+    stored: bytes = field(default_factory=lambda: json.encode(Journal().to_json()))
     lives: int = 0
     deaths: int = 0
     is_alive: bool = False
@@ -105,9 +105,9 @@ class Story:
         self.lives += 1
         self.is_alive = True
         life = _Life(self)
-        run = Run(_call(self), Journal.from_json(jsonrpc.decode(self.stored)), life)
+        run = Run(_call(self), Journal.from_json(json.decode(self.stored)), life)
         life.run = run
-        work = asyncio.ensure_future(engine.run(_bound(self.handler, Context(run)), run))
+        work = asyncio.ensure_future(engine.run_handler(_bound(self.handler, Context(run)), run))
         dies = asyncio.ensure_future(life.died.wait())
         await asyncio.wait([work, dies], return_when=asyncio.FIRST_COMPLETED)
         if life.died.is_set():
@@ -136,7 +136,7 @@ class Story:
         responses = {key: self.client(request) for key, request in outcome.requests.items()}
         if len(responses) > 1 and self.choices.random() < 0.5:
             responses.pop(self.choices.choice(sorted(responses)))
-        journal = Journal.from_json(jsonrpc.decode(self.stored))
+        journal = Journal.from_json(json.decode(self.stored))
         journal.receive(responses)
         self.keep(journal)
         if not outcome.requests and outcome.wake_ms is not None:
@@ -144,7 +144,7 @@ class Story:
             self.clock.skip(max(0, left_ms + 1) / 1000)
 
     def keep(self, journal: Journal) -> None:
-        self.stored = jsonrpc.encode(journal.to_json())
+        self.stored = json.encode(journal.to_json())
 
 
 class _Life:
@@ -163,9 +163,9 @@ class _Life:
         await asyncio.sleep(0)
         if self.died.is_set():
             raise Suspend
-        journal = Journal.from_json(jsonrpc.decode(self._story.stored))
+        journal = Journal.from_json(json.decode(self._story.stored))
         for entry in entries:
-            journal.add(from_row(jsonrpc.decode(jsonrpc.encode(row(entry)))))
+            journal.add(from_row(json.decode(json.encode(row(entry)))))
         self._story.keep(journal)
         await self._moment("written")
 

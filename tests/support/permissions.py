@@ -180,11 +180,11 @@ def _parsed(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text("utf-8"))
 
 
-_TABLE = _methods("app/roundgate/storage/dynamodb.py", "Table", {})
-TASKS = _methods("app/roundgate/storage/dynamodb_tasks.py", "DynamoDbTasks", _TABLE)
+_TABLE = _methods("app/roundgate/storage/dynamodb/table.py", "Table", {})
+TASKS = _methods("app/roundgate/storage/dynamodb/tasks.py", "DynamoDbTasks", _TABLE)
 STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
-    "_once": _methods("app/roundgate/storage/dynamodb.py", "DynamoDbOnce", _TABLE),
+    "_once": _methods("app/roundgate/storage/dynamodb/table.py", "DynamoDbOnce", _TABLE),
     "_queue": _methods("app/roundgate/storage/sqs.py", "SqsQueue", {}),
 }
 """What the methods of the stores do, by the attribute that has the store."""

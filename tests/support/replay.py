@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from anyio import to_thread
 from pydantic import BaseModel
 
+from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
 from roundgate.replay import engine
@@ -35,7 +35,7 @@ class Name(BaseModel):
 
 def elsewhere(journal: Journal) -> Journal:
     """The journal as another process gets it."""
-    return Journal.from_json(jsonrpc.decode(jsonrpc.encode(journal.to_json())))
+    return Journal.from_json(json.decode(json.encode(journal.to_json())))
 
 
 async def play(
@@ -57,7 +57,7 @@ async def play(
     declared = ClientCapabilities(capabilities)
     deadline = (clock or Clock()).deadline(within_ms)
     run = Run(Call(principal=LOCAL, meta=Meta(declared, None, None, None), deadline=deadline, **more), journal)
-    return await engine.run(_bound(handler, Context(run)), run)
+    return await engine.run_handler(_bound(handler, Context(run)), run)
 
 
 def _bound(handler: Handler, context: Context) -> Callable[[], Any]:

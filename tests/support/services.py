@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
+from roundgate.config.settings import Settings
+from roundgate.config.yaml_file import Located
 from roundgate.main import build_app
-from roundgate.settings import Settings
-from roundgate.yaml_file import Located
 from tests.support.asgi import Client, client
 
 

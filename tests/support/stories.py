@@ -250,7 +250,7 @@ class Story:
         )
         run = Run(call, Journal())
         handler = shop.catalog.tools["tool"].tool.call
-        outcome = await engine.run(lambda: handler(Context(run), {}), run)
+        outcome = await engine.run_handler(lambda: handler(Context(run), {}), run)
         life.look_alive()
         assert isinstance(outcome, Suspended)
         about = TaskCall("tool", {}, self.client.principal, CAPABILITIES)

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 
 from roundgate.clock import Clock
-from roundgate.core import Stores
+from roundgate.config.settings import Settings
 from roundgate.main import build_app
-from roundgate.settings import Settings
+from roundgate.startup import Stores
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
 from tests.support.rounds import CAPABILITIES

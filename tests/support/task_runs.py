@@ -56,7 +56,7 @@ class Home:
         )
         run = Run(call, elsewhere(self.journal), self)
         prepare(run)
-        outcome = await engine.run(lambda: handler(Context(run)), run)
+        outcome = await engine.run_handler(lambda: handler(Context(run)), run)
         self.journal, self.last = run.journal, run
         return outcome
 

@@ -12,22 +12,22 @@ from typing import Any, TypeAlias
 
 from anyio import CapacityLimiter
 
+from roundgate import json
+from roundgate.aio.threads import in_thread
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends import catalog, loading
 from roundgate.backends.base import Offering, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import TextContent, ToolResult
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
-from roundgate.replay.threads import in_thread
 from roundgate.storage.queue import Message, TaskQueue
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_queue import SqliteQueue
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import Turn
@@ -116,7 +116,7 @@ class Workshop:
         """What `tasks/get` answers."""
         record = await self.tasks.record(principal, ref.id)
         assert record is not None, "there is no such task"
-        body: dict[str, Any] = jsonrpc.decode(self.tasks.shown(record))
+        body: dict[str, Any] = json.decode(self.tasks.shown(record))
         return body
 
     async def value(self, ref: TaskRef) -> Any:

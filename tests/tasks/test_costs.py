@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from roundgate.auth.principal import LOCAL
 from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
-from roundgate.storage.sqlite_queue import SqliteQueue
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
+from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef, TaskStore
 from roundgate.tasks.ending import Turn
 from tests.support.clocks import FixedClock

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sqlite_queue import SqliteQueue
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskStore
 from roundgate.tasks import patience
 from tests.support.clocks import FixedClock

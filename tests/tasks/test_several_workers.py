@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import pytest
 
+from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import Message
@@ -87,7 +87,7 @@ class _Witnessed:
 
     async def checkpoint(self, lease: Any, added: Any, *args: Any) -> None:
         await self._write(lease, self._store.checkpoint(lease, added, *args))
-        for tag, key, *values in map(jsonrpc.decode, added.entries):
+        for tag, key, *values in map(json.decode, added.entries):
             assert (lease.ref, f"{tag} {key}") not in self._witness.kept, "each step is written once"
             self._witness.kept[lease.ref, f"{tag} {key}"] = values
 

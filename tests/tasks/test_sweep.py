@@ -11,8 +11,8 @@ import pytest
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sqlite import Database
-from roundgate.storage.sqlite_tasks import SqliteTasks
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Claimed, Move, TaskRef, TaskStore
 from roundgate.tasks import sweep
 from roundgate.tasks.ending import Turn

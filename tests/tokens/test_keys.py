@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from roundgate.auth.principal import LOCAL
+from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError, Unavailable
 from roundgate.main import build_app, make_sealer
-from roundgate.settings import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.asgi import config_file, gateway

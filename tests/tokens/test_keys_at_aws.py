@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError
 from roundgate.main import create_app, make_sealer
-from roundgate.settings import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key
 from tests.support import root_logger

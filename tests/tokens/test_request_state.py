@@ -11,7 +11,7 @@ from hypothesis import given
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import REFUSAL, StateRefused, StateTooLarge
-from roundgate.protocol import jsonrpc
+from roundgate.json import encode
 from roundgate.tokens.request_state import Binding
 from roundgate.tokens.sealed import Key, KeyRing
 from tests.support import json_values
@@ -42,7 +42,7 @@ def test_whatever_json_was_sealed_comes_back(payload: Any) -> None:
     by = sealer(max_bytes=1_000_000)
     came_back = by.open(by.seal(payload, ANN, BOOKING, round_=3, origin={"traceparent": "00"}), ANN, BOOKING)
     assert (came_back.round, came_back.origin) == (3, {"traceparent": "00"})
-    assert jsonrpc.encode(came_back.payload) == jsonrpc.encode(payload)
+    assert encode(came_back.payload) == encode(payload)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_claims_of_other_types_are_refused_like_any_other(caplog: pytest.LogCapt
     by = sealer()
     claims = ["soon", None, *(getattr(BOOKING, name) for name in ("method", "target", "arguments")), 1, "id", {}, []]
     with pytest.raises(StateRefused):
-        by.open(by.ring.seal(jsonrpc.encode(claims), ANN), ANN, BOOKING)
+        by.open(by.ring.seal(encode(claims), ANN), ANN, BOOKING)
     assert reason(caplog) == "sealed by an incompatible version"
 
 

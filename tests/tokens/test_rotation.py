@@ -13,7 +13,7 @@ import pytest
 
 from roundgate import Context, tool
 from roundgate.cli import main
-from roundgate.settings import Settings
+from roundgate.config.settings import Settings
 from roundgate.tokens import keys
 from tests.support.asgi import Client, client, gateway
 

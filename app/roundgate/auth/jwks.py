@@ -9,16 +9,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from jwt import PyJWK
 
+from roundgate import json
 from roundgate.clock import Clock
-from roundgate.protocol import jsonrpc
-
-if TYPE_CHECKING:
-    import ssl
+from roundgate.tls import trust_store
 
 log = logging.getLogger("roundgate.auth")
 
@@ -80,7 +77,7 @@ class KeySet:
 
 def _parse(document: bytes) -> dict[str, PyJWK]:
     keys: dict[str, PyJWK] = {}
-    entries: list[Any] = jsonrpc.decode(document)["keys"]
+    entries: list[Any] = json.decode(document)["keys"]
     for entry in entries:
         try:
             if entry["kty"] != "oct" and entry.get("use", "sig") == "sig":  # never a secret, nor a key to encrypt with
@@ -96,7 +93,7 @@ async def fetch(url: str) -> bytes:
     """Read a URL, within time and size."""
     import httpx
 
-    client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=_trusted())
+    client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust_store())
     async with client, client.stream("GET", url, headers={"accept-encoding": "identity"}) as response:
         response.raise_for_status()
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -107,11 +104,3 @@ async def fetch(url: str) -> bytes:
             if len(body) > MAX_BYTES:
                 raise ValueError(f"the document is larger than {MAX_BYTES} bytes")
         return body
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are believed: read once, because that takes 40 ms in which nobody else is served."""
-    import httpx
-
-    return httpx.create_ssl_context(trust_env=False)

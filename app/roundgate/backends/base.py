@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
 from roundgate.backends.python.modules import Modules
-from roundgate.config_base import Origin, TaskMode
+from roundgate.config.base import Origin, TaskMode
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
 from roundgate.replay.context import Context
-from roundgate.replay.threads import Threads
 
 CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[ToolResult]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]

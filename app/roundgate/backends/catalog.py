@@ -16,12 +16,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 from roundgate.protocol.pages import Pages
+from roundgate.protocol.revision import MirroredArgument
+from roundgate.protocol.revisions import NEWEST
 from roundgate.protocol.schemas import Schema
 from roundgate.protocol.uri_template import UriTemplate
-from roundgate.protocol.v2026_07_28 import headers
-from roundgate.protocol.v2026_07_28.headers import ParamHeader
 
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
@@ -35,7 +35,7 @@ class ServedTool:
     name: str
     tool: Tool
     arguments: Schema
-    param_headers: tuple[ParamHeader, ...]
+    mirrored: Sequence[MirroredArgument]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> Serv
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(name, tool, Schema.compile(schema), headers.declared(schema))
+        return ServedTool(name, tool, Schema.compile(schema), NEWEST.mirrored_arguments(schema))
     except ValueError as error:
         problems.append(
             Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")

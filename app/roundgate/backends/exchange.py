@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
+from roundgate import json
 from roundgate.backends.config import JobConfig
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError
-from roundgate.protocol import jsonrpc
 from roundgate.replay.context import Context
-from roundgate.replay.questions import Raw, Url, form_schema
+from roundgate.replay.forms import form_schema
+from roundgate.replay.questions import Raw, Url
 from roundgate.replay.run import NAME
 
 MAX_URL: Final = 2_048
@@ -217,4 +218,4 @@ def _note(reason: NotNow) -> None:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else jsonrpc.encode(value).decode()
+    return value if isinstance(value, str) else json.encode(value).decode()

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from roundgate.aio.threads import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
 from roundgate.backends.python.modules import Modules
@@ -14,7 +15,6 @@ from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
-from roundgate.replay.threads import Threads
 
 T = TypeVar("T")
 

@@ -17,7 +17,8 @@ from roundgate.protocol.content import ToolResult
 from roundgate.protocol.schemas import Schema
 from roundgate.protocol.visible import visible
 from roundgate.replay.context import Context
-from roundgate.replay.questions import Form, form_schema
+from roundgate.replay.forms import form_schema
+from roundgate.replay.questions import Form
 
 _APPROVAL: Final = {
     "type": "object",

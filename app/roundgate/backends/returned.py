@@ -13,6 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from roundgate.backends.signature import WithoutTitles
+from roundgate.json import encode
 from roundgate.protocol.content import (
     ABSENT,
     AudioContent,
@@ -27,7 +28,6 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.schemas import Schema
 
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)

@@ -14,12 +14,12 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from roundgate import config, logs, main, settings
-from roundgate.config import ConfigFile, HttpConfig
+from roundgate import config, logs, main
+from roundgate.config import ConfigFile, HttpConfig, settings
+from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.http import server
 from roundgate.reload import terminal_watch
-from roundgate.settings import Settings
 
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn for an app that does not start."""

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeAlias
 
-from roundgate import settings
 from roundgate.cli.arguments import UNITS_S
 from roundgate.cli.terminal import say
 from roundgate.clock import Clock, iso
-from roundgate.config import TasksConfig
-from roundgate.core import Stores, make_stores
+from roundgate.config import TasksConfig, settings
 from roundgate.errors import Unavailable
-from roundgate.protocol.jsonrpc import decode
+from roundgate.json import decode
 from roundgate.protocol.tasks import Status
+from roundgate.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.sweep import Sweep
 

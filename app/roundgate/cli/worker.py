@@ -15,10 +15,10 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from roundgate import config, core, logs, settings
+from roundgate import config, logs, startup
 from roundgate.backends.serving import Snapshot
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config import ConfigFile, GatewayConfig, settings
 from roundgate.reload import Reloader
 from roundgate.tasks.isolation import Lone
 from roundgate.tasks.pool import end_soon
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     using = settings.from_environment(os.environ)
     logs.configure(using.log_level)
     file = config.load(using.config)
-    parts = core.build_core(file, using, Clock())
+    parts = startup.build_core(file, using, Clock())
     if arguments.parent is None:
         asyncio.run(_work(parts, file, watches=using.reload))
     else:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _work(parts: core.Core, file: ConfigFile, *, watches: bool) -> None:
+async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None:
     stop = asyncio.Event()
     _on_signals(stop.set)
     pool = parts.pool(file.config, Clock(), stop_grace_s=STOP_GRACE_S, owns_process=True)
@@ -71,7 +71,7 @@ async def _work(parts: core.Core, file: ConfigFile, *, watches: bool) -> None:
         await parts.aclose()
 
 
-async def _work_alone(parts: core.Core, using: GatewayConfig, parent: socket.socket) -> None:
+async def _work_alone(parts: startup.Core, using: GatewayConfig, parent: socket.socket) -> None:
     clock, stop = Clock(), asyncio.Event()
     _on_signals(stop.set)
     if hasattr(signal, "SIGHUP"):  # a whole process group may get it; the other process begins another child

@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import Receive
 
-from roundgate.replay import alarms
+from roundgate.aio import timers as alarms
 
 GRACE_S: Final = 0.02
 

@@ -25,7 +25,6 @@ from roundgate.methods.results import Reply, Stream
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.inbound import Meta
 from roundgate.protocol.jsonrpc import Notification, RequestId
-from roundgate.protocol.v2026_07_28 import validate_request, wire_errors
 from roundgate.tracing import Tracing, context_of
 
 _LISTEN: Final = "subscriptions/listen"
@@ -74,7 +73,7 @@ class McpEndpoint:
             await responder.accepted()
             return
         exchange.request_id = message.id
-        inbound = validate_request(message, scope["headers"], self._methods.features)
+        inbound = exchange.revision.validate_request(message, scope["headers"], self._methods.features)
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
         exchange.trace = trace.get("traceparent")
@@ -92,7 +91,7 @@ class McpEndpoint:
         try:
             answer = await self._methods.serve(context)
         except ProtocolError as error:
-            context.span.end("error", wire_errors.look_up(error).code)
+            context.span.end("error", exchange.revision.look_up(error).code)
             raise
         match answer:
             case Reply(result, outcome):

@@ -18,7 +18,6 @@ from roundgate.errors import AuthError, GatewayError, InternalError
 from roundgate.http.challenge import ProtectedResource
 from roundgate.http.exchange import Exchange
 from roundgate.http.responder import Responder, State
-from roundgate.protocol.v2026_07_28 import wire_errors
 
 failures = logging.getLogger("roundgate.http")
 
@@ -69,7 +68,7 @@ class ExceptionMiddleware:
         await exchange.responder.refused(error, challenge)
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
-        exchange.code = wire_errors.look_up(error).code
+        exchange.code = exchange.revision.look_up(error).code
         exchange.outcome, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
-            await exchange.responder.error(error, exchange.request_id)
+            await exchange.responder.error(error, exchange.request_id, exchange.revision)

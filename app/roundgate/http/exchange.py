@@ -15,6 +15,8 @@ from roundgate.auth.principal import Principal
 from roundgate.http import hosting
 from roundgate.http.responder import Responder
 from roundgate.protocol.jsonrpc import RequestId
+from roundgate.protocol.revision import Revision
+from roundgate.protocol.revisions import NEWEST
 
 log = logging.getLogger("roundgate.request")
 
@@ -27,6 +29,8 @@ class Exchange:
     accepted: frozenset[bytes] = frozenset()
     """Which of JSON and event streams the client takes."""
     principal: Principal | None = None
+    revision: Revision = NEWEST
+    """The one that the client speaks."""
     request_id: RequestId | None = None
     method: str | None = None
     name: str | None = None

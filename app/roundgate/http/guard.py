@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
 from roundgate.http.responder import Responder
+from roundgate.protocol.revisions import NEWEST
 
 log = logging.getLogger("roundgate.request")
 
@@ -68,7 +69,7 @@ class Guard:
         is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
         if not is_probe and (refusal := self._refusal(headers.get(b"host", b""), origin, scope.get("server"))):
             log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
-            await Responder(send).error(TransportError(403, refusal), None)
+            await Responder(send).error(TransportError(403, refusal), None, NEWEST)
         else:
             await (self._app if origin is None else self._cors)(scope, receive, send)
 

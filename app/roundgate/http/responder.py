@@ -14,11 +14,12 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
+from roundgate import json
+from roundgate.aio.timers import Limit
 from roundgate.errors import AuthError, GatewayError, TransportError
 from roundgate.protocol import jsonrpc, sse
 from roundgate.protocol.jsonrpc import RequestId
-from roundgate.protocol.v2026_07_28 import wire_errors
-from roundgate.replay.alarms import Limit
+from roundgate.protocol.revision import Revision
 
 JSON: Final = b"application/json"
 GRACE_S: Final = 5.0
@@ -83,14 +84,14 @@ class Responder:
         """Send the response and finish; `as_event` for a client that takes nothing but streams."""
         await self._finish(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
-    async def error(self, error: GatewayError, request_id: RequestId | None) -> None:
-        """Send a JSON-RPC error and finish. Once a stream is open its HTTP status is settled."""
-        status, body = wire_errors.render(error, request_id)
+    async def error(self, error: GatewayError, request_id: RequestId | None, revision: Revision) -> None:
+        """Send a JSON-RPC error as a revision has it, and finish. Once a stream is open its HTTP status is settled."""
+        status, body = revision.render(error, request_id)
         await self._finish(status, body, error.headers if isinstance(error, TransportError) else ())
 
     async def refused(self, error: AuthError, challenge: bytes) -> None:
         """Send 401 or 403 in OAuth's words (RFC 6750 section 3) and finish."""
-        body = jsonrpc.encode({"error": error.error or "unauthorized", "error_description": str(error)})
+        body = json.encode({"error": error.error or "unauthorized", "error_description": str(error)})
         await self._finish(error.status, body, [(b"www-authenticate", challenge)])
 
     async def accepted(self) -> None:

@@ -29,7 +29,7 @@ from uvicorn.server import ServerState
 from roundgate.config import HttpConfig
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.room import Stage, address_of, makes_room
-from roundgate.protocol.v2026_07_28 import wire_errors
+from roundgate.protocol.revisions import NEWEST
 
 try:
     import resource
@@ -297,7 +297,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_over or self.transport.is_closing():
             return
         self._is_over, self._due = True, self.loop.time() + LINGER_S
-        status, body = wire_errors.render(error, None)
+        status, body = NEWEST.render(error, None)
         log.info("request", extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}})
         self.pipeline.clear()
         running = self._running

@@ -33,7 +33,9 @@ class CompletionMethods:
             return self._results.reply({"completion": {"values": []}})
         what = f"completion of {name[:200]}"
         call = self._calls.call(context)
-        outcome = await engine.run(lambda: completer(call.principal, asked.argument.value), Run(call, Journal()))
+        outcome = await engine.run_handler(
+            lambda: completer(call.principal, asked.argument.value), Run(call, Journal())
+        )
         if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
             raise InternalError(log_failure(what, RuntimeError("it asked something"), self._clock))
         return self._results.reply({"completion": self._calls.value(outcome, what).to_wire()})

@@ -11,20 +11,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import Unavailable
-from roundgate.protocol import jsonrpc
+from roundgate.protocol import jsonrpc, notifications
 from roundgate.protocol.jsonrpc import RequestId
 from roundgate.protocol.params import SubscriptionFilter
-from roundgate.protocol.tasks import NOTIFICATION
-from roundgate.replay.context import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
-
-SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
-
-LIST_CHANGED: Final = {"tools": TOOLS_CHANGED, "prompts": PROMPTS_CHANGED, "resources": RESOURCES_CHANGED}
-"""What is told of a list that has changed."""
 
 Topic: TypeAlias = tuple[str, str | None]
 """A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""
@@ -60,7 +53,7 @@ class Subscription:
 
     async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
         """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
-        yield self._tell("notifications/subscriptions/acknowledged", notifications=self.acknowledged)
+        yield self._tell(notifications.ACKNOWLEDGED, notifications=self.acknowledged)
         while True:
             while self._pending:
                 topic = next(iter(self._pending))
@@ -77,11 +70,11 @@ class Subscription:
     def _message(self, topic: Topic, params: bytes | None) -> bytes:
         method, uri = topic
         if params is not None:
-            return jsonrpc.notification_of(method, {"_meta": {SUBSCRIPTION_ID: self.id}}, params)
+            return jsonrpc.notification_of(method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}}, params)
         return self._tell(method) if uri is None else self._tell(method, uri=uri)
 
     def _tell(self, method: str, **params: Any) -> bytes:
-        return jsonrpc.notification(method, {"_meta": {SUBSCRIPTION_ID: self.id}, **params})
+        return jsonrpc.notification(method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}, **params})
 
 
 class Hub:
@@ -116,7 +109,7 @@ class Hub:
             raise Unavailable(f"subscriptions/listen is not possible now: {reason}")
         topics, acknowledged = _topics(wanted, features)
         if task_ids:
-            topics |= {(NOTIFICATION, task_id) for task_id in task_ids}
+            topics |= {(notifications.TASK, task_id) for task_id in task_ids}
             acknowledged["taskIds"] = list(task_ids)
         subscription = Subscription(request_id, topics, acknowledged, principal)
         self._open.add(subscription)
@@ -162,14 +155,14 @@ def _topics(wanted: SubscriptionFilter, features: frozenset[str]) -> tuple[froze
     topics: set[Topic] = set()
     acknowledged: dict[str, Any] = {}
     for feature, asked, name, method in (
-        ("tools", wanted.tools_list_changed, "toolsListChanged", TOOLS_CHANGED),
-        ("prompts", wanted.prompts_list_changed, "promptsListChanged", PROMPTS_CHANGED),
-        ("resources", wanted.resources_list_changed, "resourcesListChanged", RESOURCES_CHANGED),
+        ("tools", wanted.tools_list_changed, "toolsListChanged", notifications.TOOLS_CHANGED),
+        ("prompts", wanted.prompts_list_changed, "promptsListChanged", notifications.PROMPTS_CHANGED),
+        ("resources", wanted.resources_list_changed, "resourcesListChanged", notifications.RESOURCES_CHANGED),
     ):
         if asked and feature in features:
             topics.add((method, None))
             acknowledged[name] = True
     if wanted.resource_subscriptions and "resources" in features:
-        topics.update((RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions)
+        topics.update((notifications.RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions)
         acknowledged["resourceSubscriptions"] = wanted.resource_subscriptions
     return frozenset(topics), acknowledged

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from roundgate.config import CacheHint
+from roundgate.json import encode
 from roundgate.methods.results import Reply, Results
-from roundgate.protocol.jsonrpc import encode
 from roundgate.protocol.pages import Page, Pages
 
 MAX_PAGES_KEPT: Final = 64

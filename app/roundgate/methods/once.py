@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import (
     GatewayError,
@@ -24,13 +25,12 @@ from roundgate.errors import (
     ToolError,
     Unavailable,
 )
+from roundgate.json import digest
 from roundgate.methods.results import Reply
 from roundgate.methods.rounds import Round
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.digest import digest
 from roundgate.protocol.params import InputParams
 from roundgate.replay.call import Call
-from roundgate.storage.base import OnceRecord, OnceStore
+from roundgate.storage.once import OnceRecord, OnceStore
 from roundgate.tokens.request_state import StateSealer
 
 _POLL_S: Final = 0.05
@@ -121,7 +121,7 @@ def _packed(error: GatewayError) -> bytes:
             facts = ["ToolError", str(error)]
         case _:
             facts = ["InvalidParams", str(error)]
-    return b"error " + jsonrpc.encode(facts)
+    return b"error " + json.encode(facts)
 
 
 def _unpacked(outcome: bytes) -> Reply:
@@ -133,7 +133,7 @@ def _unpacked(outcome: bytes) -> Reply:
     word, _, body = outcome.partition(b" ")
     if word != b"error":
         return Reply(body, word.decode())
-    name, *facts = jsonrpc.decode(body)
+    name, *facts = json.decode(body)
     kinds = {
         kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
     }

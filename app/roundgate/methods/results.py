@@ -1,22 +1,22 @@
 """What a request is answered with: a result in the format of its revision, or a stream that ends with one.
 
 A handler here says what there is to tell; `resultType`, `serverInfo` and caching hints are the revision's business
-(`ResultFormat`, implemented by `protocol.v2026_07_28.Results`).
+(`protocol.revision.ResultFormat`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
-from roundgate.config import CacheHint
 from roundgate.errors import InternalError
 from roundgate.methods.hub import Subscription
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol.content import ToolResult
+from roundgate.protocol.revision import CacheHint, ResultFormat
 from roundgate.tasks.outcome import log_failure
 
 
@@ -37,27 +37,6 @@ class Stream:
 
 
 Answer: TypeAlias = Reply | Stream
-
-
-class ResultFormat(Protocol):
-    """How one revision writes results."""
-
-    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
-        """A result as JSON.
-
-        Raises:
-            TypeError, ValueError, RecursionError: something in it is not JSON.
-        """
-
-    def rest(self, cache: CacheHint | None = None) -> bytes:
-        """What follows the members of a result that are serialised already: all up to the last brace."""
-
-    def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
-        """The result that asks: questions by key, or none, and the state of the call.
-
-        Raises:
-            TypeError, ValueError, RecursionError: as `write`.
-        """
 
 
 class Results:

@@ -29,7 +29,7 @@ from roundgate.auth.principal import Principal
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
-from roundgate.protocol.digest import digest
+from roundgate.json import digest
 from roundgate.protocol.params import InputParams
 from roundgate.replay import engine
 from roundgate.replay.call import Call
@@ -172,7 +172,7 @@ class Rounds:
         journal = round_.journal
         while True:
             run = Run(call, journal)
-            outcome = await engine.run(partial(handler, Context(run)), run)
+            outcome = await engine.run_handler(partial(handler, Context(run)), run)
             if not isinstance(outcome, Restarted):
                 break
             journal = journal.restarted(outcome.arguments)

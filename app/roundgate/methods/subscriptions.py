@@ -8,11 +8,11 @@ from typing import Final
 
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
-from roundgate.methods.hub import SUBSCRIPTION_ID, Hub, Subscription
+from roundgate.methods.hub import Hub, Subscription
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Results, Stream
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol import tasks
+from roundgate.protocol import notifications, tasks
 from roundgate.protocol.params import ListenParams
 from roundgate.storage.tasks import TaskRecord
 from roundgate.tasks.service import Tasks
@@ -46,7 +46,7 @@ class SubscriptionMethods:
     async def listen(self, context: RequestContext, asked: ListenParams) -> Stream:
         """subscriptions/listen"""
         wanted, inbound = asked.notifications, context.inbound
-        closing = self._results.write({"_meta": {SUBSCRIPTION_ID: inbound.id}})
+        closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         records = await self._tasks_of(context, wanted.task_ids)
         task_ids = [record.ref.id for record in records]
         subscription = self._hub.subscribe(inbound.id, context.principal, wanted, self._features, task_ids)
@@ -78,7 +78,7 @@ class SubscriptionMethods:
         """Tell a stream how a task is now, and each time that changes."""
 
         def tell(record: TaskRecord) -> None:
-            subscription.offer((tasks.NOTIFICATION, record.ref.id), self._tasks.shown(record))
+            subscription.offer((notifications.TASK, record.ref.id), self._tasks.shown(record))
 
         tell(record)  # what happened between the client's last look and this is not lost
         subscription.ends.append(self._watch.begin(record, tell))

@@ -20,7 +20,7 @@ from roundgate.methods.once import Once
 from roundgate.methods.prompts import PromptMethods
 from roundgate.methods.request import RequestContext
 from roundgate.methods.resources import ResourceMethods
-from roundgate.methods.results import Answer, ResultFormat, Results, Stream
+from roundgate.methods.results import Answer, Results, Stream
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.scopes import Scopes
 from roundgate.methods.subscriptions import SubscriptionMethods
@@ -28,6 +28,7 @@ from roundgate.methods.tasks import TaskMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import params
 from roundgate.protocol.params import Params
+from roundgate.protocol.revision import ResultFormat
 from roundgate.protocol.tasks import REQUIRED as TASKS
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.watch import Watch

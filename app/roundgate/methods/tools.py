@@ -76,8 +76,8 @@ class ToolMethods:
         served = self._catalog.tool(asked.name)
         self._scopes.check(served.name, context.principal)
         if inbound.param_headers is not None:
-            for header in served.param_headers:
-                header.check(asked.arguments, inbound.param_headers)
+            for mirrored in served.mirrored:
+                mirrored.check(asked.arguments, inbound.param_headers)
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
         target = Target("tools/call", served.name, asked.arguments)

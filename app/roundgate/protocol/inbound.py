@@ -1,6 +1,6 @@
 """A valid request, whichever revision it came in: what a revision's package makes of a message and its headers.
 
-`protocol.v2026_07_28.validate_request` makes one; `methods` serves it without knowing the revision.
+`protocol.revision.Revision.validate_request` makes one; `methods` serves it without knowing the revision.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
 """Bytes ↔ one JSON-RPC 2.0 message (basic/index, "Messages"; streamable-http, "Sending Messages").
 
-Strict on the way in: one object per body, no duplicate keys, no NaN or Infinity, no number that overflows to infinity,
-at most 200 levels deep (the parser's own bound), ids that are 64-bit integers or strings of up to 256 characters. On
-the way out: one line, because an SSE reader splits on line ends.
+Strict on the way in: one object per body, in JSON as `roundgate.json` reads it, with an id that is a 64-bit integer or
+a string of up to 256 characters.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any, Final, TypeAlias
 
-import jiter
-import orjson
-
 from roundgate.carrier import carrier
-from roundgate.errors import InvalidRequest, ParseError
+from roundgate.errors import InvalidRequest
+from roundgate.json import decode, encode
 
 RequestId: TypeAlias = str | int
 
@@ -23,12 +18,6 @@ JSONRPC_VERSION: Final = "2.0"
 INT64: Final = range(-(2**63), 2**63)
 MAX_ID: Final = 256
 """Characters of an id: it is kept and repeated for as long as a stream is open."""
-
-# A double overflows at 1.8e308: only a three-digit exponent can do it, or a run of 210 digits with e99 behind it, or a
-# longer run. Looking for the shape of one after every digit has become 0 is 50 times faster than a regular expression.
-_SHAPE: Final = bytes.maketrans(b"123456789E", b"000000000e")
-_LONG_EXPONENT: Final = b"0e000"
-_LONG_NUMBER: Final = b"0" * 210
 
 
 @carrier
@@ -75,34 +64,6 @@ def parse(body: bytes) -> Request | Notification:
 
 
 _NO_PARAMS: Final[dict[str, Any]] = {}
-
-
-def decode(body: bytes) -> Any:
-    """Strict JSON to Python values.
-
-    Raises:
-        ParseError: what is wrong, with line and column where the parser knows them.
-    """
-    try:
-        value = jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
-    except ValueError as error:
-        raise ParseError(f"Parse error: {str(error)[:200]}") from None
-    shape = body.translate(_SHAPE, b"+")
-    if (_LONG_EXPONENT in shape or _LONG_NUMBER in shape) and _has_infinity(value):
-        raise ParseError("Parse error: a number is too large for a double")
-    return value
-
-
-def encode(value: Any) -> bytes:
-    """Python values to one line of JSON. Integers beyond 64 bits are written in full; lone surrogates become `?`.
-
-    Raises:
-        TypeError, ValueError: the value is not JSON.
-    """
-    try:
-        return orjson.dumps(value)
-    except TypeError:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def result_response(request_id: RequestId, result: bytes) -> bytes:
@@ -158,16 +119,3 @@ def _no_method(message: dict[str, Any]) -> str:
     if "result" in message or "error" in message:
         return "Clients do not send responses: answers to input requests go into params.inputResponses of a retry"
     return '"method" must be a string'
-
-
-def _has_infinity(value: Any) -> bool:
-    stack = [value]
-    while stack:
-        match stack.pop():
-            case float() as number if math.isinf(number):
-                return True
-            case dict() as members:
-                stack.extend(members.values())
-            case list() as items:
-                stack.extend(items)
-    return False

@@ -18,13 +18,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.clock import iso
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 REQUIRED: Final[Mapping[str, Any]] = MappingProxyType({"extensions": {EXTENSION: {}}})
 """What a client has to declare, shaped as `ClientCapabilities`."""
-
-NOTIFICATION: Final = "notifications/tasks"
 
 
 class Status(StrEnum):

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
-from roundgate.replay.threads import Threads
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""

@@ -23,8 +23,10 @@ from pydantic import BaseModel
 from roundgate.auth.principal import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
+from roundgate.protocol import notifications
 from roundgate.protocol.content import PromptMessage, without_none
 from roundgate.protocol.inbound import LOG_LEVELS
+from roundgate.replay import asking, stepping, waiting
 from roundgate.replay.branches import inside
 from roundgate.replay.call import Call
 from roundgate.replay.fan_out import branches, side_by_side
@@ -40,11 +42,6 @@ T = TypeVar("T")
 MAX_STATUS_CHARS: Final = 1_000
 
 log = logging.getLogger("roundgate.handler")
-
-TOOLS_CHANGED: Final = "notifications/tools/list_changed"
-PROMPTS_CHANGED: Final = "notifications/prompts/list_changed"
-RESOURCES_CHANGED: Final = "notifications/resources/list_changed"
-RESOURCE_UPDATED: Final = "notifications/resources/updated"
 
 
 class Context:
@@ -187,7 +184,7 @@ class Context:
         Raises:
             MissingCapability: names all that the client would have to declare in addition.
         """
-        return await self._run.ask(questions, timeout_s, default)
+        return await asking.ask(self._run, questions, timeout_s, default)
 
     def input_response(self, key: str) -> Any:
         """The low-level form: the client's last response under a key as it came, or `None`.
@@ -201,7 +198,7 @@ class Context:
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """The low-level form: end this round with these `InputRequest` objects; `state` is there in the next."""
-        await self._run.ask_anew({key: Raw(request) for key, request in requests.items()})
+        await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
 
     # remembering
 
@@ -241,14 +238,14 @@ class Context:
             OutcomeUnknown: see above.
         """
         options = Options(timeout_s, retries, backoff, at_most_once)
-        return await self._run.step(name, function, args, kwargs, options)
+        return await stepping.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
         """A key for a service that does a thing once however often it is asked: the same in every run of this call.
 
         Pass it to a step. It differs for another call, another name, and another branch.
         """
-        return await self._run.key_for(name)
+        return await stepping.key_for(self._run, name)
 
     # side by side
 
@@ -277,14 +274,14 @@ class Context:
         """
         if at_most is not None and at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
-        parent = await self._run.branch("map", name)
+        parent = await self._run.enter("map", name)
         return await side_by_side(function, branches(parent, name, items, key), at_most)
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
         """A part of the handler with a name: what is remembered inside keeps its place whatever else there is beside
         it. `async with ctx.branch("refund"): …`"""
-        parent = await self._run.branch("branch", name)
+        parent = await self._run.enter("branch", name)
         with inside(parent.named(name)):
             yield
 
@@ -300,7 +297,7 @@ class Context:
 
     async def shed(self, name: str = "shed") -> None:
         """End this round once without asking anything; the client's retry goes on from here."""
-        await self._run.shed(name)
+        await waiting.shed(self._run, name)
 
     # going on later
 
@@ -309,21 +306,21 @@ class Context:
 
         It can be if the tool says `task="optional"` or `"required"` and the client declares the tasks extension.
         """
-        await self._run.continue_as_task()
+        await waiting.continue_as_task(self._run)
 
     async def restart(self, **arguments: Any) -> NoReturn:
         """Begin the handler anew, with these arguments and nothing remembered: for a task that would go on for ever.
 
         Steps that are being run come to their end first. Clients know its questions by other keys than before.
         """
-        await self._run.restart(arguments)
+        await waiting.restart(self._run, arguments)
 
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
         """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between.
 
         The seconds must be the same in every run: to wait for a moment, use `sleep_until`.
         """
-        await self._run.sleep(name, seconds)
+        await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
         """Wait for a moment, which has a time zone; nothing happens if it has passed.
@@ -333,7 +330,7 @@ class Context:
         """
         if moment.tzinfo is None:
             raise ValueError("the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()")
-        await self._run.sleep_until(name, round(moment.timestamp() * 1000))
+        await waiting.sleep_until(self._run, name, round(moment.timestamp() * 1000))
 
     async def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
         """Call a function again and again until it returns something but `None`; that is remembered, as a step is.
@@ -343,13 +340,13 @@ class Context:
         Raises:
             StepFailed, NotJson: as `step`.
         """
-        return await self._run.poll(name, function, args, every_s)
+        return await stepping.poll(self._run, name, function, args, every_s)
 
     # telling
 
     async def status(self, message: str) -> None:
         """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one."""
-        self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
+        self._run.say(message.encode(errors="replace").decode()[:MAX_STATUS_CHARS])
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
@@ -368,7 +365,7 @@ class Context:
             return
         self._last_progress = progress
         params = without_none(progressToken=token, progress=progress, total=total, message=message)
-        await self._call.notify("notifications/progress", params)
+        await self._call.notify(notifications.PROGRESS, params)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level or below with `logLevel`.
@@ -389,23 +386,23 @@ class Context:
         if wanted is None or self._call.notify is None or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted):
             return
         params = {"level": level, "data": data} | without_none(logger=logger)
-        await self._call.notify("notifications/message", params)
+        await self._call.notify(notifications.MESSAGE, params)
 
     async def tools_changed(self) -> None:
         """Tell listening clients that the list of tools has changed."""
-        self._call.publish(TOOLS_CHANGED, None)
+        self._call.publish(notifications.TOOLS_CHANGED, None)
 
     async def prompts_changed(self) -> None:
         """Tell listening clients that the list of prompts has changed."""
-        self._call.publish(PROMPTS_CHANGED, None)
+        self._call.publish(notifications.PROMPTS_CHANGED, None)
 
     async def resources_changed(self) -> None:
         """Tell listening clients that the list of resources has changed."""
-        self._call.publish(RESOURCES_CHANGED, None)
+        self._call.publish(notifications.RESOURCES_CHANGED, None)
 
     async def resource_updated(self, uri: str) -> None:
         """Tell clients that subscribed to this URI that what it holds has changed."""
-        self._call.publish(RESOURCE_UPDATED, uri)
+        self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 
 def run_of(context: Context) -> Run:

@@ -3,10 +3,10 @@
 A handler is run from the top each time, against a journal of what is already known. A question without an answer
 *suspends* the run: its outcome is the open questions and the journal, which is all that any process needs to go on.
 
-    run(handler, run) → Completed(value)               it returned
-                      | Suspended(requests, journal)   it waits: for answers, for a time, or only for its next turn
-                      | Restarted(arguments)           it begins anew, with nothing remembered and other arguments
-                      | Failed(error)                  it raised
+    run_handler(handler, run) → Completed(value)               it returned
+                              | Suspended(requests, journal)   it waits: for answers, a time, or only its next turn
+                              | Restarted(arguments)           it begins anew, with only these remembered
+                              | Failed(error)                  it raised
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
+from roundgate.aio.timers import Limit
 from roundgate.carrier import carrier
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability
 from roundgate.protocol.capabilities import merged
-from roundgate.replay.alarms import Limit
 from roundgate.replay.branches import Driven, HandlerExited, Suspend, here, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
@@ -68,44 +68,44 @@ class Failed:
 Outcome: TypeAlias = Completed[T] | Suspended | Restarted | Failed
 
 
-async def run(handler: Callable[[], Awaitable[T]], state: Run) -> Outcome[T]:
+async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[T]:
     """Run a handler to its end, to its next question, or to its deadline.
 
     Cancellation of the call is no outcome: it passes through, because nobody is waiting any more.
     """
     number_tasks(asyncio.get_running_loop())
     try:
-        return await _outcome(handler, state)
+        return await _outcome(handler, run)
     finally:
-        state.close()
+        run.close()
 
 
-async def _outcome(handler: Callable[[], Awaitable[T]], state: Run) -> Outcome[T]:
-    remaining_ms = state.call.deadline.remaining_ms()
+async def _outcome(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[T]:
+    remaining_ms = run.call.deadline.remaining_ms()
     limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
     try:
         with limit:
-            value = await _driven(handler, state)
+            value = await _driven(handler, run)
     except Suspend:
-        return _suspended(state)
+        return _suspended(run)
     except asyncio.CancelledError as error:
-        if _was_enforced(state):
-            return _suspended(state)
+        if _was_enforced(run):
+            return _suspended(run)
         if _is_being_cancelled():
             raise
-        return _failed(_caused_by(error, "what the handler waited for was cancelled, the call itself was not"), state)
+        return _failed(_caused_by(error, "what the handler waited for was cancelled, the call itself was not"), run)
     except HandlerExited as error:
-        return _failed(error, state)
+        return _failed(error, run)
     except BaseExceptionGroup as group:
-        return _failed(_cause_in(group), state)
+        return _failed(_cause_in(group), run)
     except TimeoutError as error:
         if limit.expired:
             return Failed(CallTimeout(f"The call did not finish within {round((remaining_ms or 0) / 1000, 2):g} s"))
-        return _failed(error, state)
+        return _failed(error, run)
     except Exception as error:
-        return _failed(error, state)
+        return _failed(error, run)
     # a handler that swallowed the suspension does not get away with a result that skipped a question
-    return Completed(value) if state.stopped is None else _suspended(state)
+    return Completed(value) if run.stopped is None else _suspended(run)
 
 
 async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
@@ -116,12 +116,12 @@ async def _awaiting(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-async def _driven(handler: Callable[[], Awaitable[T]], state: Run) -> T:
+async def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> T:
     """Run the handler: in a task of its own where it is a task's, so that who cancels it is known."""
-    if state.call.task_id is not None:
-        return await _in_its_own_task(_coroutine(handler), state)
-    state.root_task = asyncio.current_task()
-    token = here.set(state.root)  # `inside` would cost half a microsecond
+    if run.call.task_id is not None:
+        return await _in_its_own_task(_coroutine(handler), run)
+    run.begin()
+    token = here.set(run.root)  # `inside` would cost half a microsecond
     try:
         coroutine = handler()
         driven: Driven[T] = Driven(coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine))
@@ -130,14 +130,13 @@ async def _driven(handler: Callable[[], Awaitable[T]], state: Run) -> T:
         here.reset(token)
 
 
-async def _in_its_own_task(coroutine: Coroutine[Any, Any, T], state: Run) -> T:
-    state.driver = asyncio.current_task()
-    state.driver_cancelling = 0 if state.driver is None else state.driver.cancelling()
-    root = state.root_task = spawn(state.root, coroutine)
+async def _in_its_own_task(coroutine: Coroutine[Any, Any, T], run: Run) -> T:
+    root = spawn(run.root, coroutine)
+    run.begin(root)
     try:
         await asyncio.wait([root])
     except asyncio.CancelledError:
-        state.stop(Stop.OVER)
+        run.stop(Stop.OVER)
         root.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.wait([root], timeout=ABANDON_S)
@@ -153,17 +152,17 @@ def _look_at(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def _failed(error: Exception, state: Run) -> Suspended | Restarted | Failed:
+def _failed(error: Exception, run: Run) -> Suspended | Restarted | Failed:
     """What a handler raises after it was told to suspend is what came of not being told what it asked."""
-    return Failed(error) if state.stopped is None else _suspended(state)
+    return Failed(error) if run.stopped is None else _suspended(run)
 
 
-def _suspended(state: Run) -> Suspended | Restarted | Failed:
-    if state.error is not None:
-        return Failed(state.error)
-    if state.restart_with is not None and state.stopped is Stop.SUSPENDED:
-        return Restarted(state.restart_with)
-    return Suspended(state.requests, state.journal, state.wants_task, state.wake_ms)
+def _suspended(run: Run) -> Suspended | Restarted | Failed:
+    if run.error is not None:
+        return Failed(run.error)
+    if run.restart_arguments is not None and run.stopped is Stop.SUSPENDED:
+        return Restarted(run.restart_arguments)
+    return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
 
 
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
@@ -185,12 +184,12 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
-def _was_enforced(state: Run) -> bool:
+def _was_enforced(run: Run) -> bool:
     """Whether it was the engine that cancelled a handler which went on; takes that back."""
     task = asyncio.current_task()
-    if not state.is_enforced or task is None:
+    if not run.is_enforced or task is None:
         return False
-    return task is not state.root_task or task.uncancel() == 0
+    return task is not run.root_task or task.uncancel() == 0
 
 
 def _is_being_cancelled() -> bool:

@@ -24,7 +24,7 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from roundgate.protocol.digest import digest
+from roundgate.json import digest
 
 DIGEST_CHARS: Final = 11
 """64 bits: enough to tell two calls at one place apart, and little to carry."""

@@ -19,7 +19,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate.errors import NotJson
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 
 JOURNAL_VERSION: Final = 2
 """What new journals are written in; every version up to it is read."""

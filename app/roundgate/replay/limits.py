@@ -13,6 +13,7 @@ from typing import Final
 
 from roundgate.replay.branches import Branch
 from roundgate.replay.run import Run
+from roundgate.replay.waiting import begin_limit
 
 LATE_S: Final = 1.0
 """How long a limit that was over before its block began leaves to code that does not ask the engine for anything."""
@@ -49,11 +50,11 @@ class TimeLimit:
         await self._left.wait()
 
     async def __aenter__(self) -> TimeLimit:
-        self._branch, self.until_ms = await self._run.begin_limit(self._name, self._seconds)
+        self._branch, self.until_ms = await begin_limit(self._run, self._name, self._seconds)
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         self._branch.scopes += (self,)
-        left_s = (self.until_ms - self._run.call.deadline.clock.now_ms()) / 1000
+        left_s = (self.until_ms - self._run.clock.now_ms()) / 1000
         self._timer = asyncio.get_running_loop().call_later(left_s if left_s > 0 else LATE_S, self.fire)
         return self
 

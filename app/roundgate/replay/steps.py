@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
 from roundgate.errors import NotJson, OutcomeUnknown, ToolError
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
-from roundgate.replay.threads import Threads
 
 log = logging.getLogger("roundgate.replay")
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from roundgate.auth.principal import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol.content import PromptMessage
-from roundgate.replay import fan_out
+from roundgate.replay import fan_out, stepping, waiting
 from roundgate.replay.branches import Branch, InStep, here, inside
 from roundgate.replay.context import Context, run_of
 from roundgate.replay.questions import Answer, Question, Root, Sampled
@@ -146,7 +146,7 @@ class SyncContext:
     ) -> Any:
         """`Context.step`, blocking."""
         options = Options(timeout_s, retries, backoff, at_most_once)
-        return self._wait(self._run.step, name, function, args, kwargs, options)
+        return self._wait(stepping.step, self._run, name, function, args, kwargs, options)
 
     def idempotency_key(self, name: str) -> str:
         """`Context.idempotency_key`, blocking."""
@@ -164,7 +164,7 @@ class SyncContext:
         """`Context.map` for plain functions: this thread runs items, and others beside it while there are any free."""
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
-        parent = self._wait(self._run.branch, "map", name)
+        parent = self._wait(self._run.enter, "map", name)
         work = Items(function, fan_out.branches(parent, name, items, key))
         helpers = self._wait(self._help, work, at_most - 1)
         try:
@@ -182,14 +182,14 @@ class SyncContext:
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:
         """`Context.branch`: `with ctx.branch("refund"): …`"""
-        parent = self._wait(self._run.branch, "branch", name)
+        parent = self._wait(self._run.enter, "branch", name)
         with inside(parent.named(name)):
             yield
 
     @contextmanager
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
         """`Context.timeout`: looked at whenever the handler asks something, because no thread can be interrupted."""
-        branch, until_ms = self._wait(self._run.begin_limit, name, seconds)
+        branch, until_ms = self._wait(waiting.begin_limit, self._run, name, seconds)
         outside = branch.scopes
         branch.scopes = (*outside, ThreadLimit(until_ms))
         try:

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 from anyio import CapacityLimiter
 
+from roundgate.aio.threads import in_thread
 from roundgate.replay.branches import Branch, inside
 from roundgate.replay.run import Run
-from roundgate.replay.threads import in_thread
 
 I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from roundgate.aws import PROMPT, Aws, MakeClient
 from roundgate.errors import Unavailable
-from roundgate.storage.aws import PROMPT, Aws, MakeClient
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from roundgate import json
 from roundgate.auth.principal import Principal
-from roundgate.protocol import jsonrpc
+from roundgate.json import digest
 from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.digest import digest
 from roundgate.protocol.inbound import Meta
 
 
@@ -45,7 +45,7 @@ class TaskCall:
             "origin": dict(self.origin),
             "generation": self.generation,
         }
-        return jsonrpc.encode(facts)
+        return json.encode(facts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskCall:
@@ -54,7 +54,7 @@ class TaskCall:
         Raises:
             ParseError, ValueError, TypeError, KeyError: we did not write it.
         """
-        facts = jsonrpc.decode(data)
+        facts = json.decode(data)
         issuer, subject, client_id, scopes = facts.pop("principal")
         return cls(principal=Principal(issuer, subject, client_id, frozenset(scopes)), **facts)
 

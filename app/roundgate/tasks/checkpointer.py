@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
+from roundgate import json
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import LeaseLost, NotJson, ToolError
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 from roundgate.protocol.tasks import Status
 from roundgate.replay.branches import Suspend
 from roundgate.replay.call import Call
@@ -71,14 +71,12 @@ class Checkpointer:
 
     def _begin(self, claimed: Claimed, call: Call) -> Run:
         version, generation = claimed.record.journal_version, self._task.generation
-        journal = Journal(state=jsonrpc.decode(claimed.state), version=version, generation=generation)
+        journal = Journal(state=json.decode(claimed.state), version=version, generation=generation)
         for entry in claimed.journal:
             journal.add(_entry(entry))
         # the keys of a task are never used twice, so old answers find no question any more
-        journal.receive({key: jsonrpc.decode(answer) for key, answer in claimed.answers.items()})
-        run = Run(call, journal, self)
-        run.message = self._message
-        return run
+        journal.receive({key: json.decode(answer) for key, answer in claimed.answers.items()})
+        return Run(call, journal, self, self._message)
 
     @property
     def ref(self) -> TaskRef:
@@ -292,7 +290,7 @@ def _place(entry: Entry) -> tuple[bool, str]:
 
 
 def _entry(data: bytes) -> Entry:
-    return from_row(jsonrpc.decode(data))
+    return from_row(json.decode(data))
 
 
 def _shown(message: str) -> str:

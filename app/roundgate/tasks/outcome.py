@@ -12,10 +12,9 @@ from typing import Any
 
 from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ProtocolError, ToolError
-from roundgate.protocol.content import ToolResult, without_none
-from roundgate.protocol.jsonrpc import encode
+from roundgate.protocol.content import ToolResult
+from roundgate.protocol.revisions import NEWEST
 from roundgate.protocol.tasks import Status
-from roundgate.protocol.v2026_07_28 import wire_errors
 from roundgate.replay.engine import Completed, Failed
 
 log = logging.getLogger("roundgate.methods")
@@ -82,7 +81,7 @@ def ended(outcome: Completed[ToolResult] | Failed, tool: str, clock: Clock, max_
 
 def _encoded(result: ToolResult, tool: str, clock: Clock) -> bytes:
     try:
-        return encode({"resultType": "complete", **result.to_wire()})
+        return NEWEST.kept_result(result.to_wire())
     except (TypeError, ValueError, RecursionError) as error:
         reference = log_failure(f"writing the result of tool {tool}", error, clock)
         message = f"The tool returned what has no JSON; the server's log has the details under reference {reference}"
@@ -91,5 +90,4 @@ def _encoded(result: ToolResult, tool: str, clock: Clock) -> bytes:
 
 def failed(error: GatewayError) -> Ended:
     """The end of a task with a JSON-RPC error."""
-    body = {"code": wire_errors.look_up(error).code, "message": str(error), **without_none(data=error.data)}
-    return Ended(Status.FAILED, encode(body), str(error))
+    return Ended(Status.FAILED, NEWEST.kept_error(error), str(error))

@@ -18,7 +18,7 @@ from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
 from roundgate.protocol.tasks import Shown, Status, detailed, to_wire
 from roundgate.replay.journal import Journal, plain, row
 from roundgate.storage.queue import TaskQueue

@@ -89,7 +89,7 @@ class Running:
     async def _run(self, handler: Callable[[], Awaitable[ToolResult]]) -> Outcome:
         RUNNING.set(self)
         watchdog.attend()
-        return await engine.run(handler, self.checkpointer.run)
+        return await engine.run_handler(handler, self.checkpointer.run)
 
     def _result(self, root: asyncio.Task[Outcome]) -> Outcome:
         if self.checkpointer.lost:

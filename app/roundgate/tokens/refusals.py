@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from roundgate.auth.principal import Principal
-from roundgate.protocol.digest import digest
+from roundgate.json import digest
 
 EVERY_MS: Final = 60_000
 MAX_CALLERS: Final = 1_000

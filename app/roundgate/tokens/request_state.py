@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, StateRefused, StateTooLarge
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.digest import digest
+from roundgate.json import digest
 from roundgate.tokens.refusals import Refusals
 from roundgate.tokens.sealed import KeyRing, SealBroken
 
@@ -96,7 +96,7 @@ class StateSealer:
         ]
         if destiny is not None:  # not otherwise: replicas of the version before open nine claims
             claims.append([destiny.task_id, destiny.ended])
-        plaintext = jsonrpc.encode(claims)
+        plaintext = json.encode(claims)
         if len(plaintext) > self.max_bytes:
             raise StateTooLarge(f"{len(plaintext)} bytes, {self.max_bytes} may travel")
         return self.ring.seal(plaintext, owner)
@@ -122,7 +122,7 @@ class StateSealer:
         if not isinstance(token, str) or len(token) > self.max_bytes * 2:
             raise SealBroken("not a string, or too long")
         try:
-            claims = jsonrpc.decode(self.ring.open(token, owner))
+            claims = json.decode(self.ring.open(token, owner))
             issued_ms, expires_ms, method, target, arguments, round_, token_id, origin, payload, *more = claims
             destiny = Destiny(*more[0]) if more else None
             late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()

@@ -20,7 +20,7 @@ from roundgate.backends.http.messages import Answer, Outgoing, with_key
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.policy import with_approval, with_questions
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol.content import ToolResult
 from roundgate.replay.context import Context

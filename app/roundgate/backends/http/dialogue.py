@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from roundgate import json
 from roundgate.backends.exchange import Answering, Exchange, Kept, asked
 from roundgate.backends.http.messages import Answer, Outgoing, Send, with_key
 from roundgate.errors import BackendError, ParseError
-from roundgate.protocol import jsonrpc
 from roundgate.replay.context import Context
 
 INPUT_REQUIRED: Final = "application/vnd.roundgate.input-required+json"
@@ -36,13 +36,13 @@ def _asked(answer: Answer) -> Kept:
     if answer.status != 200:  # as an ordinary answer it would show its state
         raise BackendError(f"The service asked for input with the status {answer.status}, which has to be 200")
     try:
-        return asked(jsonrpc.decode(answer.body))
+        return asked(json.decode(answer.body))
     except ParseError:
         raise BackendError("The service asked for input in a form that the gateway does not know") from None
 
 
 def _answering(outgoing: Outgoing, answering: Answering) -> Outgoing:
-    body = None if outgoing.body is None else jsonrpc.decode(outgoing.body)
+    body = None if outgoing.body is None else json.decode(outgoing.body)
     envelope = {"body": body, "inputResponses": dict(answering.responses), "state": answering.state}
     headers = outgoing.headers | {"content-type": INPUT_RESPONSES}
-    return replace(outgoing, headers=headers, body=jsonrpc.encode(envelope))
+    return replace(outgoing, headers=headers, body=json.encode(envelope))

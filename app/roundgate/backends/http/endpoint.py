@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
+from roundgate import json
 from roundgate.backends.http.body import decoded
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.paths import path_text
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, ParseError, ToolError
-from roundgate.protocol import jsonrpc
 from roundgate.protocol.content import (
     ABSENT,
     AudioContent,
@@ -186,7 +186,7 @@ class Endpoint:
         if isinstance(whole, str):
             return whole.encode(), {"content-type": "text/plain; charset=utf-8"}
         if whole is not ABSENT:
-            return jsonrpc.encode(whole), {"content-type": "application/json"}
+            return json.encode(whole), {"content-type": "application/json"}
         if not any(argument.location == "body" for argument in self.arguments):
             return None, {}
         if self.body == "form":
@@ -194,7 +194,7 @@ class Endpoint:
             return urlencode(pairs, quote_via=quote, safe="").encode(), {
                 "content-type": "application/x-www-form-urlencoded"
             }
-        return jsonrpc.encode(members), {"content-type": "application/json"}
+        return json.encode(members), {"content-type": "application/json"}
 
     def result(self, answer: Answer) -> ToolResult:
         """The tool's result for an answer.
@@ -215,14 +215,14 @@ class Endpoint:
 
     def _json_result(self, answer: Answer) -> ToolResult:
         try:
-            value = point(jsonrpc.decode(answer.body), self.pointer)
+            value = point(json.decode(answer.body), self.pointer)
         except ParseError:
             raise BackendError(f"The service answered something that is not JSON{_excerpt(answer)}") from None
         except LookupError:
             raise BackendError(f"The service's answer has nothing at {self.pointer}{_excerpt(answer)}") from None
         if self._output is not None and (problems := self._output.problems(value, "result")):
             raise BackendError(f"The service's answer is not as declared: {'; '.join(problems)}")
-        text = value if isinstance(value, str) else jsonrpc.encode(value).decode()
+        text = value if isinstance(value, str) else json.encode(value).decode()
         return ToolResult(content=(TextContent(text),), structured_content=value)
 
 
@@ -252,7 +252,7 @@ def _pairs(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else jsonrpc.encode(value).decode()
+    return value if isinstance(value, str) else json.encode(value).decode()
 
 
 def _path_text(placed: Argument, value: Any) -> str:

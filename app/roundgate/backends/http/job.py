@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.backends.exchange import Kept, NotNow
 from roundgate.backends.http.config import HttpJobConfig
 from roundgate.backends.http.messages import KEY, Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
 from roundgate.errors import BackendError, ParseError
-from roundgate.protocol import jsonrpc
 
 _NOT_NOW: Final = (429, 502, 503, 504)
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
@@ -49,7 +49,7 @@ class HttpJob:
             BackendError: the service did not take it, or did not answer with JSON.
         """
         try:
-            return jsonrpc.decode(_good(await self.send(self.outgoing), "starting the job").body)
+            return json.decode(_good(await self.send(self.outgoing), "starting the job").body)
         except ParseError:
             raise BackendError("The service started a job but did not say where to follow it") from None
 
@@ -64,7 +64,7 @@ class HttpJob:
         if answer.status >= 500 or answer.status == 429:
             raise NotNow(answer.status_line)
         try:
-            return jsonrpc.decode(_good(answer, "following the job").body), answer.kept()
+            return json.decode(_good(answer, "following the job").body), answer.kept()
         except ParseError:
             raise BackendError("The service told of the job in something that is not JSON") from None
 

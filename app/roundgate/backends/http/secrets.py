@@ -15,9 +15,9 @@ from urllib.parse import quote, quote_plus
 
 from pydantic import SecretStr
 
+from roundgate import json
 from roundgate.backends.http.config import ServiceConfig
 from roundgate.backends.http.messages import Answer
-from roundgate.protocol import jsonrpc
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
@@ -62,5 +62,5 @@ def _of_headers(headers: Mapping[str, SecretStr]) -> set[str]:
 def _spellings(secret: str) -> set[bytes]:
     """How a secret may come back: as it is, in JSON, in a URL, in base64, alone or in the middle of more."""
     plain = secret.encode()
-    in_json = jsonrpc.encode(secret)[1:-1]
+    in_json = json.encode(secret)[1:-1]
     return {plain, in_json, quote(secret, safe="").encode(), quote_plus(secret).encode(), base64.b64encode(plain)}

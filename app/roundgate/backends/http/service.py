@@ -7,7 +7,6 @@ never passed on, and what the gateway authenticates itself with is taken out of 
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -16,10 +15,9 @@ from roundgate.backends.http.config import ServiceConfig
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError
+from roundgate.tls import trust_store
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
 
 _MAX_REDIRECTS: Final = 5
@@ -115,20 +113,12 @@ class Service:
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
                 transport=httpx.AsyncHTTPTransport(
-                    verify=_trusted(),
+                    verify=trust_store(),
                     retries=1,  # of the connection only: nothing has been sent then
                     limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
                 ),
             )
         return self._client
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are believed, by every back end: read once, because that takes 40 ms."""
-    import httpx
-
-    return httpx.create_ssl_context()
 
 
 def _same_origin(url: str, base_url: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
 from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
@@ -20,13 +21,12 @@ from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
-from roundgate.config_base import Origin
+from roundgate.config.base import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult, without_none
 from roundgate.protocol.uri_template import UriTemplate
 from roundgate.replay.context import Context
 from roundgate.replay.sync_context import SyncContext
-from roundgate.replay.threads import Threads
 
 
 class PythonBackend:

@@ -1,12 +1,25 @@
 """Revision 2026-07-28: what it alone has. Validating a request, its headers, its results, its errors.
 
 What all revisions share (JSON-RPC, content, the shapes of tasks, URI templates) is in `roundgate.protocol`. Another
-revision is another package beside this one.
+revision is another package beside this one. Its functions are those of the port `protocol.revision.Revision`.
 """
 
-from roundgate.protocol.v2026_07_28.headers import ParamHeader
+from roundgate.protocol.v2026_07_28.headers import ParamHeader, mirrored_arguments
 from roundgate.protocol.v2026_07_28.methods import METHODS, PROTOCOL_VERSION
-from roundgate.protocol.v2026_07_28.results import Results
+from roundgate.protocol.v2026_07_28.results import Results, kept_result, result_format
 from roundgate.protocol.v2026_07_28.validation import validate_request
+from roundgate.protocol.v2026_07_28.wire_errors import kept_error, look_up, render
 
-__all__ = ["METHODS", "PROTOCOL_VERSION", "ParamHeader", "Results", "validate_request"]
+__all__ = [
+    "METHODS",
+    "PROTOCOL_VERSION",
+    "ParamHeader",
+    "Results",
+    "kept_error",
+    "kept_result",
+    "look_up",
+    "mirrored_arguments",
+    "render",
+    "result_format",
+    "validate_request",
+]

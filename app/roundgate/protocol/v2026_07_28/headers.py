@@ -150,7 +150,7 @@ class ParamHeader:
         return text == str(value)
 
 
-def declared(input_schema: Mapping[str, Any]) -> tuple[ParamHeader, ...]:
+def mirrored_arguments(input_schema: Mapping[str, Any]) -> tuple[ParamHeader, ...]:
     """The `x-mcp-header` annotations of a tool's input schema.
 
     Raises:

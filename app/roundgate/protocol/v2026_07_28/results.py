@@ -8,20 +8,12 @@ See basic/index ("Results") and server/utilities/caching.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from roundgate.protocol.jsonrpc import encode
+from roundgate.json import encode
+from roundgate.protocol.revision import CacheHint
 
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
-
-
-class CacheHint(Protocol):
-    """For how long, and for whom, a result may be kept."""
-
-    @property
-    def ttl_ms(self) -> int: ...
-    @property
-    def scope(self) -> str: ...
 
 
 class Results:
@@ -52,3 +44,17 @@ class Results:
         """The schema's `InputRequiredResult`: questions by key, or none, and the state of the call."""
         asked = {"inputRequests": dict(requests)} if requests else {}
         return self.write({"resultType": "input_required", **asked, "requestState": request_state})
+
+
+def result_format(server_info: Mapping[str, Any]) -> Results:
+    """How the results of a server are written. `server_info` is the schema's `Implementation`."""
+    return Results(server_info)
+
+
+def kept_result(result: Mapping[str, Any]) -> bytes:
+    """The `result` of a completed task, as JSON: what a call would have answered, without `_meta` of the server.
+
+    Raises:
+        TypeError, ValueError, RecursionError: something in it is not JSON.
+    """
+    return encode({"resultType": "complete", **result})

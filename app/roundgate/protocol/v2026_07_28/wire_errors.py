@@ -9,9 +9,8 @@ official client reads the error from its body, and a 5xx would invite proxies to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from roundgate.errors import (
     GatewayError,
@@ -26,16 +25,7 @@ from roundgate.errors import (
     TransportError,
     UnsupportedVersion,
 )
-from roundgate.protocol.jsonrpc import RequestId, error_response
-
-
-@dataclass(frozen=True, slots=True)
-class WireError:
-    """How one class of error looks from outside."""
-
-    code: int
-    status: int
-
+from roundgate.protocol.error_table import ErrorTable, WireError
 
 TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
     {
@@ -52,24 +42,5 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
     }
 )
 
-
-def look_up(error: GatewayError) -> WireError:
-    """The row for an error, found along its class's MRO.
-
-    Raises:
-        KeyError: the class never leaves the house as a JSON-RPC error (`ToolError`, `ConfigError`).
-    """
-    for cls in type(error).__mro__:
-        if cls in TABLE:
-            row = TABLE[cls]
-            return WireError(row.code, error.status) if isinstance(error, TransportError) else row
-    raise KeyError(type(error).__name__)
-
-
-def render(error: GatewayError, request_id: RequestId | None) -> tuple[int, bytes]:
-    """`(HTTP status, JSON-RPC error response)` for an error."""
-    row = look_up(error)
-    if request_id is None and isinstance(error, InvalidRequest):
-        request_id = error.request_id
-    data: Any = error.data
-    return row.status, error_response(request_id, row.code, str(error), data)
+ERRORS: Final = ErrorTable(TABLE)
+look_up, render, kept_error = ERRORS.look_up, ERRORS.render, ERRORS.kept

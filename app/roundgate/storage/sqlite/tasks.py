@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from roundgate.errors import LeaseLost
 from roundgate.protocol.tasks import OPEN, Event, Status, sources, target
 from roundgate.storage.noted import Noted
-from roundgate.storage.sqlite import Database, snapshot, transaction
+from roundgate.storage.sqlite.database import Database, snapshot, transaction
 from roundgate.storage.tasks import (
     NOTHING,
     Added,

@@ -1,6 +1,6 @@
 """Tasks in DynamoDB: one head a task, whose conditional writes decide everything.
 
-The layout of the table: app/roundgate/storage/dynamodb.py; that of a head: app/roundgate/storage/dynamodb_heads.py.
+The layout of the table is in `roundgate.storage.dynamodb.table`, that of a head in `….heads`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol.tasks import Event, Status, sources, target
-from roundgate.storage.dynamodb import HEAD, Change, Draft, Expression, Kept, Lost, Row, Table, Won, names_of, whole
-from roundgate.storage.dynamodb_heads import (
+from roundgate.storage.dynamodb.heads import (
     BLAMED,
     IS_FOUND,
     NO_BLAME,
@@ -48,6 +47,19 @@ from roundgate.storage.dynamodb_heads import (
     why_not,
     woken,
     work,
+)
+from roundgate.storage.dynamodb.table import (
+    HEAD,
+    Change,
+    Draft,
+    Expression,
+    Kept,
+    Lost,
+    Row,
+    Table,
+    Won,
+    names_of,
+    whole,
 )
 from roundgate.storage.noted import Doubt, Noted
 from roundgate.storage.tasks import (

@@ -5,23 +5,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from roundgate import metrics, tracing
+from roundgate import aws, metrics, tracing
 from roundgate.backends import loading
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.serving import Serving
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods.hub import Hub
-from roundgate.settings import Settings
-from roundgate.storage import aws
-from roundgate.storage.base import OnceStore
+from roundgate.storage.once import OnceStore
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskStore
 from roundgate.tasks.isolation import Children, child_command
@@ -145,15 +142,15 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     tasks: TaskStore
     prepares: list[Callable[[], None]] = []
     if using.dynamodb_table is not None:
-        from roundgate.storage import dynamodb
-        from roundgate.storage.dynamodb_tasks import DynamoDbTasks
+        from roundgate.storage.dynamodb import table as dynamodb
+        from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 
-        table = dynamodb.Table(using.dynamodb_table, lambda: aws_client("dynamodb", **dynamodb.CONFIG), clock)
+        table = dynamodb.Table(using.dynamodb_table, lambda: aws.client("dynamodb", **dynamodb.CONFIG), clock)
         once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
         prepares.append(table.prepare)
     else:
-        from roundgate.storage.sqlite import Database, SqliteOnce
-        from roundgate.storage.sqlite_tasks import SqliteTasks
+        from roundgate.storage.sqlite.database import Database, SqliteOnce
+        from roundgate.storage.sqlite.tasks import SqliteTasks
 
         database = Database(using.sqlite_path)
         once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
@@ -162,12 +159,12 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         from roundgate.storage import sqs
 
         queue = at_sqs = sqs.SqsQueue(
-            using.sqs_url, lambda: aws_client("sqs", **sqs.CONFIG), lambda: aws_client("sqs", **sqs.RECEIVING)
+            using.sqs_url, lambda: aws.client("sqs", **sqs.CONFIG), lambda: aws.client("sqs", **sqs.RECEIVING)
         )
         prepares.append(at_sqs.prepare)
     else:
-        from roundgate.storage.sqlite import Database
-        from roundgate.storage.sqlite_queue import SqliteQueue
+        from roundgate.storage.sqlite.database import Database
+        from roundgate.storage.sqlite.queue import SqliteQueue
 
         # a message that the machine's death takes with it is one that the sweep replaces
         queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
@@ -179,37 +176,3 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
 def _skew_s(using: Settings) -> float:
     """Processes on one file have one clock, which is set now and then; machines have each their own."""
     return 5.0 if using.dynamodb_table is None else 60.0
-
-
-_making_clients = threading.Lock()  # a session must not make two at once
-
-
-def aws_client(service: str, **config: Any) -> Any:
-    """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
-
-    It answers promptly or gives up (`roundgate.storage.aws.PROMPT`), unless `config` says otherwise.
-
-    Raises:
-        ConfigError: boto3 is not installed, or no region is set.
-    """
-    try:
-        from botocore.config import Config  # an extra, and a large one: only for what is kept at AWS
-    except ImportError:
-        missing, remedy = "is a service of AWS, and boto3 is not installed", "pip install 'roundgate[aws]'"
-        raise ConfigError([Problem("environment", service, missing, remedy)]) from None
-    with _making_clients:
-        session = _aws_session()
-        if not session.get_config_variable("region"):
-            remedy = "set it to the region of the table and the queue, such as eu-central-1"
-            raise ConfigError([Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)])
-        client = session.create_client(service, config=Config(**{**aws.PROMPT, **config}))
-        aws.heed_deadline(client)
-        return client
-
-
-@cache
-def _aws_session() -> Any:
-    """Where all clients have credentials, region and the descriptions of services from."""
-    import botocore.session
-
-    return botocore.session.get_session()

@@ -25,8 +25,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.protocol.tasks import TERMINAL, Event, Status, sources, target
-from roundgate.storage.dynamodb import HEAD, SMALL, Append, Change, Draft, Expression, Kept, Row, is_moved, whole
-from roundgate.storage.dynamodb_journal import Log, chunk_of, lengthened, packed, room_of, unpacked, with_chunk
+from roundgate.storage.dynamodb.journal import Log, chunk_of, lengthened, packed, room_of, unpacked, with_chunk
+from roundgate.storage.dynamodb.table import HEAD, SMALL, Append, Change, Draft, Expression, Kept, Row, is_moved, whole
 from roundgate.storage.noted import Noted
 from roundgate.storage.tasks import Added, Answered, NewTask, NotClaimed, OpenTask, TaskRecord, TaskRef
 

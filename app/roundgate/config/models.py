@@ -1,25 +1,17 @@
-"""gateway.yaml → frozen models, or every problem in it with file, line, path and remedy.
+"""What gateway.yaml may hold: one frozen model a section.
 
-`load` reads the file (YAML, or JSON, which starts faster), fills in `${…}` references and validates. What each setting
-means is in its `description`, which is also what `roundgate schema` exports for editors.
+What each setting means is in its `description`, which is also what `roundgate schema` exports for editors.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from roundgate import yaml_file
 from roundgate.backends import registry
 from roundgate.backends.config import BackendConfig
-from roundgate.config_base import Model, Origin
-from roundgate.errors import ConfigError, Problem
+from roundgate.config.base import Model
 
 
 class ServerConfig(Model):
@@ -308,117 +300,3 @@ class GatewayConfig(Model):
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
-    """A valid configuration and where it came from."""
-
-    config: GatewayConfig
-    origin: Origin
-    references: frozenset[Path] = frozenset()
-    """The files that `${file:…}` in it refers to."""
-
-
-def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
-    """Read and validate a configuration file.
-
-    Raises:
-        ConfigError: everything that is wrong with it.
-    """
-    located = yaml_file.read(path)
-    origin = Origin(located)
-    unresolved: list[Problem] = []
-    files: set[Path] = set()
-    value = _fill_in(located.value, origin, environ, unresolved, files)
-    try:
-        config = GatewayConfig.model_validate(value)
-    except ValidationError as error:
-        told = {problem.path for problem in unresolved}  # what is wrong with the nothing in its place is no news
-        raise ConfigError([*unresolved, *(one for one in _problems(error, origin) if one.path not in told)]) from None
-    problems = [*unresolved, *_cross_checks(config, origin)]
-    if problems:
-        raise ConfigError(problems)
-    return ConfigFile(config, origin, frozenset(files))
-
-
-_REFERENCE: Final = re.compile(
-    r"(?P<escape>\$\$\{)|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}|\$\{"
-)
-
-
-def _fill_in(value: Any, origin: Origin, environ: Mapping[str, str], problems: list[Problem], files: set[Path]) -> Any:
-    """`${NAME}`, `${NAME:-default}` and `${file:path}` in every string; `$${` stands for `${`."""
-    match value:
-        case dict():
-            return {key: _fill_in(item, origin.at(key), environ, problems, files) for key, item in value.items()}
-        case list():
-            return [_fill_in(item, origin.at(index), environ, problems, files) for index, item in enumerate(value)]
-        case str() if "${" in value:
-            return _REFERENCE.sub(lambda found: _resolve(found, origin, environ, problems, files), value)
-        case _:
-            return value
-
-
-def _resolve(
-    found: re.Match[str], origin: Origin, environ: Mapping[str, str], problems: list[Problem], files: set[Path]
-) -> str:
-    name, default = found["name"], found["default"]
-    if found["escape"]:
-        return "${"
-    if name is None:
-        remedy = "write ${NAME}, ${NAME:-default} or ${file:path}, or $${ for a plain ${"
-        problems.append(origin.problem("${ begins something that is not a reference", remedy))
-        return ""
-    if found["source"]:
-        file = origin.base_dir / name
-        files.add(file)
-        try:
-            return file.read_text("utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "is not text"
-            problems.append(origin.problem(f"{name}: {reason}", "mount the file, or correct the path"))
-            return ""
-    value = environ.get(name) or default
-    if value is None:
-        remedy = f"set it, or write ${{{name}:-default}}"
-        problems.append(origin.problem(f"the environment variable {name} is not set", remedy))
-    return value or ""
-
-
-_REMEDIES: Final = {
-    "missing": "add it",
-    "extra_forbidden": "remove it, or correct its spelling",
-    "union_tag_invalid": "use one of the kinds named",
-    "union_tag_not_found": "add " + " or ".join(f"kind: {kind}" for kind in registry.KINDS),
-    "string_pattern_mismatch": "see docs/configuration.md for what it may be",
-}
-
-
-def _problems(error: ValidationError, origin: Origin) -> list[Problem]:
-    found: list[Problem] = []
-    for detail in error.errors(include_input=False, include_url=False):
-        # pydantic puts the tag of a discriminated union into the location; the file has no such step
-        loc = [step for index, step in enumerate(detail["loc"]) if not _is_tag(index, step)]
-        message = detail["msg"].removeprefix("Value error, ")
-        remedy = _REMEDIES.get(detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor")
-        found.append(origin.at(*loc).problem(message, remedy))
-    return found
-
-
-def _is_tag(index: int, step: str | int) -> bool:
-    """A kind of back end, or what a model calls one of several (in brackets, which no setting is)."""
-    return isinstance(step, str) and ((index == 2 and step in registry.KINDS) or step.startswith("<"))
-
-
-def _cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
-    problems: list[Problem] = []
-    seen: dict[str, int] = {}
-    for index, backend in enumerate(config.backends):
-        if backend.name in seen:
-            where = f"backends[{seen[backend.name]}]"
-            problems.append(
-                origin.at("backends", index, "name").problem(f"is the name of {where} too", "choose another")
-            )
-        seen.setdefault(backend.name, index)
-    return problems

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic.fields import FieldInfo
 
-from roundgate import config, settings
+from roundgate import config
 from roundgate.backends.config import BackendConfig, JobConfig
 from roundgate.backends.http.config import (
     CREDENTIALS,
@@ -24,9 +24,10 @@ from roundgate.backends.http.config import (
     ServiceConfig,
 )
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config_base import Model
+from roundgate.config import settings
+from roundgate.config.base import Model
+from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError
-from roundgate.settings import Settings, from_environment
 
 
 def problems(**environ: str) -> list[str]:
@@ -110,7 +111,7 @@ def test_every_variable_that_is_read_is_described_at_its_field() -> None:
     assert variables == described
 
 
-DOCUMENT = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 PLACES: dict[type[Model], str] = {
     config.ServerConfig: "## `server`",
     config.HttpConfig: "## `http`",

@@ -19,7 +19,7 @@ from anyio import CapacityLimiter, to_thread
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.base import OnceRecord
+from roundgate.storage.once import OnceRecord
 
 T = TypeVar("T")
 

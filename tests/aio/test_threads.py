@@ -9,8 +9,8 @@ import threading
 import pytest
 from anyio import CapacityLimiter
 
+from roundgate.aio.threads import Threads, in_thread
 from roundgate.auth.principal import LOCAL, Principal
-from roundgate.replay.threads import Threads, in_thread
 
 ANN, EVE = Principal("https://issuer.example", "ann"), Principal("https://issuer.example", "eve")
 

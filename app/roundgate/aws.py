@@ -6,7 +6,8 @@ killed says nothing:
     freeze ─ thaw ─ call ──▶ no answer ──▶ READ_S, another attempt ──▶ …
                                               └── the deadline: Unavailable, and no attempt after it
 
-boto3 is not imported: whoever builds a store hands it a function that makes the client.
+boto3 is not imported, and botocore only when `client` makes a client: whoever builds a store hands it a function that
+does so.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from anyio import CapacityLimiter, move_on_after, to_thread
 
 from roundgate.clock import Deadline
-from roundgate.errors import Unavailable
+from roundgate.errors import ConfigError, Problem, Unavailable
 
 MakeClient: TypeAlias = Callable[[], Any]
 """Makes boto3's client; raises ConfigError if something that it needs is not set. Called once, when the first call
@@ -92,6 +93,40 @@ NOT_NOW: Final = frozenset(
     }
 )
 """Codes of errors that pass: botocore has tried again by itself before we get one."""
+
+
+_making_clients = threading.Lock()  # a session must not make two at once
+
+
+def client(service: str, **config: Any) -> Any:
+    """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
+
+    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise.
+
+    Raises:
+        ConfigError: boto3 is not installed, or no region is set.
+    """
+    try:
+        from botocore.config import Config  # an extra, and a large one: only for what is kept at AWS
+    except ImportError:
+        missing, remedy = "is a service of AWS, and boto3 is not installed", "pip install 'roundgate[aws]'"
+        raise ConfigError([Problem("environment", service, missing, remedy)]) from None
+    with _making_clients:
+        session = _session()
+        if not session.get_config_variable("region"):
+            remedy = "set it to the region of the table and the queue, such as eu-central-1"
+            raise ConfigError([Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)])
+        made = session.create_client(service, config=Config(**{**PROMPT, **config}))
+        heed_deadline(made)
+        return made
+
+
+@cache
+def _session() -> Any:
+    """Where all clients have credentials, region and the descriptions of services from."""
+    import botocore.session
+
+    return botocore.session.get_session()
 
 
 class Aws:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from roundgate.storage.dynamodb import PART, Append, Draft, Row
+from roundgate.storage.dynamodb.table import PART, Append, Draft, Row
 
 KIB: Final = 1024
 FAN: Final = 8

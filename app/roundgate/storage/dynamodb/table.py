@@ -1,7 +1,7 @@
 """One DynamoDB table as the store: its definition, its calls, values too large for a row; and the once store on it.
 
     pk              sk             what
-    T#owner.id      0              the head of a task: the row that decides (app/roundgate/storage/dynamodb_tasks.py)
+    T#owner.id      0              the head of a task: the row that decides (app/roundgate/storage/dynamodb/tasks.py)
     T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
     O#token id      0              the record of a token id
@@ -24,10 +24,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+from roundgate.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
-from roundgate.storage.base import OnceRecord
+from roundgate.storage.once import OnceRecord
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
+from roundgate.config.yaml_file import Located, dotted
 from roundgate.errors import Problem
-from roundgate.yaml_file import Located, dotted
 
 
 class Model(BaseModel):

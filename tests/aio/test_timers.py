@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from roundgate.replay.alarms import TICK_S, Alarms, Limit, of_this_loop
+from roundgate.aio.timers import TICK_S, Alarms, Limit, of_this_loop
 
 
 async def test_an_alarm_rings_once_and_not_before_its_time() -> None:

@@ -41,10 +41,10 @@ def read(path: Path) -> Located:
 
 
 def _read_json(path: Path, text: bytes) -> Located:
-    from roundgate.protocol import jsonrpc
+    from roundgate import json
 
     try:
-        return Located(path, jsonrpc.decode(text), {})
+        return Located(path, json.decode(text), {})
     except ParseError as error:
         raise ConfigError([Problem(str(path), "(file)", str(error), "mend the JSON")]) from None
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite import Database, transaction
+from roundgate.storage.sqlite.database import Database, transaction
 from roundgate.storage.tasks import TaskRef
 
 POLL_S: Final = 0.25

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundgate import config, yaml_file
+from roundgate import config
 from roundgate.backends.http.config import BearerCredential, HttpBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config import CacheHint, GatewayConfig
+from roundgate.config import CacheHint, GatewayConfig, yaml_file
 from roundgate.errors import ConfigError, Problem
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"

@@ -1,0 +1,1 @@
+"""What several packages need of asyncio: timers and threads."""

@@ -1,0 +1,37 @@
+"""The configuration: the models of gateway.yaml, how it is read, and the settings of the environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
+
+if TYPE_CHECKING:
+    from roundgate.config.base import Model as Model
+    from roundgate.config.base import Origin as Origin
+    from roundgate.config.base import TaskMode as TaskMode
+    from roundgate.config.loading import ConfigFile as ConfigFile
+    from roundgate.config.loading import load as load
+    from roundgate.config.models import AuthorizerConfig as AuthorizerConfig
+    from roundgate.config.models import CacheHint as CacheHint
+    from roundgate.config.models import CachingConfig as CachingConfig
+    from roundgate.config.models import CallersConfig as CallersConfig
+    from roundgate.config.models import GatewayConfig as GatewayConfig
+    from roundgate.config.models import HttpConfig as HttpConfig
+    from roundgate.config.models import JwtAuthConfig as JwtAuthConfig
+    from roundgate.config.models import LimitsConfig as LimitsConfig
+    from roundgate.config.models import ServerConfig as ServerConfig
+    from roundgate.config.models import StateConfig as StateConfig
+    from roundgate.config.models import TasksConfig as TasksConfig
+    from roundgate.config.settings import Settings as Settings
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".base": "Model Origin TaskMode",
+            ".loading": "ConfigFile load",
+            ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig GatewayConfig HttpConfig JwtAuthConfig"
+            " LimitsConfig ServerConfig StateConfig TasksConfig",
+            ".settings": "Settings",
+        },
+    )

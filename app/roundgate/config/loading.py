@@ -1,0 +1,52 @@
+"""gateway.yaml → frozen models, or every problem in it with file, line, path and remedy.
+
+`load` reads the file (YAML, or JSON, which starts faster), fills in `${…}` references and validates.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from roundgate.config import yaml_file
+from roundgate.config.base import Origin
+from roundgate.config.models import GatewayConfig
+from roundgate.config.problems import cross_checks, invalid
+from roundgate.config.references import fill_in
+from roundgate.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A valid configuration and where it came from."""
+
+    config: GatewayConfig
+    origin: Origin
+    references: frozenset[Path] = frozenset()
+    """The files that `${file:…}` in it refers to."""
+
+
+def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
+    """Read and validate a configuration file.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    located = yaml_file.read(path)
+    origin = Origin(located)
+    unresolved: list[Problem] = []
+    files: set[Path] = set()
+    value = fill_in(located.value, origin, environ, unresolved, files)
+    try:
+        config = GatewayConfig.model_validate(value)
+    except ValidationError as error:
+        told = {problem.path for problem in unresolved}  # what is wrong with the nothing in its place is no news
+        raise ConfigError([*unresolved, *(one for one in invalid(error, origin) if one.path not in told)]) from None
+    problems = [*unresolved, *cross_checks(config, origin)]
+    if problems:
+        raise ConfigError(problems)
+    return ConfigFile(config, origin, frozenset(files))

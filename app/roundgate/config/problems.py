@@ -1,0 +1,51 @@
+"""What is wrong with a configuration that can be read: where, why, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import ValidationError
+
+from roundgate.backends import registry
+from roundgate.config.base import Origin
+from roundgate.config.models import GatewayConfig
+from roundgate.errors import Problem
+
+_REMEDIES: Final = {
+    "missing": "add it",
+    "extra_forbidden": "remove it, or correct its spelling",
+    "union_tag_invalid": "use one of the kinds named",
+    "union_tag_not_found": "add " + " or ".join(f"kind: {kind}" for kind in registry.KINDS),
+    "string_pattern_mismatch": "see docs/configuration.md for what it may be",
+}
+
+
+def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
+    """What the models refuse."""
+    found: list[Problem] = []
+    for detail in error.errors(include_input=False, include_url=False):
+        # pydantic puts the tag of a discriminated union into the location; the file has no such step
+        loc = [step for index, step in enumerate(detail["loc"]) if not _is_tag(index, step)]
+        message = detail["msg"].removeprefix("Value error, ")
+        remedy = _REMEDIES.get(detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor")
+        found.append(origin.at(*loc).problem(message, remedy))
+    return found
+
+
+def _is_tag(index: int, step: str | int) -> bool:
+    """A kind of back end, or what a model calls one of several (in brackets, which no setting is)."""
+    return isinstance(step, str) and ((index == 2 and step in registry.KINDS) or step.startswith("<"))
+
+
+def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
+    """What is wrong between parts that are right by themselves."""
+    problems: list[Problem] = []
+    seen: dict[str, int] = {}
+    for index, backend in enumerate(config.backends):
+        if backend.name in seen:
+            where = f"backends[{seen[backend.name]}]"
+            problems.append(
+                origin.at("backends", index, "name").problem(f"is the name of {where} too", "choose another")
+            )
+        seen.setdefault(backend.name, index)
+    return problems

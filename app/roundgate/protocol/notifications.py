@@ -1,0 +1,24 @@
+"""The names of what a server tells without being asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+PROGRESS: Final = "notifications/progress"
+MESSAGE: Final = "notifications/message"
+TOOLS_CHANGED: Final = "notifications/tools/list_changed"
+PROMPTS_CHANGED: Final = "notifications/prompts/list_changed"
+RESOURCES_CHANGED: Final = "notifications/resources/list_changed"
+RESOURCE_UPDATED: Final = "notifications/resources/updated"
+TASK: Final = "notifications/tasks"
+ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
+
+LIST_CHANGED: Final[Mapping[str, str]] = MappingProxyType(
+    {"tools": TOOLS_CHANGED, "prompts": PROMPTS_CHANGED, "resources": RESOURCES_CHANGED}
+)
+"""What is told of a list that has changed."""
+
+SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+"""The member of `_meta` that says to which `subscriptions/listen` a message belongs."""

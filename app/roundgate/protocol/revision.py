@@ -1,0 +1,104 @@
+"""The port of a revision: how one revision of MCP reads requests, and writes results and errors.
+
+A revision is a package beside this module whose face has these functions; `protocol.revisions` is the table of them.
+What is between reading and writing (methods, tools, the engine, tasks) does not know which revision is spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Protocol
+
+from roundgate.errors import GatewayError
+from roundgate.protocol.error_table import WireError
+from roundgate.protocol.inbound import Inbound
+from roundgate.protocol.jsonrpc import Request, RequestId
+
+
+class CacheHint(Protocol):
+    """For how long, and for whom, a result may be kept."""
+
+    @property
+    def ttl_ms(self) -> int: ...
+    @property
+    def scope(self) -> str: ...
+
+
+class ResultFormat(Protocol):
+    """How one revision writes the results of one server."""
+
+    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+        """A result as JSON.
+
+        Raises:
+            TypeError, ValueError, RecursionError: something in it is not JSON.
+        """
+
+    def rest(self, cache: CacheHint | None = None) -> bytes:
+        """What follows the members of a result that are serialised already: all up to the last brace."""
+
+    def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
+        """The result that asks: questions by key, or none, and the state of the call.
+
+        Raises:
+            TypeError, ValueError, RecursionError: as `write`.
+        """
+
+
+class MirroredArgument(Protocol):
+    """An argument of a tool that a header of the request has to repeat."""
+
+    def check(self, arguments: Mapping[str, Any], received: Mapping[str, str]) -> None:
+        """Compare the argument with the header, if either is there.
+
+        Raises:
+            HeaderMismatch: one is there without the other, or they differ.
+        """
+
+
+class Revision(Protocol):
+    """One revision of the protocol. The package of a revision is one, by the functions of its face."""
+
+    def validate_request(
+        self, request: Request, raw_headers: Sequence[tuple[bytes, bytes]], features: Container[str], /
+    ) -> Inbound:
+        """A request that is valid in this revision, and whose method is served.
+
+        Args:
+            request: one JSON-RPC request.
+            raw_headers: ASGI's pairs of lower-case name and value.
+            features: what there is something to serve for (`methods.discovery.features_of`).
+
+        Raises:
+            ProtocolError: of the first check that fails.
+        """
+
+    def mirrored_arguments(self, input_schema: Mapping[str, Any], /) -> Sequence[MirroredArgument]:
+        """The arguments of a tool that headers have to repeat; none in a revision without such headers.
+
+        Raises:
+            ValueError: the schema declares one as it must not be; clients would have to drop the tool.
+        """
+
+    def result_format(self, server_info: Mapping[str, Any], /) -> ResultFormat:
+        """How the results of a server are written. `server_info` is the schema's `Implementation`."""
+
+    def look_up(self, error: GatewayError, /) -> WireError:
+        """The JSON-RPC code and the HTTP status of an error.
+
+        Raises:
+            KeyError: its class is never answered as a JSON-RPC error.
+        """
+
+    def render(self, error: GatewayError, request_id: RequestId | None, /) -> tuple[int, bytes]:
+        """`(HTTP status, JSON-RPC error response)` for an error. Raises KeyError as `look_up` does."""
+
+    def kept_result(self, result: Mapping[str, Any], /) -> bytes:
+        """What a completed task keeps, as JSON: the result that its call would have been answered with.
+
+        Raises:
+            TypeError, ValueError, RecursionError: something in it is not JSON.
+        """
+
+    def kept_error(self, error: GatewayError, /) -> bytes:
+        """What a failed task keeps, as JSON: code, message and data. Raises KeyError as `look_up` does."""

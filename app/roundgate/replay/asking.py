@@ -1,0 +1,155 @@
+"""Asking: what of a handler's questions is known, and what has to be put to the client.
+
+An answer counts for the question as it was shown. One that reads differently by now is asked again, under a new key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+from roundgate.protocol.capabilities import merged
+from roundgate.replay.cuts import be_cut_if_before, noting_cut
+from roundgate.replay.journal import Answered, Asked, Unanswered, wire_key
+from roundgate.replay.learning import learn
+from roundgate.replay.questions import Answer, BadAnswer, Question, digest_of
+from roundgate.replay.run import Run
+from roundgate.replay.scopes import within_scopes
+
+MAX_CHANGES: Final = 3
+"""How often in a row a question may read differently from the round before."""
+
+
+async def ask(
+    run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
+) -> dict[str, Answer]:
+    """The answers, if all are known; otherwise what is open is asked and the run suspends.
+
+    After `timeout_s` seconds from the first asking, the default stands for an answer that has not come.
+
+    Raises:
+        MissingCapability: the client did not declare what a question needs; nothing is asked.
+    """
+    branch = await run.enter("question", *asked)
+    keys = {name: run.place(branch).key("question", name) for name in asked}
+    given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
+    await be_cut_if_before(run, branch, given_up)
+    while True:
+        answers: dict[str, Answer] = {}
+        opened: list[tuple[str, Asked, Question]] = []
+        for name, question in asked.items():
+            known = _known(run, keys[name], name, question)
+            if isinstance(known, Answer):
+                answers[name] = replace(known, value=default) if known.action == "timeout" else known
+            else:
+                opened.append((name, known, question))
+        if not opened:
+            async with noting_cut(run, given_up):
+                await learn(run, branch, given_up)
+            return answers
+        async with noting_cut(run, given_up):
+            await within_scopes(run, branch)
+            until_ms = _open(run, opened, timeout_s)
+            try:
+                await run.quiescence.park(branch, until_ms, None if until_ms is None else until_ms - run.clock.now_ms())
+            except asyncio.CancelledError:
+                _withdraw(run, opened)
+                raise
+
+
+def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
+    """Ask the client no more: nobody waits for the answers."""
+    for _, entry, _ in opened:
+        kept = run.journal.questions[entry.key]
+        run.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
+
+
+async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
+    """Ask, whether or not there was an answer before: the low-level form, which looks answers up itself."""
+    branch = await run.enter("question", *asked)
+    opened: list[tuple[str, Asked, Question]] = []
+    for name, question in asked.items():
+        entry, shown = run.journal.questions.get(name), digest_of(name, question)
+        if not isinstance(entry, Asked) or entry.digest != shown:
+            entry = Asked(name, shown, 1 if entry is None else entry.attempt + 1)
+        opened.append((name, entry, question))
+    _open(run, opened, None)
+    await run.park(branch)
+
+
+def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
+    """The usable answer to a question, or the question as it has to be asked now."""
+    entry, shown = _received(run, key, name), digest_of(name, question)
+    match entry:
+        case None:
+            return Asked(key, shown)
+        case Unanswered(digest=before) if before == shown:
+            return Answer(name, "timeout")
+        case Asked(digest=before) if before == shown:
+            return _in_time(run, entry) or Answer(name, "timeout")
+        case Answered(digest=before) if before is None or before == shown:
+            try:
+                answer = question.read(name, entry.response)
+            except BadAnswer as error:
+                return Asked(key, shown, entry.attempt + 1, 0, str(error)[:500], entry.wire)
+            if before is None or entry.changed:
+                # one that came unasked belongs from here on to the question that took it
+                run.journal.add(replace(entry, digest=shown, changed=0))
+            return answer
+    changed = getattr(entry, "changed", 0) + 1
+    if changed >= MAX_CHANGES:
+        raise RuntimeError(
+            f"question {name!r} reads differently in every round; build it from arguments, answers and steps alone "
+            "(a time or a random value belongs into ctx.step, which remembers it)"
+        )
+    return Asked(key, shown, entry.attempt + 1, changed, None, entry.wire)
+
+
+def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
+    """What is known of a question; where the handler takes them, an answer to what was never asked too."""
+    entry = run.journal.questions.get(key)
+    if entry is None and run.call.takes_unasked and name in run.journal.unasked:
+        return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))
+    return entry
+
+
+def _in_time(run: Run, entry: Asked) -> Asked | None:
+    """The question if it may still be answered; else its default stands from here on."""
+    if entry.until_ms is None or run.clock.now_ms() < entry.until_ms:
+        return entry
+    run.journal.add(Unanswered(entry.key, entry.digest, entry.attempt, entry.wire))
+    run.requests.pop(wire_key(entry.wire or entry.key, entry.attempt), None)
+    return None
+
+
+def _open(run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None) -> int | None:
+    """Put questions to the client: all of them, or none if it lacks a capability for any.
+
+    Returns when the first of them loses its time, if they have any.
+    """
+    names = ", ".join(entry.key for _, entry, _ in opened)
+    required = merged(question.requires for _, _, question in opened)
+    run.call.capabilities.require(required, f"asking {names}")
+    untils: list[int] = []
+    for name, entry, question in opened:
+        if entry.key not in run.journal.questions:
+            entry = replace(entry, wire=_wire(run, entry.key, name))
+        if timeout_s is not None:
+            until_ms = entry.until_ms or run.clock.now_ms() + round(timeout_s * 1000)
+            entry = replace(entry, until_ms=until_ms)
+            untils.append(until_ms)
+        run.journal.add(entry)
+        run.wire_names.take(entry.wire or entry.key)
+        run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = question.to_wire(entry.problem)
+    return min(untils, default=None)
+
+
+def _wire(run: Run, key: str, name: str) -> str | None:
+    """What clients are to know a new question by: its name, or with a number if another question has that."""
+    if run.journal.version == 1:
+        return None
+    base = name if run.journal.generation == 1 else f"{name}@{run.journal.generation}"
+    wire = run.wire_names.new(base)
+    return None if wire == key else wire

@@ -1,0 +1,69 @@
+"""Learning in order: branches that wait for each other's results learn them in the order of the first run.
+
+A handler may branch on which of two steps ended first. So what is remembered has a rank, and a branch is told only
+after everything of a lower rank has been told, and what follows from it has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from roundgate.replay.branches import Branch
+from roundgate.replay.journal import Told
+from roundgate.replay.order import Order
+from roundgate.replay.run import Run
+
+
+async def in_order(run: Run, branch: Branch, key: str) -> None:
+    """Wait until all has been told that became known before, and what follows from it has happened.
+
+    What the branch learned in an earlier run before it was given up it learns before that in this run, too.
+    """
+    order = run.order
+    if order is None or order.is_over:
+        return
+    if not run.root.has_branched:
+        order.pass_by(key)
+        return
+    cancelled: list[asyncio.Task[Any]] = []
+    while True:
+        try:
+            await _turn(run, branch, order, order.rank(key))
+            break
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or order.is_new(key) or run.stopped is not None or run.is_being_ended:
+                raise
+            task.uncancel()
+            cancelled.append(task)
+    for task in cancelled:
+        task.cancel()
+
+
+async def learn(run: Run, branch: Branch, place: str) -> None:
+    """Return when a branch may learn what has no entry of its own: that a sleep is over, or what was answered."""
+    if run.journal.version == 1 or (run.order is None and not run.root.has_branched):
+        return
+    entry = Told.of(place)
+    await in_order(run, branch, entry.key)
+    if run.root.has_branched and entry.key not in run.journal.steps:
+        run.journal.add(entry)
+        run.unwritten.append(entry)
+        await tell(run, branch, run.order_here.new_rank())
+
+
+async def tell(run: Run, branch: Branch, rank: float) -> None:
+    """Return when a branch may learn what has a rank. If it is given up before, nobody does."""
+    try:
+        await _turn(run, branch, run.order_here, rank)
+    except BaseException:
+        run.order_here.drop(rank)
+        raise
+
+
+async def _turn(run: Run, branch: Branch, order: Order, rank: float) -> None:
+    with run.quiescence.moving():
+        await order.turn(rank, branch.path.count("/"))
+    if run.stopped is not None:
+        await run.refuse()

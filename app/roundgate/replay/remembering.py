@@ -1,0 +1,63 @@
+"""Remembering: an entry is durable before the handler goes on, and something else at its place ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roundgate.errors import NondeterminismError
+from roundgate.replay.branches import Branch, Suspend, inside
+from roundgate.replay.journal import Entry
+from roundgate.replay.learning import tell
+from roundgate.replay.run import Run
+
+
+async def be_admitted(run: Run) -> None:
+    """Return once it is certain that a step may begin; raises Suspend if it may not."""
+    if run.checkpointer is not None:
+        with run.quiescence.moving():
+            await run.checkpointer.admit()
+
+
+def compare(run: Run, key: str, what: str | None) -> None:
+    """Raises Suspend, and ends the run, if something else is remembered at a place."""
+    known = run.journal.steps.get(key)
+    before = getattr(known, "what", None)
+    if before is not None and before != what:
+        run.fail(NondeterminismError(key, before, what))
+        raise Suspend
+
+
+async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
+    """Make an entry durable, and wait for the turn of the branch to which it is told.
+
+    A handler that is being cancelled waits first until the entry is durable.
+    """
+    if told_to is None or not run.root.has_branched or run.journal.version == 1:
+        await _write(run, entry)
+        return
+    rank = run.order_here.new_rank()
+    try:
+        await _write(run, entry)
+    except BaseException:
+        run.order_here.drop(rank)
+        raise
+    await tell(run, told_to, rank)
+
+
+async def _write(run: Run, entry: Entry) -> None:
+    run.journal.add(entry)
+    if run.checkpointer is None:
+        return
+    entries = [*run.unwritten, entry]
+    run.unwritten.clear()
+    with inside(None):
+        writing = asyncio.ensure_future(run.checkpointer.checkpoint(*entries))
+    cancelled: asyncio.CancelledError | None = None
+    while not writing.done():
+        try:
+            await asyncio.wait([writing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    writing.result()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,46 @@
+"""Scopes: the durable time limits (`ctx.timeout`) around what a handler does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from roundgate.replay.branches import Branch
+
+if TYPE_CHECKING:
+    from roundgate.replay.run import Run
+
+
+class Scope(Protocol):
+    """A durable time limit around a part of a handler; over at `until_ms`, in milliseconds since the epoch."""
+
+    until_ms: int
+    is_left: bool
+    is_pending: bool
+    has_fired: bool
+
+    def fire(self) -> None:
+        """End that part."""
+
+    async def wait_until_left(self) -> None:
+        """Return once that part has ended."""
+
+
+def around(branch: Branch) -> list[Scope]:
+    """The limits around a branch. A task may outlive the block in which it was created."""
+    return [scope for scope in branch.scopes if not scope.is_left]
+
+
+async def within_scopes(run: Run, branch: Branch) -> None:
+    """Go on only if every durable time limit around it has time left; else wait to be cancelled by it."""
+    while over := fire_scopes(run, branch):
+        if branch.is_thread:  # which nobody can cancel
+            raise TimeoutError("the time limit around it is over")
+        with run.quiescence.moving():
+            await over[0].wait_until_left()
+
+
+def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
+    over = [scope for scope in around(branch) if scope.until_ms <= run.clock.now_ms()]
+    for scope in over:
+        scope.fire()
+    return over

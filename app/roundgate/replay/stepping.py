@@ -1,0 +1,154 @@
+"""Steps: a function is run once, and what came of it is remembered; every later run of the handler is served that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from roundgate.json import digest
+from roundgate.replay.branches import Branch, InStep, inside
+from roundgate.replay.cuts import be_cut_again, noting_cut
+from roundgate.replay.identity import identity
+from roundgate.replay.journal import Began, Cut, Entry, Finished, Raised, Tried
+from roundgate.replay.learning import in_order, learn
+from roundgate.replay.remembering import be_admitted, compare, remember
+from roundgate.replay.run import Run
+from roundgate.replay.scopes import within_scopes
+from roundgate.replay.steps import ONCE, Options, Task, attempt, check_return, outcome_of
+from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
+
+SLOWER: Final = 1.25
+"""What a step is expected to take: the longest so far times this. Steps of seconds differ by more than a margin."""
+
+
+async def step(
+    run: Run,
+    name: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Options = ONCE,
+) -> Any:
+    """What the function returned, now or in an earlier run; it is run once, and remembered.
+
+    Raises:
+        StepFailed: it raised, now or then. (A `ToolError` is raised again as such.)
+        NotJson: what it returned cannot be remembered.
+        OutcomeUnknown: an `at_most_once` step was begun by a worker that died.
+    """
+    branch = await run.enter("step", name)
+    task = _task(run, "step", branch, name, function, args, kwargs or {})
+    match run.journal.steps.get(task.key):
+        case Finished() | Raised():
+            await in_order(run, branch, task.key)
+        case Began():
+            async with noting_cut(run, task.key, task.what):
+                await learn(run, branch, task.key)
+    while not isinstance(known := run.journal.steps.get(task.key), (Finished, Raised, Began)):
+        if isinstance(known, Cut):
+            await be_cut_again(run, branch, known)
+        check_return(function, name)
+        async with noting_cut(run, task.key, task.what):
+            await in_order(run, branch, task.key)
+            if isinstance(known, Tried):
+                await wait_until(run, branch, known.again_ms)
+            await _before_step(run, branch, needs_task=options.at_most_once)
+            await _run_step(run, branch, task, options, known.attempts if isinstance(known, Tried) else 0)
+    return outcome_of(known, name)
+
+
+async def poll(run: Run, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float) -> Any:
+    """What the function returned when for the first time that was not `None`; asked now and then, then remembered.
+
+    Raises:
+        StepFailed, NotJson: as `step`.
+    """
+    branch = await run.enter("step", name)
+    task = _task(run, "poll", branch, name, function, args, {})
+    if isinstance(run.journal.steps.get(task.key), (Finished, Raised)):
+        await in_order(run, branch, task.key)
+    while not isinstance(known := run.journal.steps.get(task.key), (Finished, Raised)):
+        if isinstance(known, Cut):
+            await be_cut_again(run, branch, known)
+        async with noting_cut(run, task.key, task.what):
+            await in_order(run, branch, task.key)
+            await _before_step(run, branch)
+            said = await _run_step(run, branch, task, ONCE, 0, only_values=True)
+            if said is None:
+                await wait_until(run, branch, run.clock.now_ms() + round(every_s * 1000))
+    return outcome_of(known, name)
+
+
+def _task(
+    run: Run,
+    kind: str,
+    branch: Branch,
+    name: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Task:
+    """The step at its place; ends the run if something else was there before."""
+    key = run.place(branch).key("step", name)
+    what = None if run.journal.version == 1 else identity(kind, function, args, kwargs)
+    compare(run, key, what)
+    return Task(key, what, function, args, kwargs)
+
+
+async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) -> None:
+    """At the boundary of a step: stop if there is no time for it, or no certainty that it may begin."""
+    if run.stopped is not None:  # while it waited
+        await run.refuse()
+    await within_scopes(run, branch)
+    becomes_task = run.call.may_become_task and (run.call.needs_row or needs_task)
+    remaining_ms = run.call.deadline.remaining_ms()
+    short = remaining_ms is not None and remaining_ms < run.longest_ms * SLOWER + SHED_MARGIN_MS
+    if run.is_stopping or becomes_task or (short and run.steps_run > 0):
+        run.want_task()
+        await run.park(branch)
+    await be_admitted(run)
+
+
+async def _run_step(
+    run: Run, branch: Branch, task: Task, options: Options, attempts: int, *, only_values: bool = False
+) -> Entry | None:
+    """What is remembered of the step now; `None` if that is nothing."""
+    with run.quiescence.moving():
+        begun_ms = run.clock.monotonic_ms()
+        if options.at_most_once:
+            await remember(run, Began(task.key, task.what))
+            await be_admitted(run)  # to write that may have taken longer than the lease lasts
+        entry: Finished | Raised | None = None
+        try:
+            with inside(InStep(run.owner, task.key)):
+                entry = await attempt(task, options.timeout_s, run.call.step_threads, run.call.principal)
+        finally:
+            run.note_step(run.clock.monotonic_ms() - begun_ms, has_ended=entry is not None)
+        return await _note(run, branch, entry, options, attempts + 1, only_values=only_values)
+
+
+async def _note(
+    run: Run, branch: Branch, entry: Finished | Raised, options: Options, attempts: int, *, only_values: bool
+) -> Entry | None:
+    if only_values and isinstance(entry, Finished) and entry.value is None:
+        return None
+    if isinstance(entry, Raised) and entry.how != "value" and attempts <= options.retries:
+        again_ms = run.clock.now_ms() + options.pause_ms(attempts)
+        tried = Tried(entry.key, attempts, again_ms, entry.what)
+        await remember(run, tried)
+        return tried
+    await remember(run, entry, branch)
+    return entry
+
+
+async def key_for(run: Run, name: str) -> str:
+    """A key for a service that takes one to do a thing once: the same in every run, another for another place."""
+    branch = await run.enter("key", name)
+    key = run.place(branch).key("key", name)
+    known = run.journal.steps.get(key)
+    if not isinstance(known, Finished):
+        source = run.call.idempotency or run.call.task_id
+        known = Finished(key, run.clock.new_id() if source is None else digest([source, key]))
+        run.journal.add(known)
+    text: str = known.value
+    return text

@@ -1,0 +1,149 @@
+"""Waiting: sleeps, time limits, and the places where a handler gives its turn back.
+
+A short wait is sat out. A longer one gives the turn back: an ordinary call answers its client or becomes a task, a task
+lets go of its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from roundgate.replay.branches import Branch
+from roundgate.replay.cuts import be_cut_if_before, noting_cut
+from roundgate.replay.journal import Cut, Passed, Slept, Told, plain
+from roundgate.replay.learning import learn
+from roundgate.replay.remembering import compare, remember
+from roundgate.replay.run import HOLD_MS, Run
+from roundgate.replay.scopes import around, within_scopes
+
+SHED_MARGIN_MS: Final = 250
+"""What has to be left of the time, beyond what a step is expected to take, for another to be begun."""
+
+
+async def shed(run: Run, name: str) -> None:
+    """Give the turn back once: the client's next retry, or another worker, goes on from here."""
+    branch = await run.enter("shed", name)
+    key = run.place(branch).key("shed", name)
+    if key not in run.journal.steps:
+        async with noting_cut(run, key):
+            await remember(run, Passed(key))
+            await run.park(branch)
+    await _pass(run, branch, key)
+
+
+async def continue_as_task(run: Run) -> None:
+    """End the ordinary call here, if it may go on as a task; nothing happens if it may not, or already is one."""
+    branch = await run.enter("task")
+    key = run.place(branch).key("task", "task")
+    if run.call.may_become_task:
+        run.want_task()
+        async with noting_cut(run, key):
+            await run.park(branch)
+    await _pass(run, branch, key)
+
+
+async def _pass(run: Run, branch: Branch, key: str) -> None:
+    """Go on behind a place where the turn was given back."""
+    await be_cut_if_before(run, branch, key)
+    async with noting_cut(run, key):
+        await learn(run, branch, key)
+
+
+async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
+    """End this run, and begin another with a fresh journal and these arguments."""
+    branch = await run.enter("restart")
+    run.begin_anew(plain(arguments, "the arguments of ctx.restart"))
+    await run.park(branch)
+
+
+async def sleep(run: Run, name: str, seconds: float) -> None:
+    """Wait, once: a later run waits for what is left, a task without holding a worker."""
+    branch = await run.enter("sleep", name)
+    key = run.place(branch).key("sleep", name)
+    until_ms = _time_of(run, key, "sleep", seconds)
+    await be_cut_if_before(run, branch, key)
+    async with noting_cut(run, key, _time_identity(run, "sleep", seconds)):
+        await _sleep(run, branch, key, until_ms)
+
+
+async def sleep_until(run: Run, name: str, until_ms: int) -> None:
+    """Wait for a moment, in milliseconds since the epoch."""
+    branch = await run.enter("sleep", name)
+    key = run.place(branch).key("sleep", name)
+    what = None if run.journal.version == 1 else f"sleep until {until_ms}"
+    compare(run, key, what)
+    await be_cut_if_before(run, branch, key)
+    run.journal.add(Slept(key, until_ms, what))
+    async with noting_cut(run, key, what):
+        await _sleep(run, branch, key, until_ms)
+
+
+async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
+    if Told.of(key).key not in run.journal.steps:
+        await wait_until(run, branch, until_ms)
+    await learn(run, branch, key)
+
+
+async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, int]:
+    """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
+    branch = await run.enter("timeout", name)
+    key = run.place(branch).key("timeout", name)
+    return branch, _time_of(run, key, "timeout", seconds)
+
+
+def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
+    """When what began at a place is over. It is kept with whatever the run leaves; if that is nothing, nobody was
+    waiting."""
+    what = _time_identity(run, kind, seconds)
+    compare(run, key, what)
+    known = run.journal.steps.get(key)
+    if isinstance(known, Cut):
+        return run.clock.now_ms()
+    if not isinstance(known, Slept):
+        known = Slept(key, run.clock.now_ms() + round(seconds * 1000), what)
+        run.journal.add(known)
+    return known.until_ms
+
+
+def _time_identity(run: Run, kind: str, seconds: float) -> str | None:
+    return None if run.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
+
+
+async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
+    """Wait for a moment: here if it is near, otherwise by giving the turn back.
+
+    An ordinary call that may become a task does so if the moment is beyond its deadline; one that may not gives its
+    turn back just before that, and goes on waiting in its next round.
+    """
+    if until_ms <= run.clock.now_ms() and all(until_ms <= scope.until_ms for scope in around(branch)):
+        return
+    await within_scopes(run, branch)
+    limits_ms = [scope.until_ms for scope in around(branch) if branch.is_thread]
+    await _wait(run, branch, min([until_ms, *limits_ms]))
+    if any(limit_ms < until_ms for limit_ms in limits_ms):
+        await within_scopes(run, branch)
+
+
+async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
+    left_ms = until_ms - run.clock.now_ms()
+    remaining_ms = run.call.deadline.remaining_ms()
+    here_ms = math.inf if remaining_ms is None else max(0.0, remaining_ms - SHED_MARGIN_MS)
+    if run.call.task_id is not None:
+        here_ms = min(here_ms, HOLD_MS)
+    if run.call.needs_row and run.call.may_become_task:
+        here_ms = 0.0
+    if left_ms <= here_ms:
+        await _wait_here(run, left_ms)
+        return
+    if run.call.task_id is None and not run.call.may_become_task:
+        await _wait_here(run, here_ms)
+    run.want_task()
+    await run.quiescence.park(branch, until_ms, until_ms - run.clock.now_ms())
+
+
+async def _wait_here(run: Run, for_ms: float) -> None:
+    with run.quiescence.moving():
+        await asyncio.sleep(max(0.0, for_ms) / 1000)

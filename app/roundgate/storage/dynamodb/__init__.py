@@ -1,0 +1,1 @@
+"""The stores in a table of DynamoDB, for any number of machines."""

@@ -1,0 +1,1 @@
+"""The stores in a SQLite file, for one machine."""
