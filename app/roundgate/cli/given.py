@@ -172,7 +172,7 @@ class _Shape:
             return frozenset(one for one in named if isinstance(one, str)) & _ARTICLES.keys()
         if depth == MAX_REFERENCES:
             return frozenset()
-        found = [self.types(self._followed(one), depth + 1) for one in self._alternatives(schema)]
+        found: list[frozenset[str]] = [self.types(self._followed(one), depth + 1) for one in self._alternatives(schema)]
         return frozenset().union(*found) if all(found) else frozenset()
 
     def _alternatives(self, schema: _Schema) -> list[Any]:

@@ -34,7 +34,7 @@ class Person:
         self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        """The answer of a person; `DECLINE` and `CANCEL` are answers, too."""
+        """The answer of a person; `DECLINE` and `CANCEL` are answers, too. Ctrl-D dismisses a question."""
         ask = {
             Kind.FORM: self._form,
             Kind.URL: self._url,
@@ -43,7 +43,10 @@ class Person:
         }[question.kind]
         async with self._one_at_a_time:
             self._prompts.say(f"\n{question.target or 'The server'} asks:")
-            return await ask(question)
+            try:
+                return await ask(question)
+            except EOFError:
+                return CANCEL if question.kind in (Kind.FORM, Kind.URL) else None
 
     async def _form(self, question: Question) -> Any:
         self._prompts.say(_bounded(question.message))
@@ -72,7 +75,9 @@ class Person:
     async def _url(self, question: Question) -> Any:
         """Nothing is opened without consent, and the host is said apart: a long address may hide it."""
         url = question.url or ""
-        self._prompts.say(f"{_bounded(question.message)}\n  to be opened: {_bounded(url)}\n  at the host: {urlsplit(url).hostname}")
+        self._prompts.say(_bounded(question.message))
+        self._prompts.say(f"  to be opened: {_bounded(url)}")
+        self._prompts.say(f"  at the host:  {urlsplit(url).hostname}")
         ways = [OPEN, OPENED, DECLINED, DISMISSED]
         chosen = ways[await self._prompts.choice("", ways, ways.index(DECLINED))]
         if chosen == OPEN and not await asyncio.to_thread(webbrowser.open, url):
@@ -96,8 +101,12 @@ class Person:
         self._prompts.say("  Which folders may it know of? One a line; an empty line ends.")
         found: list[str] = []
         while text := await self._prompts.text("Folder", "" if found else str(Path.cwd()), _no_folder):
-            found.append(Path(text).expanduser().resolve().as_uri())
+            found.append(_uri(text))
         return found
+
+
+def _uri(folder: str) -> str:
+    return Path(folder).expanduser().resolve().as_uri()
 
 
 def _no_folder(text: str) -> str | None:

@@ -59,7 +59,7 @@ class Prompts:
         """The index of the option that is chosen with the arrow keys and Enter."""
         shown = [(index, escaped(option)) for index, option in enumerate(options)]
         with create_app_session(self._keys, self._screen):
-            asked: ChoiceInput[int] = ChoiceInput(escaped(label), options=shown, default=default)
+            asked: ChoiceInput[int] = ChoiceInput(message=escaped(label), options=shown, default=default)
             return await asked.prompt_async()
 
     async def choices(self, label: str, options: Sequence[str], chosen: set[int], check: Check) -> set[int]:
