@@ -83,6 +83,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.lock:
         return write_lock()
+    compile_documents(arguments.config)
     for function in FUNCTIONS:
         build(function, arguments.config.resolve(), arguments.arch, arguments.out)
     return 0
@@ -146,6 +147,13 @@ def copy_app(function: Function, staging: Path) -> None:
         return [name for name in names if name == "__pycache__" or (top and name in function.leaves_out)]
 
     shutil.copytree(ROOT / "app/roundgate", staging / "roundgate", ignore=left_out)
+
+
+def compile_documents(config: Path) -> None:
+    """Indexes of the documents that back ends are described by, beside the configuration: a function fetches none."""
+    declared = yaml.safe_load(config.read_text("utf-8")).get("backends") or []
+    if any(isinstance(entry, dict) and entry.get("kind") == "openapi" for entry in declared):
+        subprocess.run([sys.executable, "-m", "roundgate.cli", "compile", str(config)], check=True)
 
 
 def copy_config(config: Path, staging: Path) -> None:

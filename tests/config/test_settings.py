@@ -21,8 +21,10 @@ from roundgate.backends.http.config import (
     HttpBackendConfig,
     HttpJobConfig,
     HttpToolConfig,
+    RemoteConfig,
     ServiceConfig,
 )
+from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.config import settings
 from roundgate.config.base import Model
@@ -126,7 +128,9 @@ PLACES: dict[type[Model], str] = {
     BackendConfig: "## `backends`",
     PythonBackendConfig: "### `kind: python`",
     HttpBackendConfig: "### `kind: http`",
+    RemoteConfig: "### `kind: http`",
     ServiceConfig: "### `kind: http`",
+    OpenApiBackendConfig: "### `kind: openapi`",
     CredentialConfig: "### `kind: http`",
     **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
     HttpToolConfig: "| setting of a tool",

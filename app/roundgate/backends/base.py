@@ -15,16 +15,34 @@ from typing import Any, Protocol, TypeAlias
 from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
 from roundgate.backends.python.modules import Modules
+from roundgate.backends.task_source import TaskSource
 from roundgate.config.base import Origin, TaskMode
+from roundgate.errors import Problem
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
+from roundgate.protocol.tasks import TaskView
 from roundgate.replay.context import Context
 
-CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[ToolResult]]
+Returned: TypeAlias = ToolResult | TaskView
+"""A tool's result, or, where `task_source.may_hand_over`, a task of its service that has the call from now on."""
+CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
 ReadResource: TypeAlias = Callable[[Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]]
 """Takes the URI that was asked for and the values of the template's variables."""
 Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
 """Takes who asks, and what the user has typed so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAbout:
+    """What is known of a tool that clients are not told, and that it can be chosen by."""
+
+    tags: tuple[str, ...] = ()
+    method: str | None = None
+    """The HTTP method, in capitals."""
+    path: str | None = None
+    """The path template below the service's URL."""
+    extensions: Mapping[str, Any] = field(default_factory=dict)
+    """`x-` members of its description, where they are text, numbers or booleans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,7 @@ class Tool:
     """Whether answers count that a client sends along without a `requestState`, so before it was asked anything."""
     approval: str | None = None
     """What its back end adds to the question where the user has to approve a call."""
+    about: ToolAbout = ToolAbout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +91,12 @@ class Offering:
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
     resources: Sequence[Resource] = ()
+    task_source: TaskSource | None = None
+    """The tasks of its service, if its tools may return any."""
     files: frozenset[Path] = frozenset()
     """Files that it was read from, besides gateway.yaml and Python modules; a change makes it worth asking again."""
+    left_out: Sequence[Problem] = ()
+    """What it has and does not offer, and why."""
 
 
 class Backend(Protocol):
@@ -109,6 +132,8 @@ class Shared:
     """Plain (not async) functions that run at once."""
     modules: Modules
     """The Python modules that they have loaded."""
+    fetches: bool = False
+    """Whether what they are described by may be fetched: by a command, never by a gateway that starts."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
+from roundgate.backends.definitions import StoredDefinition, encoded, renamed
+from roundgate.backends.task_source import TaskSource
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
-from roundgate.json import encode
 from roundgate.protocol.pages import Pages
 from roundgate.protocol.revision import MirroredArgument
 from roundgate.protocol.revisions import NEWEST
@@ -28,14 +29,23 @@ MAX_VIEWS: Final = 256
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ServedTool:
     """A tool under its final name, with everything that a call needs made ready."""
 
     name: str
     tool: Tool
-    arguments: Schema
     mirrored: Sequence[MirroredArgument]
+    backend: str
+    """The name of its back end."""
+    _arguments: Schema | None = None
+
+    @property
+    def arguments(self) -> Schema:
+        """What its arguments are checked against; of a definition that is stored, compiled when it is first needed."""
+        if self._arguments is None:
+            self._arguments = Schema.compile(self.tool.definition["inputSchema"])
+        return self._arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +68,12 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
+    """Where tasks of others are, by the name of the back end."""
     files: frozenset[Path] = frozenset()
     """What back ends have read it from, besides gateway.yaml and Python modules."""
+    left_out: Sequence[Problem] = ()
+    """What is not served and why, where that is no reason not to serve the rest."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
@@ -175,7 +189,7 @@ class _Shelf(Generic[T]):
         return {key: item for key, (item, _) in self.entries.items()}
 
     def pages(self, size: int) -> Pages:
-        return Pages([(key, encode(dict(item.definition))) for key, (item, _) in self.entries.items()], size)
+        return Pages([(key, encoded(item.definition)) for key, (item, _) in self.entries.items()], size)
 
     def _complain(self, backend: str, message: str, remedy: str) -> None:
         self.problems.append(Problem("gateway.yaml", f"back end {backend!r}", message, remedy))
@@ -225,20 +239,26 @@ def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
+        task_sources={
+            backend.name: offering.task_source for backend, offering in offered if offering.task_source is not None
+        },
         files=frozenset().union(*(offering.files for _, offering in offered)),
+        left_out=[problem for _, offering in offered for problem in offering.left_out],
     )
 
 
 def _prefixed(item: T, prefix: str) -> T:
-    return replace(item, definition={**item.definition, "name": prefix + item.definition["name"]}) if prefix else item
+    return replace(item, definition=renamed(item.definition, prefix + item.definition["name"])) if prefix else item
 
 
 def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
+    if isinstance(tool.definition, StoredDefinition):  # it was checked when it was compiled, and mirrors no header
+        return ServedTool(name, tool, (), backend)
     schema = tool.definition["inputSchema"]
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(name, tool, Schema.compile(schema), NEWEST.mirrored_arguments(schema))
+        return ServedTool(name, tool, NEWEST.mirrored_arguments(schema), backend, Schema.compile(schema))
     except ValueError as error:
         problems.append(
             Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")

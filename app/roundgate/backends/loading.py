@@ -19,13 +19,15 @@ from roundgate.errors import ConfigError, Problem
 T = TypeVar("T")
 
 
-def load(file: ConfigFile, modules: Modules | None = None) -> Snapshot:
+def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = False) -> Snapshot:
     """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
+
+    With `fetches`, documents that back ends are described by are fetched where no index of them is kept.
 
     Raises:
         ConfigError: everything that is wrong in all back ends, and between them.
     """
-    made, problems = _make(file, modules or Modules())
+    made, problems = _make(file, modules or Modules(), fetches=fetches)
     return apart(_offered(made, file, problems))
 
 
@@ -39,9 +41,9 @@ async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
     return await _offered(made, file, problems)
 
 
-def _make(file: ConfigFile, modules: Modules) -> tuple[list[Backend], list[Problem]]:
+def _make(file: ConfigFile, modules: Modules, *, fetches: bool = False) -> tuple[list[Backend], list[Problem]]:
     limits = file.config.limits
-    shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules)
+    shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules, fetches)
     made: list[Backend] = []
     problems: list[Problem] = []
     for index, entry in enumerate(file.config.backends):

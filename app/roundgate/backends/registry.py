@@ -17,7 +17,9 @@ from pydantic import Field
 
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.http.config import HttpBackendConfig
+from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.config.base import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,34 @@ class Kind:
     code: str
     """`module:callable`, what makes a back end of its settings (`roundgate.backends.base.MakeBackend`)."""
 
+    compiler: str | None = None
+    """`module:callable`, what `roundgate compile` runs for each back end of the kind: with its settings and where they
+    stand; it returns what to tell."""
+
+    def compile_with(self) -> Callable[[Any, Origin], str] | None:
+        """What compiles back ends of this kind, if something has to; imports its code."""
+        return None if self.compiler is None else _named(self.compiler)
+
     def factory(self) -> Callable[..., Any]:
         """What makes back ends of this kind; imports its code."""
-        module, _, name = self.code.partition(":")
-        make: Callable[..., Any] = getattr(import_module(module), name)
-        return make
+        return _named(self.code)
+
+
+def _named(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
 
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "python": Kind(PythonBackendConfig, "roundgate.backends.python.backend:PythonBackend"),
         "http": Kind(HttpBackendConfig, "roundgate.backends.http.backend:HttpBackend"),
+        "openapi": Kind(
+            OpenApiBackendConfig,
+            "roundgate.backends.openapi.backend:OpenApiBackend",
+            "roundgate.backends.openapi.command:compile_to_file",
+        ),
     }
 )
 """By what `kind:` says."""

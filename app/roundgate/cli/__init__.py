@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="find every problem in a configuration, and list what it serves")
     check.add_argument("config", type=Path, help="gateway.yaml")
 
+    compiled = commands.add_parser("compile", help="compile the documents that back ends are described by")
+    compiled.add_argument("config", type=Path, help="gateway.yaml")
+
     keys = commands.add_parser("keys", help="make keys that seal requestState, and rotate them")
     actions = keys.add_subparsers(dest="action", required=True)
     actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")

@@ -15,12 +15,14 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: every problem, in the file and in what it refers to.
     """
     file = config.load(arguments.config)
-    served = loading.load(file).catalog
+    served = loading.load(file, fetches=True).catalog
     _print("tools", [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()])
     _print("prompts", [(name, prompt.definition.get("description")) for name, prompt in served.prompts.items()])
     _print("resources", [(uri, resource.definition.get("name")) for uri, resource in served.resources.items()])
     templates = [one.resource.definition for one in served.templates]
     _print("resource templates", [(definition["uriTemplate"], definition.get("name")) for definition in templates])
+    if served.left_out:
+        print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
     print(f"{arguments.config}: no problems")
     return 0
 

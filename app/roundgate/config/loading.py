@@ -30,8 +30,10 @@ class ConfigFile:
     """The files that `${file:…}` in it refers to."""
 
 
-def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
+def load(path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None) -> ConfigFile:
     """Read and validate a configuration file.
+
+    A `placeholder` stands for references to what is not here: for commands that look at the rest of the file.
 
     Raises:
         ConfigError: everything that is wrong with it.
@@ -40,7 +42,7 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> ConfigFile:
     origin = Origin(located)
     unresolved: list[Problem] = []
     files: set[Path] = set()
-    value = fill_in(located.value, origin, environ, unresolved, files)
+    value = fill_in(located.value, origin, environ, unresolved, files, placeholder)
     try:
         config = GatewayConfig.model_validate(value)
     except ValidationError as error:

@@ -15,29 +15,58 @@ _REFERENCE: Final = re.compile(
 )
 
 
-def fill_in(value: Any, origin: Origin, environ: Mapping[str, str], problems: list[Problem], files: set[Path]) -> Any:
-    """`${NAME}`, `${NAME:-default}` and `${file:path}` in every string; `$${` stands for `${`."""
-    match value:
-        case dict():
-            return {key: fill_in(item, origin.at(key), environ, problems, files) for key, item in value.items()}
-        case list():
-            return [fill_in(item, origin.at(index), environ, problems, files) for index, item in enumerate(value)]
-        case str() if "${" in value:
-            return _REFERENCE.sub(lambda found: _resolve(found, origin, environ, problems, files), value)
-        case _:
-            return value
+def fill_in(
+    value: Any,
+    origin: Origin,
+    environ: Mapping[str, str],
+    problems: list[Problem],
+    files: set[Path],
+    placeholder: str | None = None,
+) -> Any:
+    """`${NAME}`, `${NAME:-default}` and `${file:path}` in every string; `$${` stands for `${`.
+
+    What is not there is a problem, unless there is a `placeholder` that stands for it.
+    """
+
+    def resolved(found: re.Match[str], place: Origin) -> str:
+        try:
+            return _resolve(found, place, environ, files)
+        except _Unresolved as error:
+            if placeholder is not None and not error.is_syntax:
+                return placeholder
+            problems.append(place.problem(str(error), error.remedy))
+            return ""
+
+    def filled(value: Any, place: Origin) -> Any:
+        match value:
+            case dict():
+                return {key: filled(item, place.at(key)) for key, item in value.items()}
+            case list():
+                return [filled(item, place.at(index)) for index, item in enumerate(value)]
+            case str() if "${" in value:
+                return _REFERENCE.sub(lambda found: resolved(found, place), value)
+            case _:
+                return value
+
+    return filled(value, origin)
 
 
-def _resolve(
-    found: re.Match[str], origin: Origin, environ: Mapping[str, str], problems: list[Problem], files: set[Path]
-) -> str:
+class _Unresolved(Exception):
+    """A reference leads to nothing, or is none."""
+
+    def __init__(self, message: str, remedy: str, *, is_syntax: bool = False) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.is_syntax = is_syntax
+
+
+def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], files: set[Path]) -> str:
     name, default = found["name"], found["default"]
     if found["escape"]:
         return "${"
     if name is None:
         remedy = "write ${NAME}, ${NAME:-default} or ${file:path}, or $${ for a plain ${"
-        problems.append(origin.problem("${ begins something that is not a reference", remedy))
-        return ""
+        raise _Unresolved("${ begins something that is not a reference", remedy, is_syntax=True)
     if found["source"]:
         file = origin.base_dir / name
         files.add(file)
@@ -45,10 +74,9 @@ def _resolve(
             return file.read_text("utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "is not text"
-            problems.append(origin.problem(f"{name}: {reason}", "mount the file, or correct the path"))
-            return ""
+            raise _Unresolved(f"{name}: {reason}", "mount the file, or correct the path") from None
     value = environ.get(name) or default
     if value is None:
         remedy = f"set it, or write ${{{name}:-default}}"
-        problems.append(origin.problem(f"the environment variable {name} is not set", remedy))
-    return value or ""
+        raise _Unresolved(f"the environment variable {name} is not set", remedy)
+    return value

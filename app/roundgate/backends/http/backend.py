@@ -37,7 +37,9 @@ class HttpBackend:
         self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
-        self._service = Service(config, Redactor.of(config, (tool.headers for tool in config.tools)))
+        credentials = () if config.credential is None else (config.credential,)
+        redacted = Redactor.of(config, (tool.headers for tool in config.tools))
+        self._service = Service(config, config.base_url, credentials, redacted)
 
     async def offer(self) -> Offering:
         """The tools as declared.

@@ -36,6 +36,10 @@ class CredentialConfig(Model):
         """Names of query parameters that no argument may have beside it."""
         return frozenset()
 
+    def cookies(self) -> frozenset[str]:
+        """Names of cookies that no argument may have beside it."""
+        return frozenset()
+
     def secrets(self) -> frozenset[str]:
         """What nobody but the service may read."""
         return frozenset(one.get_secret_value() for one in vars(self).values() if isinstance(one, SecretStr))
@@ -79,8 +83,32 @@ class QueryCredential(CredentialConfig):
         return frozenset({self.query})
 
 
+class CookieCredential(CredentialConfig):
+    """An API key in a cookie."""
+
+    cookie: str = Field(description="Name of a cookie that carries an API key.", pattern=r"^[A-Za-z0-9_.-]+$")
+    value: HeaderValue = Field(description="The API key.")
+
+    def cookies(self) -> frozenset[str]:
+        """Its own one."""
+        return frozenset({self.cookie})
+
+    @field_validator("value")
+    @classmethod
+    def _fits(cls, value: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]+", value.get_secret_value()):
+            raise ValueError('goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"')
+        return value
+
+
 CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
-    {"bearer": BearerCredential, "basic": BasicCredential, "header": HeaderCredential, "query": QueryCredential}
+    {
+        "bearer": BearerCredential,
+        "basic": BasicCredential,
+        "header": HeaderCredential,
+        "query": QueryCredential,
+        "cookie": CookieCredential,
+    }
 )
 """By the setting that says which it is. Another kind is another model, an entry here, and a flow in `credentials`."""
 
@@ -97,11 +125,12 @@ Credential: TypeAlias = Annotated[
     Annotated[BearerCredential, Tag("<bearer>")]
     | Annotated[BasicCredential, Tag("<basic>")]
     | Annotated[HeaderCredential, Tag("<header>")]
-    | Annotated[QueryCredential, Tag("<query>")],
+    | Annotated[QueryCredential, Tag("<query>")]
+    | Annotated[CookieCredential, Tag("<cookie>")],
     Discriminator(
         _tag,
         custom_error_type="credential",
-        custom_error_message="give exactly one of bearer, basic, header and query",
+        custom_error_message=f"give exactly one of {', '.join(CREDENTIALS)}",
     ),
 ]
 
@@ -184,25 +213,35 @@ class HttpToolConfig(Model):
         return self
 
 
-class ServiceConfig(BackendConfig):
-    """What can be set of every back end that is an HTTP service, however its tools are described."""
+def usable_base_url(value: str) -> str:
+    """A base URL as it was given.
 
-    base_url: str = Field(
-        description="Where the service is; requests never leave this origin.", pattern=r"^https?://[^/?#\s]+[^?#\s]*$"
-    )
+    Raises:
+        ValueError: it has what does not belong there.
+    """
+    parts = urlsplit(value)
+    if parts.port == 0 or "@" in parts.netloc:
+        raise ValueError("may have a host, a port and a path; a user and password go into credential.basic")
+    return value
+
+
+BaseUrl: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^/?#\s]+[^?#\s]*$"), AfterValidator(usable_base_url)]
+
+
+class RemoteConfig(BackendConfig):
+    """What can be set of every back end that is reached over HTTP, wherever it is."""
+
     headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed headers of every request.")
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
     timeout_s: float = Field(15, description="Seconds for connecting and for the whole answer.", gt=0)
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
     max_connections: int = Field(50, description="Connections kept to the service by one process.", ge=1)
 
-    @field_validator("base_url")
-    @classmethod
-    def _is_usable(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.port == 0 or "@" in parts.netloc:
-            raise ValueError("may have a host, a port and a path; a user and password go into credential.basic")
-        return value
+
+class ServiceConfig(RemoteConfig):
+    """One service, with a place that the configuration names."""
+
+    base_url: BaseUrl = Field(description="Where the service is; requests never leave this origin.")
 
 
 class HttpBackendConfig(ServiceConfig):

@@ -5,7 +5,7 @@ A flow is `httpx.Auth`: it is given each request, also that of a redirect, and m
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from urllib.parse import urlencode
 
 import httpx
@@ -13,6 +13,7 @@ import httpx
 from roundgate.backends.http.config import (
     BasicCredential,
     BearerCredential,
+    CookieCredential,
     Credential,
     HeaderCredential,
     QueryCredential,
@@ -31,6 +32,21 @@ def flow_of(credential: Credential) -> httpx.Auth:
             return HeaderAuth(name, key.get_secret_value())
         case QueryCredential(query=name, value=key):
             return QueryAuth(name, key.get_secret_value())
+        case CookieCredential(cookie=name, value=key):
+            return CookieAuth(name, key.get_secret_value())
+
+
+class AllOf(httpx.Auth):
+    """Several credentials on each request, none of which has requests of its own."""
+
+    def __init__(self, flows: Sequence[httpx.Auth]) -> None:
+        self._flows = flows
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Once for each request."""
+        for flow in self._flows:
+            next(flow.auth_flow(request))
+        yield request
 
 
 class HeaderAuth(httpx.Auth):
@@ -58,4 +74,17 @@ class QueryAuth(httpx.Auth):
         if self._name not in request.url.params:
             query = request.url.query
             request.url = request.url.copy_with(query=b"%b&%b" % (query, self._pair) if query else self._pair)
+        yield request
+
+
+class CookieAuth(httpx.Auth):
+    """A fixed cookie, beside those that the request has."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self._pair = f"{name}={value}"
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Once for each request."""
+        others = [one for one in request.headers.get("cookie", "").split("; ") if one and one != self._pair]
+        request.headers["cookie"] = "; ".join([*others, self._pair])
         yield request

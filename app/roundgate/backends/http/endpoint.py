@@ -13,25 +13,13 @@ from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from roundgate import json
-from roundgate.backends.http.body import decoded
+from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.paths import path_text
-from roundgate.backends.json_pointer import point
-from roundgate.errors import BackendError, ParseError, ToolError
-from roundgate.protocol.content import (
-    ABSENT,
-    AudioContent,
-    BlobResourceContents,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    TextContent,
-    ToolResult,
-    without_none,
-)
+from roundgate.errors import ToolError
+from roundgate.protocol.content import ABSENT, ToolResult, without_none
 from roundgate.protocol.schemas import Schema
 
-_EXCERPT_CHARS: Final = 500
 FRAMING: Final = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "expect"}
 )
@@ -202,28 +190,7 @@ class Endpoint:
         Raises:
             BackendError: the answer is an error, or not what the declaration promises.
         """
-        if answer.status >= 300:
-            raise BackendError(f"The service answered {answer.status_line}{_excerpt(answer)}")
-        media_type = answer.media_type
-        is_json = media_type == "application/json" or media_type.endswith("+json")
-        if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
-            return self._json_result(answer)
-        if self.pointer or self._output is not None:
-            what = f"{media_type[:100] or 'no content type'}" if answer.body else "nothing"
-            raise BackendError(f"The service answered {what} where JSON was expected{_excerpt(answer)}")
-        return ToolResult(content=_content(self.name, media_type, answer))
-
-    def _json_result(self, answer: Answer) -> ToolResult:
-        try:
-            value = point(json.decode(answer.body), self.pointer)
-        except ParseError:
-            raise BackendError(f"The service answered something that is not JSON{_excerpt(answer)}") from None
-        except LookupError:
-            raise BackendError(f"The service's answer has nothing at {self.pointer}{_excerpt(answer)}") from None
-        if self._output is not None and (problems := self._output.problems(value, "result")):
-            raise BackendError(f"The service's answer is not as declared: {'; '.join(problems)}")
-        text = value if isinstance(value, str) else json.encode(value).decode()
-        return ToolResult(content=(TextContent(text),), structured_content=value)
+        return result_of(self.name, answer, self.pointer, self._output)
 
 
 def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
@@ -267,26 +234,3 @@ def _header_value(name: str, value: Any) -> str:
     if not _HEADER_VALUE.fullmatch(text):
         raise ToolError(f"arguments.{name}: goes into an HTTP header and may only have visible ASCII characters")
     return text
-
-
-def _excerpt(answer: Answer) -> str:
-    """The beginning of an answer, on one line, for a person or model to read; nothing if it is binary or empty."""
-    text = " ".join(answer.body[: 4 * _EXCERPT_CHARS].decode("utf-8", "replace").split())
-    if not text or not text.isprintable():
-        return ""
-    return f": {text[:_EXCERPT_CHARS]}{'…' if len(text) > _EXCERPT_CHARS else ''}"
-
-
-def _content(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:
-    if not answer.body:
-        return (TextContent(answer.status_line),)
-    kind = media_type.partition("/")[0]
-    if kind == "image":
-        return (ImageContent(answer.body, media_type),)
-    if kind == "audio":
-        return (AudioContent(answer.body, media_type),)
-    text = decoded(answer.body, answer.content_type)
-    if text is not None:
-        return (TextContent(text),)
-    blob = BlobResourceContents(f"result:{tool}", answer.body, media_type or "application/octet-stream")
-    return (EmbeddedResource(blob),)

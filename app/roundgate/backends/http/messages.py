@@ -21,6 +21,8 @@ class Outgoing:
     query: list[tuple[str, str]]
     headers: dict[str, str]
     body: bytes | None
+    raw_query: str = ""
+    """More of the query, encoded already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from urllib.parse import quote, quote_plus
 from pydantic import SecretStr
 
 from roundgate import json
-from roundgate.backends.http.config import ServiceConfig
+from roundgate.backends.http.config import Credential, RemoteConfig
 from roundgate.backends.http.messages import Answer
 
 PLACEHOLDER: Final = b"[redacted]"
@@ -31,9 +31,13 @@ class Redactor:
     needles: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, config: ServiceConfig, more: Iterable[Mapping[str, SecretStr]] = ()) -> Redactor:
-        """Of everything secret that requests to a service may carry; `more` has the fixed headers of its tools."""
-        secrets = set[str]() if config.credential is None else set(config.credential.secrets())
+    def of(
+        cls, config: RemoteConfig, more: Iterable[Mapping[str, SecretStr]] = (), slots: Iterable[Credential] = ()
+    ) -> Redactor:
+        """Of everything secret that requests to a service may carry; `more` has the fixed headers of its tools, and
+        `slots` the credentials besides the general one."""
+        general = () if config.credential is None else (config.credential,)
+        secrets = set[str]().union(*(one.secrets() for one in (*general, *slots)))
         for headers in (config.headers, *more):
             secrets |= _of_headers(headers)
         spellings = {spelling for secret in secrets if len(secret) >= MIN_CHARS for spelling in _spellings(secret)}

@@ -7,11 +7,12 @@ never passed on, and what the gateway authenticates itself with is taken out of 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from roundgate.backends.http.body import ACCEPTED, TooLarge, UnknownEncoding, Unpacker
-from roundgate.backends.http.config import ServiceConfig
+from roundgate.backends.http.config import Credential, RemoteConfig
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import BackendError
@@ -26,10 +27,14 @@ _MAX_REDIRECTS: Final = 5
 class Service:
     """The pooled client of one service."""
 
-    def __init__(self, config: ServiceConfig, redacted: Redactor) -> None:
-        """`redacted` takes secrets out of answers."""
+    def __init__(
+        self, config: RemoteConfig, base_url: str, credentials: Sequence[Credential], redacted: Redactor
+    ) -> None:
+        """`credentials` go with every request; `redacted` takes secrets out of answers."""
         self.name = config.name
         self._config = config
+        self._base_url = base_url
+        self._credentials = credentials
         self._client: httpx.AsyncClient | None = None
         self._redacted = redacted
 
@@ -60,7 +65,9 @@ class Service:
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         client = self._ready_client()
-        url = self._config.base_url.rstrip("/") + outgoing.path
+        url = self._base_url.rstrip("/") + outgoing.path
+        if outgoing.raw_query:
+            url = f"{url}?{outgoing.raw_query}"
         request = client.build_request(
             outgoing.method,
             url,
@@ -74,7 +81,7 @@ class Service:
             try:
                 if response.next_request is None:
                     return await self._read(response, what)
-                if not _same_origin(str(response.next_request.url), self._config.base_url):
+                if not _same_origin(str(response.next_request.url), self._base_url):
                     raise BackendError(f"{what} redirects to another host, which the gateway does not follow")
                 request = response.next_request
             finally:
@@ -102,13 +109,13 @@ class Service:
 
             import httpx
 
-            from roundgate.backends.http.credentials import flow_of
+            from roundgate.backends.http.credentials import AllOf, flow_of
 
             fixed = {name: value.get_secret_value() for name, value in self._config.headers.items()}
             connections = self._config.max_connections
             self._client = httpx.AsyncClient(
                 headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED, **fixed},
-                auth=None if self._config.credential is None else flow_of(self._config.credential),
+                auth=AllOf([flow_of(one) for one in self._credentials]),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one caller's must not reach another
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials

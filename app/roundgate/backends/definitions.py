@@ -1,0 +1,62 @@
+"""Definitions of tools that are kept as JSON, and read only when somebody asks for more than their name and hints.
+
+A catalog of a thousand tools is made of their bytes; parsing them would take longer than everything else in a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from roundgate.json import decode, encode
+
+
+class StoredDefinition(Mapping[str, Any]):
+    """A schema's `Tool` as JSON. It has been checked when it was written, its `inputSchema` too."""
+
+    __slots__ = ("_annotations", "_name", "_rest", "_value")
+
+    def __init__(self, name: str, annotations: Mapping[str, bool], rest: bytes) -> None:
+        """`rest` is the JSON of it after the value of `name`, which is the first member: `,"description":…}`."""
+        self._name = name
+        self._annotations = annotations
+        self._rest = rest
+        self._value: Mapping[str, Any] | None = None
+
+    def renamed(self, name: str) -> StoredDefinition:
+        """The same under another name."""
+        return StoredDefinition(name, self._annotations, self._rest)
+
+    def encoded(self) -> bytes:
+        """Its JSON."""
+        return b'{"name":' + encode(self._name) + self._rest
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "name":
+            return self._name
+        if key == "annotations":
+            return self._annotations
+        return self._whole()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def _whole(self) -> Mapping[str, Any]:
+        if self._value is None:
+            self._value = decode(self.encoded())
+        return self._value
+
+
+def renamed(definition: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A definition under another name."""
+    if isinstance(definition, StoredDefinition):
+        return definition.renamed(name)
+    return {**definition, "name": name}
+
+
+def encoded(definition: Mapping[str, Any]) -> bytes:
+    """A definition as JSON."""
+    return definition.encoded() if isinstance(definition, StoredDefinition) else encode(dict(definition))

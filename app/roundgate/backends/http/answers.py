@@ -1,0 +1,104 @@
+"""What a service answered, as the result of a tool."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from roundgate import json
+from roundgate.backends.http.body import decoded
+from roundgate.backends.http.messages import Answer
+from roundgate.backends.json_pointer import point
+from roundgate.errors import BackendError, ParseError
+from roundgate.protocol.content import (
+    AudioContent,
+    BlobResourceContents,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    ToolResult,
+)
+from roundgate.protocol.schemas import Schema
+
+_EXCERPT_CHARS: Final = 500
+
+log = logging.getLogger("roundgate.backends")
+
+
+def result_of(
+    tool: str, answer: Answer, pointer: str = "", output: Schema | None = None, *, lenient: bool = False
+) -> ToolResult:
+    """The tool's result for an answer: the part at `pointer`, which has to be as `output` says.
+
+    `lenient` is for promises that somebody else made, in a document: an answer that breaks one is text, and a warning
+    in the log, because it may well be what the caller needs.
+
+    Raises:
+        BackendError: the answer is an error, or not what was promised.
+    """
+    if answer.status >= 300:
+        raise BackendError(f"The service answered {answer.status_line}{excerpt(answer)}")
+    media_type = answer.media_type
+    is_json = media_type == "application/json" or media_type.endswith("+json")
+    if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
+        try:
+            return _from_json(answer, pointer, output)
+        except _Broken as broken:
+            if not lenient:
+                raise BackendError(str(broken)) from None
+            _warn(tool, str(broken))
+            return ToolResult(content=_blocks(tool, "text/plain", answer))
+    if pointer or output is not None:
+        what = f"{media_type[:100] or 'no content type'}" if answer.body else "nothing"
+        if not lenient:
+            raise BackendError(f"The service answered {what} where JSON was expected{excerpt(answer)}")
+        _warn(tool, f"The service answered {what} where JSON was expected")
+    return ToolResult(content=_blocks(tool, media_type, answer))
+
+
+class _Broken(Exception):
+    """An answer is not what was promised."""
+
+
+def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
+    try:
+        value = point(json.decode(answer.body), pointer)
+    except ParseError:
+        raise _Broken(f"The service answered something that is not JSON{excerpt(answer)}") from None
+    except LookupError:
+        raise _Broken(f"The service's answer has nothing at {pointer}{excerpt(answer)}") from None
+    if output is not None and (problems := output.problems(value, "result")):
+        raise _Broken(f"The service's answer is not as declared: {'; '.join(problems)}")
+    text = value if isinstance(value, str) else json.encode(value).decode()
+    return ToolResult(content=(TextContent(text),), structured_content=value)
+
+
+def _warn(tool: str, why: str) -> None:
+    """Without what the service said: a log is not the place for it."""
+    log.warning(
+        "an answer is not as its document says", extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}}
+    )
+
+
+def excerpt(answer: Answer) -> str:
+    """The beginning of an answer, on one line, for a person or model to read; nothing if it is binary or empty."""
+    text = " ".join(answer.body[: 4 * _EXCERPT_CHARS].decode("utf-8", "replace").split())
+    if not text or not text.isprintable():
+        return ""
+    return f": {text[:_EXCERPT_CHARS]}{'…' if len(text) > _EXCERPT_CHARS else ''}"
+
+
+def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:
+    if not answer.body:
+        return (TextContent(answer.status_line),)
+    kind = media_type.partition("/")[0]
+    if kind == "image":
+        return (ImageContent(answer.body, media_type),)
+    if kind == "audio":
+        return (AudioContent(answer.body, media_type),)
+    text = decoded(answer.body, answer.content_type)
+    if text is not None:
+        return (TextContent(text),)
+    blob = BlobResourceContents(f"result:{tool}", answer.body, media_type or "application/octet-stream")
+    return (EmbeddedResource(blob),)

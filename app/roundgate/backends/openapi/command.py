@@ -1,0 +1,51 @@
+"""What `roundgate compile` does for a back end of this kind."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+
+from roundgate.backends.openapi.compiling import compile_index
+from roundgate.backends.openapi.config import OpenApiBackendConfig
+from roundgate.backends.openapi.fingerprint import index_path
+from roundgate.backends.openapi.index import Index, write
+from roundgate.clock import Clock
+from roundgate.config.base import Origin
+
+
+def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
+    """Write the index; what to tell of it.
+
+    Raises:
+        ConfigError
+    """
+    clock = Clock()
+    started = clock.monotonic_ms()
+    index = compiled(config, origin, fetches=True)
+    data = write(index)
+    path = index_path(config, origin)
+    fresh = path.with_name(f"{path.name}.new")  # a gateway that starts meanwhile reads the old one, or the new one
+    fresh.write_bytes(data)
+    os.replace(fresh, path)
+    told = [str(problem) for problem in index.problems]
+    seconds = (clock.monotonic_ms() - started) / 1000
+    summary = f"{config.name}: {len(index.rows)} operations, {len(told)} left out, {len(data):,} bytes, {seconds:.1f} s"
+    return "\n".join([*told, f"{summary}: {path}"])
+
+
+def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> Index:
+    """The index, made now.
+
+    Raises:
+        ConfigError
+    """
+    if not fetches:
+        return compile_index(config, origin)
+    from roundgate.backends.openapi.fetching import fetching
+
+    with fetching() if _is_remote(config) else nullcontext() as fetch:
+        return compile_index(config, origin, fetch)
+
+
+def _is_remote(config: OpenApiBackendConfig) -> bool:
+    return any(one.startswith(("http://", "https://")) for one in (config.document, *config.references))

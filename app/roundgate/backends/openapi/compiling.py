@@ -1,0 +1,212 @@
+"""From documents to an index: everything that takes time, done once.
+
+Nothing here runs in a gateway that has an index. An operation that cannot be offered is left out, and named with the
+place in the document and what to do about it; the rest is offered all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+from roundgate.backends.openapi.config import OpenApiBackendConfig
+from roundgate.backends.openapi.fingerprint import fingerprint, taken_names
+from roundgate.backends.openapi.hints import hints
+from roundgate.backends.openapi.index import Index, Row, Span, Writer
+from roundgate.backends.openapi.names import Identity, tool_names
+from roundgate.backends.openapi.reading import Document, Found, Operation
+from roundgate.backends.openapi.references import References, Unusable
+from roundgate.backends.openapi.schemas import Schemas
+from roundgate.backends.openapi.security import Alternative, Slot, slot_of
+from roundgate.backends.openapi.servers import Servers
+from roundgate.backends.openapi.sources import Fetch, Sources, Unreadable, documents_in, path_of
+from roundgate.config.base import Origin
+from roundgate.errors import ConfigError, Problem
+from roundgate.json import encode
+from roundgate.protocol.schemas import Schema
+
+MAX_NAME: Final = 64
+
+
+def compile_index(config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None) -> Index:
+    """The index of a back end's documents; without `fetch` from files only.
+
+    Raises:
+        ConfigError: there is no document, it has no operation that can be offered, or, with `strict`, one that cannot.
+    """
+    return _Compiler(config, origin, fetch).index()
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """An operation, its document and where it stands."""
+
+    document: Document
+    found: Found
+
+
+class _Compiler:
+    def __init__(self, config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None) -> None:
+        self._config = config
+        self._origin = origin
+        self._root = _uri(config.document, origin.base_dir)
+        allowed = [*_own_folder(self._root), *(_uri(one, origin.base_dir) for one in config.references)]
+        self._sources = Sources(allowed, fetch)
+        self._references = References(self._sources)
+        self._requests = Schemas(self._references, self._is_old, "request")
+        self._answers = Schemas(self._references, self._is_old, "response")
+        self._servers = Servers(config.base_url, config.variables, config.origins)
+        self._problems: list[Problem] = []
+        self._writer = Writer()
+        self._urls: dict[str, int] = {}
+        self._security: dict[bytes, tuple[int, Sequence[Alternative]]] = {}
+        self._slots: dict[str, Slot] = {}
+        self._first_is_old = False
+
+    def index(self) -> Index:
+        documents = self._documents()
+        operations = [_Named(document, found) for document in documents for found in self._found(document)]
+        longest = MAX_NAME - len(self._config.effective_prefix)
+        identities = [self._identity(one, len(documents) > 1) for one in operations]
+        for name, one in zip(tool_names(identities, longest), operations, strict=True):
+            try:
+                self._add(name, one)
+            except Unusable as error:
+                self._leave_out(one.found.uri, one.found.pointer, one.found.identity, error)
+        if self._problems and self._config.strict:
+            raise ConfigError(self._problems)
+        if not self._writer.rows:
+            problem = self._here("has no operation that can be offered", "see the other problems, or its `paths`")
+            raise ConfigError([problem, *self._problems])
+        sources = [(self._shown(one.uri), one.size, one.sha256) for one in self._sources.read.values()]
+        security = [offered for _, offered in self._security.values()]
+        print_ = fingerprint(self._config)
+        return self._writer.index(print_, sources, list(self._urls), security, self._slots, self._problems)
+
+    def _documents(self) -> list[Document]:
+        """Every description: the document itself, or those in the folder that have `paths`."""
+        path = None if urlsplit(self._root).scheme != "file" else path_of(self._root)
+        uris = [one.resolve().as_uri() for one in documents_in(path)] if path is not None and path.is_dir() else []
+        found: list[Document] = []
+        for uri in uris or [self._root]:
+            try:
+                value = self._sources.document(uri)
+            except Unreadable as error:
+                raise ConfigError([self._here(str(error), "correct `document`, or mend the file")]) from None
+            if _is_description(value):
+                found.append(self._document(uri, value))
+        if not found:
+            remedy = "name an OpenAPI 3 or Swagger 2.0 document, or a folder that has some"
+            raise ConfigError([self._here(f"{self._config.document} describes no service", remedy)])
+        self._first_is_old = _is_old(found[0].value)
+        return found
+
+    def _document(self, uri: str, value: Mapping[str, Any]) -> Document:
+        plain = Document(uri, value, self._references, self._requests, self._answers, self._config.media_types, {})
+        try:
+            slots = [slot_of(name, one) for name, one in plain.security_schemes().items()]
+        except Unusable as error:
+            raise ConfigError([self._here(f"security schemes: {error}", error.remedy)]) from None
+        self._slots |= {slot.name: slot for slot in slots}
+        taken = taken_names(self._config, slots)
+        return Document(uri, value, self._references, self._requests, self._answers, self._config.media_types, taken)
+
+    def _is_old(self, uri: str) -> bool:
+        value = self._sources.document(uri)
+        if isinstance(value, dict) and ("openapi" in value or "swagger" in value):
+            return _is_old(value)
+        return self._first_is_old
+
+    def _found(self, document: Document) -> Iterable[Found]:
+        for one in document.operations():
+            if isinstance(one, Found):
+                yield one
+            else:
+                pointer, error = one
+                self._leave_out(document.uri, pointer, None, error)
+
+    def _identity(self, one: _Named, is_one_of_many: bool) -> Identity:
+        identity = one.found.identity
+        source = self._shown(one.document.uri) if is_one_of_many else ""
+        return Identity(identity.method, identity.path, identity.operation_id, source)
+
+    def _add(self, name: str, one: _Named) -> None:
+        wants_answer = any(fnmatchcase(name, pattern) for pattern in self._config.output_schemas)
+        operation = one.document.read(one.found, with_answer=wants_answer)
+        server = self._servers.of(operation.own_servers, one.document.servers(), one.document.uri)
+        try:
+            Schema.compile(operation.input_schema)
+            if operation.output_schema is not None:
+                Schema.compile(operation.output_schema)
+        except ValueError as error:
+            raise Unusable(str(error)) from None
+        head, tail, schemas = self._definition(operation)
+        self._writer.rows.append(
+            Row(
+                name=name,
+                method=operation.identity.method,
+                path=operation.identity.path,
+                tags=operation.tags,
+                server=self._urls.setdefault(server, len(self._urls)),
+                security=self._alternatives(operation.security),
+                extensions=operation.extensions,
+                head=head,
+                tail=tail,
+                schemas=schemas,
+                plan=self._writer.piece(encode(operation.plan.kept())),
+            )
+        )
+
+    def _definition(self, operation: Operation) -> tuple[Span, Span, tuple[int, ...]]:
+        schema = dict(operation.input_schema)
+        definitions = schema.pop("$defs", {})
+        title = {} if operation.title is None else {"title": operation.title}
+        members = {**title, "description": operation.description, "annotations": hints(operation.identity.method)}
+        head = b"," + encode(members)[1:-1] + b',"inputSchema":' + encode(schema)[:-1]
+        output = operation.output_schema
+        tail = b"}}" if output is None else b'},"outputSchema":' + encode(dict(output)) + b"}"
+        numbers = tuple(self._writer.schema(name, one) for name, one in definitions.items())
+        return self._writer.piece(head), self._writer.piece(tail), numbers
+
+    def _alternatives(self, security: Sequence[Alternative]) -> int:
+        key = encode([dict(one) for one in security])
+        return self._security.setdefault(key, (len(self._security), security))[0]
+
+    def _leave_out(self, uri: str, pointer: str, identity: Identity | None, error: Unusable) -> None:
+        what = "the path is left out" if identity is None else f"{identity.method} {identity.path} is left out"
+        self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
+
+    def _here(self, message: str, remedy: str) -> Problem:
+        return self._origin.at("document").problem(message, remedy)
+
+    def _shown(self, uri: str) -> str:
+        """A path relative to the configuration, where it is one: an index goes to other machines."""
+        if urlsplit(uri).scheme != "file":
+            return uri
+        path = path_of(uri)
+        base = self._origin.base_dir
+        return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+def _uri(document: str, base_dir: Path) -> str:
+    if urlsplit(document).scheme in ("http", "https"):
+        return document
+    return (base_dir / document).resolve().as_uri()
+
+
+def _own_folder(uri: str) -> list[str]:
+    if urlsplit(uri).scheme == "file" and path_of(uri).is_dir():
+        return [uri]
+    return [uri, urljoin(uri, ".").rstrip("/")]
+
+
+def _is_description(value: Any) -> bool:
+    return isinstance(value, dict) and ("openapi" in value or "swagger" in value) and "paths" in value
+
+
+def _is_old(document: Mapping[str, Any]) -> bool:
+    return "swagger" in document or str(document.get("openapi", "")).startswith("3.0")

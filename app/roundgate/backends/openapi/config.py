@@ -1,0 +1,46 @@
+"""What can be set of a back end of the kind openapi."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from roundgate.backends.http.config import BaseUrl, Credential, RemoteConfig
+
+MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+
+
+class OpenApiBackendConfig(RemoteConfig):
+    """The operations of an OpenAPI document (3.0, 3.1, 3.2) or of a Swagger 2.0 one."""
+
+    kind: Literal["openapi"]
+    document: str = Field(
+        description="A file or a folder of documents, relative to gateway.yaml, or an http(s) URL, which only"
+        " `roundgate check` and `roundgate compile` fetch.",
+        min_length=1,
+    )
+    index: str | None = Field(
+        None, description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.index."
+    )
+    base_url: BaseUrl | None = Field(None, description="Where the service is, instead of the document's servers.")
+    variables: dict[str, str] = Field({}, description="Values of variables in the URLs of the document's servers.")
+    origins: list[str] = Field(
+        [],
+        description="Other origins that operations may have servers at, such as https://uploads.example.com or"
+        " https://*.example.com. Requests and credentials go nowhere else.",
+    )
+    references: list[str] = Field(
+        [],
+        description="What the document may refer to besides its own folder: URLs or paths, with everything below them.",
+    )
+    credentials: dict[str, Credential] = Field(
+        {}, description="What fills the document's security schemes, by their names there."
+    )
+    media_types: list[str] = Field(
+        list(MEDIA_TYPES), description="Which kind of body is sent where an operation takes several, best first."
+    )
+    output_schemas: list[str] = Field(
+        [], description='Tools (names without prefix, "*" for any text) that advertise the schema of their result.'
+    )
+    strict: bool = Field(False, description="Whether an operation that cannot be offered is an error.")

@@ -1,0 +1,40 @@
+"""Documents over HTTP, for the commands that may fetch them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import httpx
+
+from roundgate.backends.openapi.sources import Fetch, Unreadable
+
+TIMEOUT_S: Final = 60.0
+
+
+@contextmanager
+def fetching() -> Iterator[Fetch]:
+    """What fetches documents within the block. Redirects are not followed: they lead where nothing was allowed."""
+    with httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers={"accept": "application/json, */*"}) as client:
+
+        def fetch(url: str, max_bytes: int) -> bytes:
+            body = bytearray()
+            try:
+                with client.stream("GET", url) as response:
+                    if response.status_code != 200:
+                        raise Unreadable(f"{url} answers {response.status_code}{_where(response)}")
+                    for piece in response.iter_bytes(65_536):
+                        body += piece
+                        if len(body) > max_bytes:
+                            raise Unreadable(f"{url} has more than {max_bytes:,} bytes")
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise Unreadable(f"{url} cannot be fetched ({type(error).__name__})") from None
+            return bytes(body)
+
+        yield fetch
+
+
+def _where(response: httpx.Response) -> str:
+    target = response.headers.get("location", "")
+    return f", a redirect to {target[:200]}: give that URL" if target else ""

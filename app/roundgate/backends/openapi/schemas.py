@@ -1,0 +1,268 @@
+"""Schemas of documents as JSON Schema 2020-12, with what they refer to in `$defs`.
+
+OpenAPI 3.0 and Swagger 2.0 have a dialect of their own (`nullable`, a boolean `exclusiveMinimum`, siblings of `$ref`
+without a meaning); 3.1 and later have 2020-12. Each schema that a reference leads to is converted once and carried by
+those tools alone that reach it. `$id`, examples and constants are data here: nothing in them is resolved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from roundgate.backends.openapi.references import Place, References, Unusable
+from roundgate.protocol.schemas import Schema
+
+Direction: TypeAlias = Literal["request", "response"]
+Json: TypeAlias = dict[str, Any]
+
+TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+_ONE: Final = (
+    *("not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+)
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS: Final = ("properties", "patternProperties", "dependentSchemas")
+_KEPT: Final = (
+    *("title", "description", "default", "format", "enum", "const", "deprecated"),
+    *("contentEncoding", "contentMediaType", "dependentRequired"),
+)
+_NUMBERS: Final = ("multipleOf", "maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum")
+_COUNTS: Final = (
+    *("maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties"),
+    *("maxContains", "minContains"),
+)
+_MAX_EXAMPLE: Final = 100
+MAX_DEPTH: Final = 60
+_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(slots=True)
+class Schemas:
+    """The schemas of one description, for requests or for answers: a request has no `readOnly` members, an answer no
+    `writeOnly` ones."""
+
+    references: References
+    is_old: Callable[[str], bool]
+    """Whether the document at a URI is of OpenAPI 3.0 or Swagger 2.0."""
+    direction: Direction
+    _converted: dict[Place, tuple[Any, frozenset[Place]]] = field(default_factory=dict)
+    _names: dict[str, Place] = field(default_factory=dict)
+    _named: dict[Place, str] = field(default_factory=dict)
+    _patterns: dict[str, bool] = field(default_factory=dict)
+
+    def convert(self, uri: str, schema: Any) -> tuple[Any, frozenset[Place]]:
+        """A schema that stands in the document at `uri`, and what it refers to.
+
+        Raises:
+            Unusable
+        """
+        uses: set[Place] = set()
+        try:
+            return self._convert(uri, schema, uses, 0), frozenset(uses)
+        except RecursionError:
+            raise Unusable("the schema is nested too deeply") from None
+
+    def definitions(self, uses: frozenset[Place]) -> Json:
+        """`$defs` for a schema that refers to these: they, and all that they refer to themselves.
+
+        Raises:
+            Unusable
+        """
+        found: Json = {}
+        waiting = sorted(uses)
+        seen = set(waiting)
+        while waiting:
+            place = waiting.pop()
+            schema, more = self._definition(place)
+            found[self._name(place)] = schema
+            new = more - seen
+            seen |= new
+            waiting.extend(sorted(new))
+        return dict(sorted(found.items()))
+
+    def _definition(self, place: Place) -> tuple[Any, frozenset[Place]]:
+        if place not in self._converted:
+            _, schema = self.references.resolve(place.uri, f"#{place.pointer.replace('%', '%25')}")
+            self._converted[place] = self.convert(place.uri, schema)
+        return self._converted[place]
+
+    def _name(self, place: Place) -> str:
+        """A name in `$defs`: the last step of the pointer, with a digest where another schema has that already."""
+        if place not in self._named:
+            last = place.pointer.rpartition("/")[2] or place.uri.rpartition("/")[2].partition(".")[0]
+            name = _NAME.sub("_", last)[:80] or "schema"
+            if self._names.setdefault(name, place) != place:
+                name = f"{name}_{hashlib.sha256('#'.join(place).encode()).hexdigest()[:8]}"
+                self._names[name] = place
+            self._named[place] = name
+        return self._named[place]
+
+    def _convert(self, uri: str, schema: Any, uses: set[Place], depth: int) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise Unusable("a schema is neither an object nor a boolean")
+        if depth > MAX_DEPTH:
+            raise Unusable(f"a schema is nested more than {MAX_DEPTH} levels deep")
+        reference = schema.get("$ref", schema.get("$dynamicRef"))
+        if isinstance(reference, str):
+            place, _ = self.references.resolve(uri, reference)
+            uses.add(place)
+            pointed: Json = {"$ref": f"#/$defs/{self._name(place)}"}
+            if not self.is_old(uri):
+                return pointed | self._words(uri, schema, uses, depth)
+            if isinstance(schema.get("description"), str):
+                pointed["description"] = schema["description"]
+            return pointed
+        made = self._words(uri, schema, uses, depth)
+        return _old_words(schema, made) if self.is_old(uri) else made
+
+    def _words(self, uri: str, schema: Json, uses: set[Place], depth: int) -> Json:
+        made: Json = {}
+        if (kind := _type(schema.get("type"))) is not None:
+            made["type"] = kind
+        made |= {word: schema[word] for word in _KEPT if word in schema}
+        _drop_what_is_no_schema(made)
+        made |= {word: schema[word] for word in _NUMBERS if _is_number(schema.get(word))}
+        made |= {word: int(schema[word]) for word in _COUNTS if _is_count(schema.get(word))}
+        if schema.get("uniqueItems") is True:
+            made["uniqueItems"] = True
+        if isinstance(schema.get("pattern"), str) and self._can_match(schema["pattern"]):
+            made["pattern"] = schema["pattern"]
+        made |= _examples(schema)
+
+        def inner(one: Any) -> Any:
+            return self._convert(uri, one, uses, depth + 1)
+
+        for word in _ONE:
+            if isinstance(schema.get(word), (dict, bool)):
+                made[word] = inner(schema[word])
+        if isinstance(schema.get("items"), list):  # of draft 4
+            made["prefixItems"] = [inner(one) for one in schema["items"]]
+        for word in _LISTS:
+            if isinstance(schema.get(word), list) and schema[word]:
+                made[word] = [inner(one) for one in schema[word]]
+        for word in _MAPS:
+            if isinstance(schema.get(word), dict):
+                made[word] = {name: inner(one) for name, one in schema[word].items() if self._has(uri, one)}
+        required = schema.get("required")
+        if isinstance(required, list):
+            hidden = {name for name, one in _members(schema) if not self._has(uri, one)}
+            if kept := [one for one in dict.fromkeys(required) if isinstance(one, str) and one not in hidden]:
+                made["required"] = kept
+        self._tell_apart(uri, schema, made)
+        return made
+
+    def _has(self, uri: str, member: Any) -> bool:
+        """Whether a member belongs to this direction."""
+        absent = "readOnly" if self.direction == "request" else "writeOnly"
+        if not isinstance(member, dict):
+            return isinstance(member, bool)
+        if member.get(absent) is True:
+            return False
+        if "$ref" in member:
+            _, found = self.references.follow(uri, member)
+            return not (isinstance(found, dict) and found.get(absent) is True)
+        return True
+
+    def _tell_apart(self, uri: str, schema: Json, made: Json) -> None:
+        """`discriminator` has no meaning in 2020-12: a mapping becomes the values that choose each alternative."""
+        told = schema.get("discriminator")
+        if not isinstance(told, dict) or not isinstance(told.get("mapping"), dict):
+            return
+        name = told.get("propertyName")
+        for word in ("oneOf", "anyOf"):
+            for given, alternative in zip(schema.get(word) or (), made.get(word) or (), strict=False):
+                if not (isinstance(given, dict) and isinstance(given.get("$ref"), str)):
+                    continue
+                values = [value for value, to in told["mapping"].items() if _same(to, given["$ref"])]
+                if values and isinstance(name, str) and isinstance(alternative, dict):
+                    alternative["properties"] = {name: {"enum": values}}
+                    alternative["required"] = [name]
+
+    def _can_match(self, pattern: str) -> bool:
+        """Whether the validator knows the pattern: some of ECMAScript, and much that is none, it does not."""
+        if pattern not in self._patterns:
+            try:
+                Schema.compile({"pattern": pattern})
+            except ValueError:
+                self._patterns[pattern] = False
+            else:
+                self._patterns[pattern] = True
+        return self._patterns[pattern]
+
+
+def _members(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    members = schema.get("properties")
+    return list(members.items()) if isinstance(members, dict) else []
+
+
+def _type(given: Any) -> Any:
+    if isinstance(given, str):
+        return given if given in TYPES else None
+    if isinstance(given, list):
+        return [one for one in given if one in TYPES] or None
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _drop_what_is_no_schema(made: Json) -> None:
+    if not isinstance(made.get("enum", []), list) or made.get("enum") == []:
+        del made["enum"]
+    elif "enum" in made:
+        made["enum"] = [one for index, one in enumerate(made["enum"]) if one not in made["enum"][:index]]
+    for word in ("title", "description", "format", "contentEncoding", "contentMediaType"):
+        if word in made and not isinstance(made[word], str):
+            del made[word]
+    if "dependentRequired" in made and not isinstance(made["dependentRequired"], dict):
+        del made["dependentRequired"]
+    if made.get("deprecated") is not True:
+        made.pop("deprecated", None)
+
+
+def _examples(schema: Json) -> Json:
+    """Short ones: they help a model, and long ones cost it more than they help."""
+    given = schema.get("examples", [schema["example"]] if "example" in schema else [])
+    if not isinstance(given, list):
+        return {}
+    short = [one for one in given if isinstance(one, (str, int, float)) and len(str(one)) <= _MAX_EXAMPLE]
+    return {"examples": short[:3]} if short else {}
+
+
+def _old_words(schema: Json, made: Json) -> Json:
+    """What OpenAPI 3.0 and Swagger 2.0 say in other words."""
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if schema.get(exclusive) is True and bound in made:
+            made[exclusive] = made.pop(bound)
+    if schema.get("type") == "file":
+        made |= {"type": "string", "format": "binary"}
+    if schema.get("nullable") is True or schema.get("x-nullable") is True:
+        return _or_null(made)
+    return made
+
+
+def _or_null(made: Json) -> Json:
+    if "enum" in made and None not in made["enum"]:
+        made["enum"] = [*made["enum"], None]
+    if "type" in made:
+        kinds = made["type"] if isinstance(made["type"], list) else [made["type"]]
+        made["type"] = [*kinds, *(() if "null" in kinds else ("null",))]
+        return made
+    about: Json = {word: made.pop(word) for word in ("title", "description", "default") if word in made}
+    return {**about, "anyOf": [made, {"type": "null"}]} if made else about
+
+
+def _same(mapped: Any, reference: str) -> bool:
+    """A mapping has references or the names of schemas."""
+    return isinstance(mapped, str) and (mapped == reference or reference.endswith(f"/{mapped}"))

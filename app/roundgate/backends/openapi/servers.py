@@ -1,0 +1,80 @@
+"""Where an operation's requests go (OpenAPI "Server Object"), and whether they may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+from roundgate.backends.openapi.references import Unusable
+
+_VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
+_USABLE: Final = re.compile(r"https?://[^/?#\s@]+(?:/[^?#\s]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Chooses among them by the configuration."""
+
+    base_url: str | None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    origins: Sequence[str] = ()
+
+    def of(self, own: Any, of_document: Any, document_uri: str) -> str:
+        """The base URL for an operation that has these servers of its own (or its path's), in a document with those.
+
+        Raises:
+            Unusable: there is none, or it is at an origin that the configuration does not name.
+        """
+        if own:
+            url = self._first(own, document_uri)
+            if self._may_go_to(url):
+                return url
+            if self.base_url is None:
+                home = self._first(of_document, document_uri) if of_document else None
+                if home is not None and _origin(home) == _origin(url):
+                    return url
+                raise Unusable(f"its server is at {_origin(url)}", f"add {_origin(url)} to `origins`")
+        if self.base_url is not None:
+            return self.base_url
+        return self._first(of_document or [{"url": "/"}], document_uri)
+
+    def _first(self, servers: Any, document_uri: str) -> str:
+        server = servers[0] if isinstance(servers, list) and servers else None
+        if not isinstance(server, dict):
+            raise Unusable("its servers are no list of objects", "set `base_url`")
+        url = urljoin(document_uri, _VARIABLE.sub(lambda found: self._value(found[1], server), str(server.get("url"))))
+        if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
+            raise Unusable("the document does not say at which http(s) URL the service is", "set `base_url`")
+        return url.rstrip("/")
+
+    def _value(self, name: str, server: Mapping[str, Any]) -> str:
+        declared = (server.get("variables") or {}).get(name)
+        declared = declared if isinstance(declared, dict) else {}
+        value = self.variables.get(name, declared.get("default"))
+        if value is None:
+            raise Unusable(f"the server's URL needs a value for {name!r}", f"set `variables.{name}`, or `base_url`")
+        allowed = declared.get("enum")
+        if allowed and str(value) not in map(str, allowed):
+            raise Unusable(f"{name!r} of the server's URL is one of {allowed}", f"correct `variables.{name}`")
+        return str(value)
+
+    def _may_go_to(self, url: str) -> bool:
+        origin = _origin(url)
+        if self.base_url is not None and origin == _origin(self.base_url):
+            return True
+        return any(_matches(origin, allowed.rstrip("/")) for allowed in self.origins)
+
+
+def _matches(origin: str, allowed: str) -> bool:
+    if "://*." not in allowed:
+        return origin == allowed
+    scheme, _, domain = allowed.partition("://*.")
+    return origin.startswith(f"{scheme}://") and origin.endswith(f".{domain}")
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}".lower()

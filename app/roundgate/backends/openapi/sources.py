@@ -1,0 +1,171 @@
+"""The documents that a description is made of: read once, from allowed places only, within bounds.
+
+A `$ref` may name another file or URL. What the configuration does not allow is never opened: a document that somebody
+else wrote could otherwise have the gateway read any file, or call any address, of the machine that compiles it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+MAX_BYTES: Final = 128_000_000
+MAX_DOCUMENTS: Final = 10_000
+MAX_NODES: Final = 5_000_000
+"""Values in one document, aliases of YAML counted wherever they are used."""
+SUFFIXES: Final = (".json", ".yaml", ".yml")
+
+Fetch: TypeAlias = Callable[[str, int], bytes]
+"""The body at a URL, of so many bytes at most; raises Unreadable."""
+
+
+class Unreadable(Exception):
+    """A document cannot be had; its text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one document was when it was read."""
+
+    uri: str
+    size: int
+    sha256: str
+
+
+@dataclass(slots=True)
+class Sources:
+    """Documents by URI without fragment."""
+
+    allowed: Sequence[str]
+    """URIs: each with everything below it."""
+    fetch: Fetch | None = None
+    """Without it nothing is fetched."""
+    read: dict[str, Source] = field(default_factory=dict)
+    _documents: dict[str, Any] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def document(self, uri: str) -> Any:
+        """The parsed document.
+
+        Raises:
+            Unreadable: it is not allowed, not there, too large, or not JSON or YAML.
+        """
+        if uri not in self._documents:
+            if len(self._documents) >= MAX_DOCUMENTS:
+                raise Unreadable(f"there are more than {MAX_DOCUMENTS:,} documents")
+            raw = self._raw(uri)
+            self._bytes += len(raw)
+            if self._bytes > MAX_BYTES:
+                raise Unreadable(f"the documents have more than {MAX_BYTES:,} bytes together")
+            self._documents[uri] = parsed(raw, uri)
+            self.read[uri] = Source(uri, len(raw), hashlib.sha256(raw).hexdigest())
+        return self._documents[uri]
+
+    def _raw(self, uri: str) -> bytes:
+        if not self._allows(uri):
+            raise Unreadable(f"{uri} is outside of what the document may refer to")
+        if urlsplit(uri).scheme == "file":
+            try:
+                return path_of(uri).read_bytes()
+            except OSError as error:
+                raise Unreadable(f"{uri}: {error.strerror or 'cannot be read'}") from None
+        if self.fetch is None:
+            raise Unreadable(f"{uri} is fetched by `roundgate compile` and `roundgate check` only")
+        return self.fetch(uri, MAX_BYTES)
+
+    def _allows(self, uri: str) -> bool:
+        parts = urlsplit(uri)
+        if parts.scheme not in ("file", "http", "https"):
+            return False
+        # what a link leads to counts, and dot segments have to be gone before anything is compared
+        plain = path_of(uri).resolve().as_uri() if parts.scheme == "file" else uri
+        if ".." in unquote(urlsplit(plain).path).split("/"):
+            return False
+        return any(plain == one or plain.startswith(one if one.endswith("/") else one + "/") for one in self.allowed)
+
+
+def path_of(uri: str) -> Path:
+    """The path of a `file:` URI."""
+    return Path(unquote(urlsplit(uri).path))
+
+
+def documents_in(folder: Path) -> list[Path]:
+    """The files of a folder that may be documents or parts of them."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def parsed(raw: bytes, uri: str) -> Any:
+    """A document as plain JSON values.
+
+    Raises:
+        Unreadable: it is neither JSON nor YAML.
+    """
+    try:
+        if raw.lstrip()[:1] in (b"{", b"["):
+            return json.loads(raw)
+        return _plain(_yaml(raw, uri), iter(range(MAX_NODES)))
+    except StopIteration:
+        raise Unreadable(f"{uri} has more than {MAX_NODES:,} values") from None
+    except RecursionError:
+        raise Unreadable(f"{uri} is nested too deeply, or contains itself") from None
+    except ValueError as error:
+        if raw.lstrip()[:1] == b"{" and not uri.lower().endswith(".json"):
+            return _plain(_yaml(raw, uri), iter(range(MAX_NODES)))
+        raise Unreadable(f"{uri} is not JSON: {str(error)[:200]}") from None
+
+
+def _yaml(raw: bytes, uri: str) -> Any:
+    import yaml
+
+    class Yaml12(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """The core schema of YAML 1.2, which OpenAPI asks for: `no`, `on` and dates are text."""
+
+        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - replaces the parent's
+
+    for tag, pattern, first in _CORE:
+        Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", pattern, first)
+    try:
+        return yaml.load(raw, Yaml12)  # noqa: S506 - a safe loader with other resolvers
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise Unreadable(f"{uri} is not YAML{place}: {what[:200]}") from None
+
+
+def _core() -> Iterator[tuple[str, Any, list[str]]]:
+    import re
+
+    yield "bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+    yield "null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]
+    yield "int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789")
+    yield (
+        "float",
+        re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
+        list("-+.0123456789"),
+    )
+    yield "merge", re.compile(r"^(?:<<)$"), ["<"]
+
+
+_CORE: Final = tuple(_core())
+
+
+def _plain(value: Any, count: Iterator[int]) -> Any:
+    """With text for keys, as JSON has them: `200:` is a number in YAML. Each value takes one of `count`."""
+    next(count)
+    if isinstance(value, dict):
+        return {_key(key): _plain(item, count) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, count) for item in value]
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    return "null" if key is None else str(key)

@@ -1,0 +1,99 @@
+"""Values written in a style (OpenAPI "Style Values", after RFC 6570): as the specification's own table has them.
+
+Beyond that table: lists and objects within objects are written in `deepObject` only, as `name[member][0]`; elsewhere a
+list or object inside another is JSON. An empty list or object is left out, where it would be nothing or half a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote
+
+from roundgate import json
+from roundgate.backends.openapi.plan import Style
+
+Quote: TypeAlias = Callable[[str], str]
+
+_RESERVED: Final = ":/?@!$'()*,"
+"""What `allowReserved` leaves: of the reserved, what can neither begin another parameter nor end the query, whichever
+way a server reads it."""
+_DELIMITERS: Final = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
+
+
+def text(value: Any) -> str:
+    """A value that is no list or object as text; those as JSON."""
+    return value if isinstance(value, str) else json.encode(value).decode()
+
+
+def query_quote(reserved: bool) -> Quote:
+    """Percent-encoding for a query, with `allowReserved` or without."""
+    safe = _RESERVED if reserved else ""
+    return lambda value: quote(value, safe=safe)
+
+
+def in_path(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -> str:
+    """A value in a path template: in `simple`, `label` or `matrix`."""
+    if style == "matrix":
+        if explode:
+            return "".join(f";{one}={item}" for one, item in _named(name, value, quoted, quoted))
+        return f";{quote(name, safe='')}={','.join(_flat(value, quoted))}"
+    if style == "label":
+        return "." + (".".join(_exploded(value, quoted)) if explode else ",".join(_flat(value, quoted)))
+    return ",".join(_exploded(value, quoted) if explode else _flat(value, quoted))
+
+
+def in_header(value: Any, explode: bool) -> str:
+    """A value in a header, which has one style: `simple`, and is not percent-encoded."""
+    return ",".join(_exploded(value, str) if explode else _flat(value, str))
+
+
+def in_query(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -> list[str]:
+    """`name=value` as often as it takes, of a query, a form or, in `form`, of cookies; values quoted."""
+    if value is None or value in ([], {}):
+        return []
+    if style == "deepObject":
+        return list(_deep(_quoted_name(name), value, quoted))
+    if explode and style == "form":
+        return [f"{one}={item}" for one, item in _named(name, value, quoted, _quoted_name)]
+    if explode and isinstance(value, list):  # delimited and exploded is what `form` has
+        return [f"{_quoted_name(name)}={quoted(text(one))}" for one in value]
+    return [f"{_quoted_name(name)}={_DELIMITERS.get(style, ',').join(_flat(value, quoted))}"]
+
+
+def _deep(name: str, value: Any, quoted: Quote) -> Iterator[str]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        if value is not None:
+            yield f"{name}={quoted(text(value))}"
+        return
+    for key, item in items:
+        yield from _deep(f"{name}%5B{quote(str(key), safe='')}%5D", item, quoted)
+
+
+def _quoted_name(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _flat(value: Any, quoted: Quote) -> list[str]:
+    """`R,100,G,200`, `blue,black` or `blue`, before it is joined."""
+    if isinstance(value, dict):
+        return [quoted(one) for name, item in value.items() if item is not None for one in (name, text(item))]
+    if isinstance(value, list):
+        return [quoted(text(item)) for item in value if item is not None]
+    return [quoted(text(value))]
+
+
+def _exploded(value: Any, quoted: Quote) -> list[str]:
+    """`R=100`, `G=200`; or as `_flat`."""
+    if isinstance(value, dict):
+        return [f"{quoted(name)}={quoted(text(item))}" for name, item in value.items() if item is not None]
+    return _flat(value, quoted)
+
+
+def _named(name: str, value: Any, quoted: Quote, key_quoted: Quote) -> list[tuple[str, str]]:
+    """Pairs: the members of an object, or the name with each item."""
+    if isinstance(value, dict):
+        return [(key_quoted(key), quoted(text(item))) for key, item in value.items() if item is not None]
+    items = value if isinstance(value, list) else [value]
+    return [(_quoted_name(name), quoted(text(item))) for item in items if item is not None]

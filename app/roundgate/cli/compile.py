@@ -1,0 +1,26 @@
+"""`roundgate compile`: what takes time at a start, done once and kept in files beside gateway.yaml."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from roundgate import config
+from roundgate.backends.registry import kind_of
+
+_SECRET: Final = "unset-while-compiling"  # noqa: S105 — stands for one
+"""Stands for what is not set: an index has no secret in it, and who compiles one need have none."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile every back end that can be, and print what came of it.
+
+    Raises:
+        ConfigError: a problem in the file, or in a document.
+    """
+    file = config.load(arguments.config, placeholder=_SECRET)
+    for index, backend in enumerate(file.config.backends):
+        compile_with = kind_of(backend).compile_with()
+        if compile_with is not None:
+            print(compile_with(backend, file.origin.at("backends", index)))
+    return 0

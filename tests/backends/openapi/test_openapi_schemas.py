@@ -1,0 +1,164 @@
+"""Schemas of every dialect as JSON Schema 2020-12."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate.protocol.schemas import Schema
+from tests.support.openapi import Compiled, compiled, document, operation
+
+
+def converted(folder: Path, schema: Any, version: str = "3.0.3", /, **schemas: Any) -> dict[str, Any]:
+    """The schema of a query parameter, with what is in `$defs` beside it."""
+    paths = operation(parameters=[{"name": "q", "in": "query", "schema": schema}])
+    one = Compiled(compiled(folder, document(paths, version, components={"schemas": schemas})))
+    definitions = {"$defs": one.schema["$defs"]} if "$defs" in one.schema else {}
+    return {**one.schema["properties"]["q"], **definitions}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        ({"type": "string", "nullable": True, "enum": ["a"]}, {"type": ["string", "null"], "enum": ["a", None]}),
+        ({"anyOf": [{}], "nullable": True}, {"anyOf": [{"anyOf": [{}]}, {"type": "null"}]}),
+        ({"type": "integer", "minimum": 1, "exclusiveMinimum": True}, {"type": "integer", "exclusiveMinimum": 1}),
+        ({"type": "integer", "maximum": 9, "exclusiveMaximum": False}, {"type": "integer", "maximum": 9}),
+        ({"type": "string", "example": "x"}, {"type": "string", "examples": ["x"]}),
+        ({"type": "any", "required": True, "x-internal": 1, "xml": {}}, {}),
+        ({"type": "string", "pattern": "(?!x"}, {"type": "string"}),
+        ({"type": "string", "enum": ["a", "a"]}, {"type": "string", "enum": ["a"]}),
+    ],
+)  # fmt: skip
+def test_what_3_0_has_words_of_its_own_for(tmp_path: Path, given: Any, expected: Any) -> None:
+    assert converted(tmp_path, given) == expected
+
+
+def test_3_1_is_2020_12_already(tmp_path: Path) -> None:
+    given = {
+        "type": ["object", "null"],
+        "properties": {"a": {"$ref": "#/components/schemas/A", "description": "mine"}},
+        "prefixItems": [{"const": 1}],
+        "exclusiveMinimum": 3,
+        "if": {"required": ["a"]},
+        "then": {"maxProperties": 2},
+        "dependentSchemas": {"a": {"minProperties": 1}},
+    }
+    found = converted(tmp_path, given, "3.1.0", A={"type": "string"})
+    moved = {"a": {"$ref": "#/$defs/A", "description": "mine"}}
+    assert found == {**given, "properties": moved, "$defs": {"A": {"type": "string"}}}
+
+
+def test_a_tool_carries_the_schemas_that_it_reaches_and_no_others(tmp_path: Path) -> None:
+    schemas: dict[str, Any] = {
+        "Node": {
+            "type": "object",
+            "properties": {"next": {"$ref": "#/components/schemas/Node"}, "l": {"$ref": "#/components/schemas/Leaf"}},
+        },
+        "Leaf": {"type": "integer"},
+        "Other": {"type": "string"},
+    }
+    found = converted(tmp_path, {"$ref": "#/components/schemas/Node"}, "3.0.3", **schemas)
+    assert sorted(found["$defs"]) == ["Leaf", "Node"]
+    compiled_schema = Schema.compile(found)
+    assert compiled_schema.is_valid({"next": {"next": {"l": 1}}})
+    assert not compiled_schema.is_valid({"next": {"next": {"l": "x"}}})
+
+
+def test_read_only_members_are_not_asked_for(tmp_path: Path) -> None:
+    schemas: dict[str, Any] = {
+        "Id": {"type": "string", "readOnly": True},
+        "A": {
+            "type": "object",
+            "required": ["id", "uid", "name"],
+            "properties": {
+                "id": {"type": "string", "readOnly": True},
+                "uid": {"$ref": "#/components/schemas/Id"},
+                "name": {"writeOnly": True},
+            },
+        },
+    }
+    found = converted(tmp_path, {"$ref": "#/components/schemas/A"}, "3.0.3", **schemas)
+    assert found["$defs"]["A"] == {"type": "object", "required": ["name"], "properties": {"name": {}}}
+
+
+def test_a_mapping_of_a_discriminator_chooses_the_alternative(tmp_path: Path) -> None:
+    schemas: dict[str, Any] = {
+        name: {"type": "object", "properties": {"kind": {"type": "string"}}} for name in ("Cat", "Dog")
+    }
+    given = {
+        "oneOf": [{"$ref": "#/components/schemas/Cat"}, {"$ref": "#/components/schemas/Dog"}],
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/components/schemas/Cat", "dog": "Dog"}},
+    }
+    schema = Schema.compile(converted(tmp_path, given, "3.0.3", **schemas))
+    assert schema.is_valid({"kind": "cat"})
+    assert schema.is_valid({"kind": "dog"})
+    assert not schema.is_valid({"kind": "cow"})
+
+
+def test_examples_constants_and_members_called_ref_are_data(tmp_path: Path) -> None:
+    given = {
+        "type": "object",
+        "example": {"$ref": "#/nowhere"},
+        "default": {"$ref": "#/nowhere"},
+        "enum": [{"$ref": "#/nowhere"}],
+        "properties": {"$ref": {"type": "string"}, "example": {"type": "integer"}},
+    }
+    found = converted(tmp_path, given)
+    assert found == {
+        "type": "object",
+        "default": {"$ref": "#/nowhere"},
+        "enum": [{"$ref": "#/nowhere"}],
+        "properties": {"$ref": {"type": "string"}, "example": {"type": "integer"}},
+    }
+
+
+def test_ids_and_anchors_are_found(tmp_path: Path) -> None:
+    schemas: dict[str, Any] = {
+        "A": {"$id": "https://example.com/a", "type": "string"},
+        "B": {"$anchor": "b", "type": "integer"},
+    }
+    assert converted(tmp_path, {"$ref": "https://example.com/a"}, "3.1.0", **schemas)["$defs"] == {
+        "A": {"type": "string"}
+    }
+    assert converted(tmp_path, {"$ref": "#b"}, "3.1.0", **schemas)["$defs"] == {"B": {"type": "integer"}}
+
+
+def test_two_schemas_of_one_name_are_two(tmp_path: Path) -> None:
+    (tmp_path / "more.json").write_text('{"A": {"type": "integer"}}')
+    given = {"properties": {"a": {"$ref": "#/components/schemas/A"}, "b": {"$ref": "more.json#/A"}}}
+    found = converted(tmp_path, given, A={"type": "string"})
+    first, second = (found["properties"][name]["$ref"].removeprefix("#/$defs/") for name in "ab")
+    assert (found["$defs"][first], found["$defs"][second]) == ({"type": "string"}, {"type": "integer"})
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("#/components/schemas/Gone", "leads to nothing"),
+        ("#nowhere", "no such anchor"),
+        ("gone.json", "cannot be read|No such file"),
+    ],
+)
+def test_a_reference_to_nothing_leaves_its_operation_out_alone(tmp_path: Path, reference: str, reason: str) -> None:
+    bad = operation(parameters=[{"name": "q", "in": "query", "schema": {"$ref": reference}}])
+    index = compiled(tmp_path, document(bad | operation(path="/y", operationId="good")))
+    assert [row.name for row in index.rows] == ["good"]
+    [problem] = index.problems
+    assert problem.path == "/paths/~1x/get"
+    assert any(one in problem.message for one in reason.split("|"))
+
+
+def test_a_parameter_that_refers_to_itself_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
+    parameters = {"P": {"$ref": "#/components/parameters/Q"}, "Q": {"$ref": "#/components/parameters/P"}}
+    bad = operation(parameters=[{"$ref": "#/components/parameters/P"}])
+    described = document(bad | operation(path="/y", operationId="good"), components={"parameters": parameters})
+    assert "circle" in compiled(tmp_path, described).problems[0].message
+
+
+def test_a_schema_deeper_than_a_validator_goes_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text('{"items":' * 5_000 + "{}" + "}" * 5_000)
+    bad = operation(parameters=[{"name": "q", "in": "query", "schema": {"$ref": "deep.json"}}])
+    index = compiled(tmp_path, document(bad | operation(path="/y", operationId="good")))
+    assert "deep" in index.problems[0].message
