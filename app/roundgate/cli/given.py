@@ -160,20 +160,27 @@ class _Shape:
         if self.types(schema) - {"null"} != {"array"}:
             return None
         alternatives = [self._followed(one) for one in self._alternatives(schema)]
-        found = next((one["items"] for one in (schema, *alternatives) if "items" in one), {})
+        found: Any = next((one["items"] for one in (schema, *alternatives) if "items" in one), {})
         return self._followed(found)
 
-    def types(self, schema: _Schema, depth: int = 0) -> frozenset[str]:
-        """The JSON types that a schema admits; none if it does not say."""
-        named = schema.get("type")
-        if isinstance(named, str):
-            return frozenset({named}) & _ARTICLES.keys()
-        if isinstance(named, list):
-            return frozenset(one for one in named if isinstance(one, str)) & _ARTICLES.keys()
-        if depth == MAX_REFERENCES:
-            return frozenset()
-        found: list[frozenset[str]] = [self.types(self._followed(one), depth + 1) for one in self._alternatives(schema)]
-        return frozenset().union(*found) if all(found) else frozenset()
+    def types(self, schema: _Schema) -> frozenset[str]:
+        """The JSON types that a schema admits, by itself or by its alternatives; none if it does not say."""
+        found: set[str] = set()
+        seen: set[int] = set()
+        waiting = [schema]
+        while waiting:
+            one = self._followed(waiting.pop())
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            named = one.get("type")
+            alternatives = self._alternatives(one)
+            if not named and not alternatives:
+                return frozenset()
+            kinds = named if isinstance(named, list) else [named]
+            found.update(kind for kind in kinds if isinstance(kind, str))
+            waiting += alternatives
+        return frozenset(found) & _ARTICLES.keys()
 
     def _alternatives(self, schema: _Schema) -> list[Any]:
         return [one for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list) for one in schema[word]]
