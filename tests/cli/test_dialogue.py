@@ -96,7 +96,7 @@ async def test_nothing_is_opened_without_consent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) is None)
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.extend([url]) or True)
     assert await answer(visit("https://bank.example@evil.example/\u202e"), ENTER) is DECLINE
     assert not opened
     shown = capsys.readouterr().err
@@ -106,7 +106,7 @@ async def test_nothing_is_opened_without_consent(
 
 async def test_a_url_is_opened_with_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) is None)
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.extend([url]) or True)
     assert await answer(visit(), "\x1b[A" * 2 + ENTER) is True
     assert opened == ["https://bank.example/pay?x=1"]
 
