@@ -1,4 +1,4 @@
-"""How a turn ends: what is written to the task, and the message that has it taken up again.
+"""How a turn ends: what is written to the task, and the message that makes a worker claim it again.
 
 | turn | the row | attempts | blame |
 |---|---|---|---|
@@ -77,7 +77,7 @@ class Endings:
         self._config = config
 
     async def commit(self, checkpointer: Checkpointer, tool: str, outcome: Outcome) -> Turn:
-        """What the outcome of a handler makes of its task.
+        """Write what the outcome of the handler means for its task.
 
         Raises:
             WorkerFault, LeaseLost, Unavailable
@@ -116,7 +116,7 @@ class Endings:
         )
 
     async def release(self, checkpointer: Checkpointer, wake_ms: int) -> None:
-        """Let go, and have the task taken up again at its time.
+        """Free the task, and have it claimed again at `wake_ms` (milliseconds since the epoch).
 
         Raises:
             LeaseLost, Unavailable
@@ -127,12 +127,12 @@ class Endings:
         await self._wake(checkpointer.ref, delay_ms)
 
     async def stopped(self, checkpointer: Checkpointer) -> None:
-        """The process is stopping: another one shall not have to wait for our lease to run out."""
+        """Free the task because this process stops, so that nobody has to wait until its lease is over."""
         checkpointer.hurry()
         await self._quietly(checkpointer.ref, lambda: self.release(checkpointer, 0))
 
     async def crashed(self, checkpointer: Checkpointer) -> None:
-        """Something ends the whole process, or harms all that it runs: each of them may have been the cause."""
+        """Free the task as a suspect: the process is ending, and any task that it runs may be the cause."""
         now_ms, ref, fence = self._clock.now_ms(), checkpointer.ref, checkpointer.lease.fence
 
         async def let_go() -> None:
@@ -148,7 +148,7 @@ class Endings:
             log.warning("a task could not be let go of", extra={"fields": {"task": ref.id, "error": str(error)}})
 
     async def decline(self, claimed: Claimed, needs: NotServedHere) -> Turn:
-        """Leave it to a worker that can serve it, if one comes in time.
+        """Free the task for a worker that can run it; fail it once none has come for `tasks.unserved_s`.
 
         Raises:
             LeaseLost, Unavailable
@@ -177,7 +177,7 @@ class Endings:
         return Turn.DECLINED
 
     async def retry_or_fail(self, claimed: Claimed, error: Exception) -> Turn:
-        """After a fault of ours.
+        """After a fault of the gateway: try again after a pause, or fail the task after `tasks.max_attempts`.
 
         Raises:
             LeaseLost, Unavailable
@@ -213,7 +213,9 @@ class Endings:
         return Turn.GIVEN_UP
 
     def _next(self, wake_ms: int) -> tuple[int, int | None]:
-        """When the sweep should look at a task that is to go on at a time, and the delay of its message, if any."""
+        """For a task that goes on at `wake_ms`: when a sweep should look at it, and the delay of its message in
+        milliseconds, or `None` if it is too long for a message.
+        """
         now_ms = self._clock.now_ms()
         delay_ms = max(0, wake_ms - now_ms)
         if delay_ms > MAX_MESSAGE_DELAY_MS:

@@ -8,6 +8,7 @@ from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.storage.dynamodb.root_items import SHARDS as SHARDS
+    from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSessions
     from roundgate.storage.dynamodb.table import BATCH as BATCH
     from roundgate.storage.dynamodb.table import CONFIG as CONFIG
     from roundgate.storage.dynamodb.table import DynamoDbOnce as DynamoDbOnce
@@ -19,6 +20,7 @@ else:
         __name__,
         {
             ".root_items": "SHARDS",
+            ".sessions": "DynamoDbSessions",
             ".table": "BATCH CONFIG DynamoDbOnce Table create_table",
             ".tasks": "DynamoDbTasks",
         },
