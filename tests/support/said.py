@@ -88,7 +88,7 @@ class Module:
     def _given(self, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
         """What callers in this file give for a parameter."""
         parameters = [one.arg for one in function.args.args if one.arg != "self"]
-        if name in parameters:
+        if name in parameters and function.name != "__init__":
             for called, call in self.calls():
                 if called == function.name:
                     yield from call.args[parameters.index(name) :][:1]
