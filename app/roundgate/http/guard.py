@@ -20,6 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
+from roundgate.http import early
 from roundgate.http.exchange import headers_of
 from roundgate.http.responder import Responder
 from roundgate.protocol.header_lines import Headers
@@ -55,7 +56,13 @@ class Guard:
     ) -> None:
         self._app = app
         # for browsers alone, and for allowed origins alone: the check has refused every other by then
-        self._cors = CORSMiddleware(app, allow_origins=["*"], allow_methods=["POST"], allow_headers=["*"])
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=["*"],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["WWW-Authenticate", "Mcp-Session-Id"],
+        )
         self._hosts = frozenset(host.lower() for host in hosts)
         # a name that `*` alone lets pass may be anybody's: pages from there are not from here
         self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
@@ -71,8 +78,12 @@ class Guard:
         is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
         if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
             log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
-            return Responder(send).error(TransportError(403, refusal), None, NEWEST)
+            return self._refuse(refusal, scope, receive, send)
         return (self._app if origin is None else self._cors)(scope, receive, send)
+
+    async def _refuse(self, refusal: str, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = await early.read_id(scope["method"], headers_of(scope), receive)
+        await Responder(send).error(TransportError(403, refusal), request_id, NEWEST)
 
     def _refusal(self, headers: Headers, server: Any) -> str | None:
         if self._loopback_only and not _is_loopback(server):
