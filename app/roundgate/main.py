@@ -207,11 +207,11 @@ class _Gateway:
         for name in snapshot.catalog.lists_that_differ(before):
             self.core.hub.publish(notifications.LIST_CHANGED[name])
 
-    def _stop_soon(self) -> None:
+    def _request_stop(self) -> None:
         self.core.hub.close()
         self._questions.close()
         if self._pool is not None:
-            self._pool.stop_soon()
+            self._pool.request_stop()
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -223,7 +223,7 @@ class _Gateway:
             stack.push_async_callback(self._stop_pool)
             if self._pool is not None:
                 self._pool.start()
-            stack.enter_context(on_stop_signal(loop, self._stop_soon))
+            stack.enter_context(on_stop_signal(loop, self._request_stop))
             stack.enter_context(telling_of_stalls(loop))
             await stack.enter_async_context(self._reloader.running())
             yield

@@ -200,8 +200,69 @@ def run_profile(
     ]
 
 
-def report(profile: Profile, outcomes: list[Outcome], *, every_check: bool) -> None:
-    print(f"\nprofile {profile.name}: {' '.join(f'{k}={v}' for k, v in profile.environment.items()) or 'as it comes'}")
+CLIENT_COMMAND = f"{sys.executable} -m tests.conformance.client"
+CLIENT_REVISIONS = ("2026-07-28", "2025-11-25")
+# Of the older handshake, which the scenario looks for as well.
+CLIENT_SKIPS = MappingProxyType({"http-standard-headers": 2})
+CLIENT_SCENARIO_MS = 120_000  # a scenario takes a second or two; the machine may be busy
+
+
+def client_scenarios(revision: str) -> list[str]:
+    """Every client scenario that the suite runs for a revision, scored or not."""
+    required = yaml.safe_load((SUITE / f"requirements/{revision}.yaml").read_text())
+    return [*required["client"], *(one["scenario"] for one in required["not_scored"] if one["leg"] == "client")]
+
+
+def run_client_profile(revision: str, chosen: str | None) -> list[Outcome]:
+    """`roundgate.client` against the suite's servers, in one revision.
+
+    The suite runs all scenarios at once, and some of them take the time: what fails like that is run again alone.
+    """
+    results = CACHE / f"results/client-{revision}"
+    shutil.rmtree(results, ignore_errors=True)
+    wanted = [one for one in client_scenarios(revision) if chosen in (None, one)]
+    if chosen is None:
+        run_client_suite(["--requirements", revision], results / "all")
+    outcomes = []
+    for scenario in wanted:
+        outcome = judge_client(scenario, results / "all")
+        if outcome.verdict.is_fatal:
+            alone = results / "alone" / scenario.replace("/", "-")
+            status = run_client_suite(["--scenario", scenario, "--spec-version", revision, "--force"], alone)
+            outcome = judge_client(scenario, alone)
+            if status and not outcome.verdict.is_fatal:  # a client that fails where it must not
+                outcome = Outcome(scenario, outcome.checks, Verdict.FAILED, f"the suite says so: {alone}/suite.log")
+        outcomes.append(outcome)
+    return outcomes
+
+
+def judge_client(scenario: str, results: Path) -> Outcome:
+    return judge(scenario, client_checks(scenario, results), None, CLIENT_SKIPS.get(scenario, 0))
+
+
+def run_client_suite(which: list[str], results: Path) -> int:
+    results.mkdir(parents=True)
+    command = [str(ROOT / ".cache/node/node"), str(SUITE / "dist/index.js"), "client", "--command", CLIENT_COMMAND]
+    command += ["--timeout", str(CLIENT_SCENARIO_MS), "--output-dir", str(results), *which]
+    with (results / "suite.log").open("wb") as sink:
+        try:
+            done = subprocess.run(command, cwd=ROOT, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"The suite was stopped after {SUITE_RUN_S} s; what it had not reached counts as failed.")
+            return 1
+    return done.returncode
+
+
+def client_checks(scenario: str, results: Path) -> list[Check]:
+    return [
+        Check(row["id"], Status(row["status"]), row.get("errorMessage") or "")
+        for path in results.glob(f"{scenario}-[0-9][0-9][0-9][0-9]-*/checks.json")
+        for row in json.loads(path.read_text())
+    ]
+
+
+def report(title: str, outcomes: list[Outcome], *, every_check: bool) -> None:
+    print(f"\n{title}")
     print(table(outcomes), flush=True)
     for outcome in outcomes:
         if every_check or outcome.verdict is Verdict.FAILED:
@@ -224,8 +285,10 @@ def main() -> int:
         return 0
     profiles = (BEHIND_API_GATEWAY,) if arguments.stack else (*PROFILES, *OLDER)
     scenarios = {revision: scenarios_of(revision) for revision in {profile.revision for profile in profiles}}
-    if chosen and not any(chosen in of_revision for of_revision in scenarios.values()):
-        parser.error(f"no scenario {chosen!r}; there are: {', '.join(sorted(set().union(*scenarios.values())))}")
+    of_clients = {} if arguments.stack else {one: client_scenarios(one) for one in CLIENT_REVISIONS}
+    known_names = sorted(set().union(*scenarios.values(), *of_clients.values()))
+    if chosen and chosen not in known_names:
+        parser.error(f"no scenario {chosen!r}; there are: {', '.join(known_names)}")
     for number in (signal.SIGTERM, signal.SIGHUP):  # leave by the `finally` that stops the server
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
@@ -241,8 +304,15 @@ def main() -> int:
             continue
         expected = expected_in("expected-failures-older.yaml" if profile in OLDER else "expected-failures.yaml")
         of_profile = run_profile(profile, scenarios[profile.revision], chosen, expected)
-        report(profile, of_profile, every_check=bool(chosen))
+        differs = " ".join(f"{name}={value}" for name, value in profile.environment.items())
+        title = f"profile {profile.name}, {profile.revision}: {differs or 'as it comes'}"
+        report(title, of_profile, every_check=bool(chosen))
         outcomes += of_profile
+    for revision, names in of_clients.items():
+        if chosen in (None, *names):
+            of_client = run_client_profile(revision, chosen)
+            report(f"the client, in revision {revision}", of_client, every_check=bool(chosen))
+            outcomes += of_client
     print(f"\n{closing_line(outcomes)}")
     return int(any(outcome.verdict.is_fatal for outcome in outcomes))
 

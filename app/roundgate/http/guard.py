@@ -23,6 +23,7 @@ from roundgate.errors import TransportError
 from roundgate.http import early
 from roundgate.http.exchange import headers_of
 from roundgate.http.responder import Responder
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.revisions import NEWEST
 
 log = logging.getLogger("roundgate.request")
@@ -30,6 +31,7 @@ log = logging.getLogger("roundgate.request")
 HEALTH: Final = "/healthz"
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
+_ONCE: Final = frozenset({b"host", b"origin"})
 _USUAL: Final = ("127.0.0.1", "::1")
 _EXPOSED: Final = (
     "There is no authentication, so the gateway serves this machine alone: configure auth, or set"
@@ -74,7 +76,7 @@ class Guard:
         headers = headers_of(scope)
         origin = headers.get(b"origin")
         is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
-        if not is_probe and (refusal := self._refusal(headers.get(b"host", b""), origin, scope.get("server"))):
+        if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
             log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
             return self._refuse(refusal, scope, receive, send)
         return (self._app if origin is None else self._cors)(scope, receive, send)
@@ -83,9 +85,12 @@ class Guard:
         request_id = await early.read_id(scope["method"], headers_of(scope), receive)
         await Responder(send).error(TransportError(403, refusal), request_id, NEWEST)
 
-    def _refusal(self, host: bytes, origin: bytes | None, server: Any) -> str | None:
+    def _refusal(self, headers: Headers, server: Any) -> str | None:
         if self._loopback_only and not _is_loopback(server):
             return _EXPOSED
+        if not _ONCE.isdisjoint(headers.repeated):  # who is in front of us, or behind, might look at the other one
+            return "Host and Origin may be sent once"
+        host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host not in self._known_hosts:
             if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
                 return f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set GATEWAY_PUBLIC_URL"

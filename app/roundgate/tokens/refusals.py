@@ -1,4 +1,4 @@
-"""What the log is told of states that were not taken: one line per caller and minute, however many are sent.
+"""What is logged of states that were refused: one line per caller and minute, however many are sent.
 
 Everybody may send as many states as they like; without a bound each would be a line, and the log's disk the limit.
 """
@@ -34,7 +34,7 @@ class Refusals:
     _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
-        """Write down a refusal, unless this caller had one within the last minute; `at_ms` is monotonic."""
+        """Log a refusal, unless this caller had one within the last minute; `at_ms` is monotonic."""
         caller = digest([owner.issuer, owner.subject, owner.client_id])
         before = self._told.get(caller)
         if before is not None and at_ms - before.at_ms < EVERY_MS:
