@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.errors import CallTimeout, MissingCapability, Refused, ToolError
-from roundgate.replay.branches import Suspend
+from roundgate.errors import CallTimeout, MissingCapability, Refused, Suspend, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Form, Roots, Sample, Url
 from tests.support.replay import (

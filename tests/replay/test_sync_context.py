@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from roundgate.errors import CallTimeout, MissingCapability, Refused, ToolError
+from roundgate.errors import CallTimeout, MissingCapability, Refused, StepFailed, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Form, Roots, Sample
-from roundgate.replay.steps import StepFailed
 from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import (

@@ -10,8 +10,9 @@ Names are imported when first used. What is not in `__all__` may change between 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.client.answers import Answers as Answers
@@ -44,37 +45,19 @@ if TYPE_CHECKING:
     from roundgate.client.types import ServerInfo as ServerInfo
     from roundgate.client.types import TaskState as TaskState
     from roundgate.client.types import Tool as Tool
-
-_HOMES = {
-    "answers": ("Answers", "by_schema", "defaults"),
-    "auth.base": ("Auth", "Bearer"),
-    "limits": ("Limits",),
-    "listening": ("Change",),
-    "questions": ("ACCEPT", "CANCEL", "DECLINE", "Kind", "Question"),
-    "session": ("Client",),
-    "task": ("Task", "handle_of", "split_handle"),
-    "transport": ("HttpRequest", "HttpResponse", "Transport"),
-    "types": (
-        "CallResult",
-        "Completion",
-        "Log",
-        "Progress",
-        "Prompt",
-        "PromptResult",
-        "ReadResult",
-        "Resource",
-        "ServerInfo",
-        "TaskState",
-        "Tool",
-    ),
-}
-_HOME_OF = {name: f"roundgate.client.{module}" for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'roundgate.client' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".answers": "Answers by_schema defaults",
+            ".auth.base": "Auth Bearer",
+            ".limits": "Limits",
+            ".listening": "Change",
+            ".questions": "ACCEPT CANCEL DECLINE Kind Question",
+            ".session": "Client",
+            ".task": "Task handle_of split_handle",
+            ".transport": "HttpRequest HttpResponse Transport",
+            ".types": "CallResult Completion Log Progress Prompt PromptResult ReadResult Resource "
+            "ServerInfo TaskState Tool",
+        },
+    )

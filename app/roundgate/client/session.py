@@ -17,7 +17,7 @@ from urllib.parse import urldefrag
 
 from roundgate.carrier import carrier
 from roundgate.client.answers import Answers, AnswersLike, answer_all
-from roundgate.client.auth.base import Auth
+from roundgate.client.auth import Auth
 from roundgate.client.cache import Cache
 from roundgate.client.flows import (
     VERSIONS,
@@ -34,7 +34,7 @@ from roundgate.client.flows import (
     negotiate,
 )
 from roundgate.client.limits import Limits
-from roundgate.client.link import Link, Listener, Observer, SessionOver
+from roundgate.client.link import Link, Listener, Observer
 from roundgate.client.listening import Subscription
 from roundgate.client.questions import Question
 from roundgate.client.task import Task, split_handle
@@ -54,7 +54,7 @@ from roundgate.client.types import (
     Tool,
 )
 from roundgate.clock import Clock
-from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, WrongHandle
+from roundgate.errors import BadAnswer, ClientError, RpcError, SessionOver, TimedOut, WrongHandle
 from roundgate.protocol.v2026_07_28.headers import encode_value
 
 if TYPE_CHECKING:
@@ -559,7 +559,7 @@ def _transport(http: httpx.AsyncClient | None, limits: Limits, tls: ssl.SSLConte
 def _auth(given: Auth | str | None) -> Auth | None:
     if not isinstance(given, str):
         return given
-    from roundgate.client.auth.base import Bearer
+    from roundgate.client.auth import Bearer
 
     return Bearer(given)
 

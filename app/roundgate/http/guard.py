@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from roundgate.errors import TransportError
 from roundgate.http.exchange import headers_of
 from roundgate.http.responder import Responder
-from roundgate.protocol.revisions import NEWEST
+from roundgate.protocol import NEWEST
 
 log = logging.getLogger("roundgate.request")
 

@@ -20,12 +20,10 @@ from typing import Any, Final, NoReturn, TypeVar, overload
 
 from pydantic import BaseModel
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
-from roundgate.protocol import notifications
-from roundgate.protocol.content import PromptMessage, without_none
-from roundgate.protocol.inbound import LOG_LEVELS
+from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
 from roundgate.replay import asking, stepping, waiting
 from roundgate.replay.branches import inside
 from roundgate.replay.call import Call

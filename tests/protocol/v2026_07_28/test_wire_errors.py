@@ -165,8 +165,9 @@ def test_only_the_codes_of_the_revision_are_in_the_table() -> None:
     assert {row.code for row in TABLE.values()} == wire.ALLOWED_CODES
 
 
-def test_no_status_invites_a_proxy_to_retry_or_a_client_to_log_in() -> None:
-    assert {row.status for row in TABLE.values()} == {200, 400, 404}
+def test_no_status_but_that_of_not_now_invites_a_proxy_to_retry_and_none_a_client_to_log_in() -> None:
+    assert {row.status for error, row in TABLE.items() if error is not Unavailable} == {200, 400, 404}
+    assert TABLE[Unavailable].status == 503
 
 
 @pytest.mark.parametrize("status", [403, 405, 406, 413, 415])
