@@ -33,18 +33,21 @@ from roundgate.http import (
     Guard,
     HeadMiddleware,
     McpEndpoint,
+    OlderEndpoint,
     ProtectedResource,
+    Questions,
+    SessionCalls,
     default_hosts,
     on_stop_signal,
     public_origins,
     telling_of_stalls,
 )
-from roundgate.methods import CurrentMethods, Methods, Once, Rounds, Use, makes_tasks, server_info
-from roundgate.protocol import NEWEST, notifications
+from roundgate.methods import CurrentMethods, Methods, Once, Rounds, Sessions, Use, makes_tasks, server_info
+from roundgate.protocol import NEWEST, WITH_SESSIONS, ResultFormat, notifications
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core
 from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
-from roundgate.tokens import Key, KeyRing, StateSealer, TaskIds, keys
+from roundgate.tokens import Key, KeyRing, SessionSealer, StateSealer, StreamIds, TaskIds, keys
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
@@ -83,7 +86,7 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_middleware(file.config, using, gateway.methods, resource, clock),
+        middleware=_middleware(gateway, using, resource, clock),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
@@ -103,17 +106,59 @@ class _Gateway:
         self._clock = clock
         self._owns_process = owns_process
         stores, tasks = core.stores, file.config.tasks
-        sealer = make_sealer(file.config, using, clock)
+        ring = make_ring(file.config, using, clock)
+        sealer = make_sealer(file.config, ring, clock)
         self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
         self._once = Once(stores.once, sealer, clock)
         self._watch = Watch(tasks.poll_interval_ms / 1000)
         own_tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
         self._tasks = NamedTasks(own_tasks, TaskIds(sealer.ring), core.serving, clock, tasks)
         self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
+        self._older_methods = {
+            version: CurrentMethods(*self._serves(file.config, core.serving.now, results))
+            for version, results in WITH_SESSIONS.items()
+        }
+        self.older = self._make_older(ring)
         self._reloader = Reloader(file, core.serving, core.modules, self._swap, watches=using.reload)
         self._pool = self._make_pool()
 
-    def _serves(self, config: GatewayConfig, snapshot: Snapshot) -> tuple[Methods, Use]:
+    def _make_older(self, ring: KeyRing) -> OlderEndpoint:
+        """The endpoint for clients with sessions."""
+        store, http, sessions = self.core.stores.sessions, self.config.http, self.config.sessions
+        self._questions = Questions(
+            store,
+            StreamIds(ring),
+            self._clock,
+            max_open=http.max_streams,
+            max_per_caller=http.max_streams_per_caller,
+        )
+        states = Sessions(store, self._clock)
+        calls = SessionCalls(
+            self._older_methods,
+            states,
+            self._questions,
+            store,
+            tracing.set_up(),
+            self._clock,
+            answer_timeout_s=sessions.answer_timeout_s,
+            keep_alive_s=http.keep_alive_s,
+        )
+        return OlderEndpoint(
+            self._older_methods,
+            calls,
+            SessionSealer(ring, self._clock, sessions.lifetime_s),
+            states,
+            self.core.hub,
+            lambda: self.config.server,
+            self._clock,
+            streams=self._using.streams,
+            keep_alive_s=http.keep_alive_s,
+            answer_timeout_s=sessions.answer_timeout_s,
+        )
+
+    def _serves(
+        self, config: GatewayConfig, snapshot: Snapshot, results: ResultFormat | None = None
+    ) -> tuple[Methods, Use]:
         made = Methods(
             config,
             snapshot.catalog,
@@ -123,7 +168,7 @@ class _Gateway:
             self._tasks,
             self._watch,
             self._clock,
-            NEWEST.result_format(server_info(config.server)),
+            results or NEWEST.result_format(server_info(config.server)),
             streams=self._using.streams,
         )
         return made, snapshot.use
@@ -140,6 +185,8 @@ class _Gateway:
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
         self.methods.swap(*serves)
+        for version, methods in self._older_methods.items():
+            methods.swap(*self._serves(config, snapshot, WITH_SESSIONS[version]))
         self.config = config
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
@@ -151,6 +198,7 @@ class _Gateway:
 
     def _request_stop(self) -> None:
         self.core.hub.close()
+        self._questions.close()
         if self._pool is not None:
             self._pool.request_stop()
 
@@ -174,13 +222,17 @@ class _Gateway:
             await self._pool.stop()
 
 
-def make_sealer(config: GatewayConfig, using: Settings, clock: Clock) -> StateSealer:
-    """What seals `requestState`, with the keys from wherever the settings say.
+def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
+    """The keys from wherever the settings say, for all that leaves the house sealed.
 
     Raises:
         ConfigError: there are no keys, or unusable ones.
     """
-    ring = KeyRing(_state_keys(using, clock), config.state.audience)
+    return KeyRing(_state_keys(using, clock), config.state.audience)
+
+
+def make_sealer(config: GatewayConfig, ring: KeyRing, clock: Clock) -> StateSealer:
+    """What seals `requestState`."""
     return StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
 
 
@@ -241,10 +293,10 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
 
 
 def _middleware(
-    config: GatewayConfig, using: Settings, methods: CurrentMethods, resource: ProtectedResource | None, clock: Clock
+    gateway: _Gateway, using: Settings, resource: ProtectedResource | None, clock: Clock
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
-    http = config.http
+    http = gateway.config.http
     hosts = default_hosts(using.public_url, using.on_lambda) if http.allowed_hosts is None else http.allowed_hosts
     own = http.allowed_origins is None
     origins = public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
@@ -268,7 +320,8 @@ def _middleware(
         ),
         Middleware(
             McpEndpoint,
-            methods=methods,
+            methods=gateway.methods,
+            older=gateway.older,
             tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
             budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),

@@ -15,7 +15,7 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, Settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Hub
-from roundgate.storage import OnceStore, TaskQueue, TaskStore
+from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 from roundgate.tasks import Children, Pool, Sweep, Worker, child_command, watchdog_of
 from roundgate.watchdog import Watchdog
 
@@ -30,6 +30,7 @@ class Stores:
     once: OnceStore
     tasks: TaskStore
     queue: TaskQueue
+    sessions: SessionStore
     prepares: Sequence[Callable[[], None]] = ()
     again: Callable[[], TaskStore] | None = None
     """Makes another object on the same tasks, for another event loop."""
@@ -100,6 +101,7 @@ class Core:
         """Let go of all connections."""
         await self.serving.aclose()
         await self.stores.queue.aclose()
+        await self.stores.sessions.aclose()
         await self.stores.tasks.aclose()
         await self.stores.once.aclose()
 
@@ -131,18 +133,22 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
     once: OnceStore
     tasks: TaskStore
+    sessions: SessionStore
     prepares: list[Callable[[], None]] = []
     if using.dynamodb_table is not None:
-        from roundgate.storage.dynamodb import CONFIG, DynamoDbOnce, DynamoDbTasks, Table
+        from roundgate.storage.dynamodb import DynamoDbSessions, DynamoDbTasks
+        from roundgate.storage.dynamodb import table as dynamodb
 
-        table = Table(using.dynamodb_table, lambda: aws.client("dynamodb", **CONFIG), clock)
-        once, tasks = DynamoDbOnce(table), DynamoDbTasks(table, shards)
+        table = dynamodb.Table(using.dynamodb_table, lambda: aws.client("dynamodb", **dynamodb.CONFIG), clock)
+        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
+        sessions = DynamoDbSessions(table, clock)
         prepares.append(table.prepare)
     else:
-        from roundgate.storage.sqlite import Database, SqliteOnce, SqliteTasks
+        from roundgate.storage.sqlite import Database, SqliteOnce, SqliteSessions, SqliteTasks
 
         database = Database(using.sqlite_path)
         once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
+        sessions = SqliteSessions(database, clock)
     queue: TaskQueue
     if using.sqs_url is not None:
         from roundgate.storage import sqs
@@ -157,7 +163,13 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         # a message that the machine's death takes with it is one that the sweep replaces
         queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
     return Stores(
-        once, tasks, queue, prepares, again=lambda: make_stores(using, clock).tasks, clock_skew_s=_skew_s(using)
+        once,
+        tasks,
+        queue,
+        sessions,
+        prepares,
+        again=lambda: make_stores(using, clock).tasks,
+        clock_skew_s=_skew_s(using),
     )
 
 

@@ -15,12 +15,22 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
+    from roundgate.client.answers import Answerer as Answerer
     from roundgate.client.answers import Answers as Answers
     from roundgate.client.answers import by_schema as by_schema
     from roundgate.client.answers import defaults as defaults
     from roundgate.client.auth.base import Auth as Auth
     from roundgate.client.auth.base import Bearer as Bearer
+    from roundgate.client.elicitation import InputRequest as InputRequest
+    from roundgate.client.elicitation import InputRequiredResult as InputRequiredResult
+    from roundgate.client.elicitation import InputResponse as InputResponse
+    from roundgate.client.elicitation import build_retry_params as build_retry_params
+    from roundgate.client.elicitation import collect_responses as collect_responses
+    from roundgate.client.elicitation import recognize_input_required as recognize_input_required
+    from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
+    from roundgate.client.flows import VERSIONS as VERSIONS
     from roundgate.client.limits import Limits as Limits
+    from roundgate.client.link import Observer as Observer
     from roundgate.client.listening import Change as Change
     from roundgate.client.questions import ACCEPT as ACCEPT
     from roundgate.client.questions import CANCEL as CANCEL
@@ -49,9 +59,13 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".answers": "Answers by_schema defaults",
+            ".answers": "Answerer Answers by_schema defaults",
             ".auth.base": "Auth Bearer",
+            ".elicitation": "InputRequest InputRequiredResult InputResponse build_retry_params "
+            "collect_responses recognize_input_required run_elicitation_chain",
+            ".flows": "VERSIONS",
             ".limits": "Limits",
+            ".link": "Observer",
             ".listening": "Change",
             ".questions": "ACCEPT CANCEL DECLINE Kind Question",
             ".session": "Client",

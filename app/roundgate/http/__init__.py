@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from roundgate.http.head import HeadMiddleware as HeadMiddleware
     from roundgate.http.hosting import Hosting as Hosting
     from roundgate.http.limits import BodyBudget as BodyBudget
+    from roundgate.http.older import OlderEndpoint as OlderEndpoint
+    from roundgate.http.questions import Questions as Questions
     from roundgate.http.responder import GRACE_S as GRACE_S
+    from roundgate.http.session_calls import SessionCalls as SessionCalls
     from roundgate.http.shutdown import on_stop_signal as on_stop_signal
     from roundgate.http.stalls import telling_of_stalls as telling_of_stalls
 else:
@@ -34,7 +37,10 @@ else:
             ".head": "HeadMiddleware",
             ".hosting": "Hosting",
             ".limits": "BodyBudget",
+            ".older": "OlderEndpoint",
+            ".questions": "Questions",
             ".responder": "GRACE_S",
+            ".session_calls": "SessionCalls",
             ".shutdown": "on_stop_signal",
             ".stalls": "telling_of_stalls",
         },

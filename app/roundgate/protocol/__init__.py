@@ -11,7 +11,9 @@ from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.protocol import jsonrpc as jsonrpc
+    from roundgate.protocol import messages as messages
     from roundgate.protocol import notifications as notifications
+    from roundgate.protocol import opening as opening
     from roundgate.protocol import params as params
     from roundgate.protocol import sse as sse
     from roundgate.protocol import tasks as tasks
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     from roundgate.protocol.jsonrpc import RequestId as RequestId
     from roundgate.protocol.legible import visible as visible
     from roundgate.protocol.legible import visible_json as visible_json
+    from roundgate.protocol.messages import Response as Response
+    from roundgate.protocol.notifications import RESOURCE_UPDATED as RESOURCE_UPDATED
+    from roundgate.protocol.opening import SESSION_HEADER as SESSION_HEADER
+    from roundgate.protocol.opening import VERSION_HEADER as VERSION_HEADER
     from roundgate.protocol.pages import Page as Page
     from roundgate.protocol.pages import Pages as Pages
     from roundgate.protocol.params import CallToolParams as CallToolParams
@@ -56,11 +62,14 @@ if TYPE_CHECKING:
     from roundgate.protocol.params import SubscriptionFilter as SubscriptionFilter
     from roundgate.protocol.params import TaskParams as TaskParams
     from roundgate.protocol.params import UpdateTaskParams as UpdateTaskParams
+    from roundgate.protocol.params import Uri as Uri
+    from roundgate.protocol.params import validate as validate
     from roundgate.protocol.revision import CacheHint as CacheHint
     from roundgate.protocol.revision import MirroredArgument as MirroredArgument
     from roundgate.protocol.revision import ResultFormat as ResultFormat
     from roundgate.protocol.revision import Revision as Revision
     from roundgate.protocol.revisions import NEWEST as NEWEST
+    from roundgate.protocol.revisions import WITH_SESSIONS as WITH_SESSIONS
     from roundgate.protocol.schemas import Schema as Schema
     from roundgate.protocol.tasks import EXTENSION as EXTENSION
     from roundgate.protocol.tasks import OPEN as OPEN
@@ -87,16 +96,19 @@ else:
             ".inbound": "Inbound LOG_LEVELS Meta",
             ".jsonrpc": "Notification Request RequestId",
             ".legible": "visible visible_json",
+            ".messages": "Response",
+            ".notifications": "RESOURCE_UPDATED",
+            ".opening": "SESSION_HEADER VERSION_HEADER",
             ".pages": "Page Pages",
             ".params": "CallToolParams CompleteParams GetPromptParams InputParams ListParams "
             "ListenParams Params PromptReference ReadResourceParams SubscriptionFilter "
-            "TaskParams UpdateTaskParams",
+            "TaskParams UpdateTaskParams Uri validate",
             ".revision": "CacheHint MirroredArgument ResultFormat Revision",
-            ".revisions": "NEWEST",
+            ".revisions": "NEWEST WITH_SESSIONS",
             ".schemas": "Schema",
             ".tasks": "EXTENSION Event OPEN REQUIRED Status TERMINAL TaskView detailed sources target to_wire",
             ".uri_template": "UriTemplate",
             ".versions": "SUPPORTED_VERSIONS",
         },
-        modules="jsonrpc notifications params sse tasks",
+        modules="jsonrpc messages notifications opening params sse tasks",
     )

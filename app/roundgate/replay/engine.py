@@ -170,9 +170,9 @@ def _suspended(run: Run) -> Suspended | Restarted | Failed:
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
     """The error of a TaskGroup: the first one if all are meant for the caller, else the group."""
     leaves = list(_leaves(group))
-    missing = [leaf.missing for leaf in leaves if isinstance(leaf, MissingCapability)]
+    missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):
-        return MissingCapability(str(leaves[0]), merged(missing))
+        return MissingCapability(missing[0].what_for, merged(leaf.missing for leaf in missing))
     if isinstance(leaves[0], GatewayError) and all(isinstance(leaf, GatewayError) for leaf in leaves):
         return leaves[0]
     return group if isinstance(group, Exception) else _caused_by(group, "branches of the handler failed")

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from roundgate.protocol import Schema, without_none
 
 _KEPT: Final = {
-    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "oneOf"),
+    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "enumNames", "oneOf"),
     "number": ("title", "description", "minimum", "maximum", "default"),
     "integer": ("title", "description", "minimum", "maximum", "default"),
     "boolean": ("title", "description", "default"),

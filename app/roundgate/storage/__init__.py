@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roundgate.storage.once import OnceStore as OnceStore
     from roundgate.storage.queue import Message as Message
     from roundgate.storage.queue import TaskQueue as TaskQueue
+    from roundgate.storage.sessions import SessionStore as SessionStore
     from roundgate.storage.tasks import NOTHING as NOTHING
     from roundgate.storage.tasks import Added as Added
     from roundgate.storage.tasks import Answered as Answered
@@ -34,6 +35,7 @@ else:
         {
             ".once": "OnceRecord OnceStore",
             ".queue": "Message TaskQueue",
+            ".sessions": "SessionStore",
             ".tasks": "Added Answered Claimed Lease Move NOTHING NewTask NotClaimed OpenTask "
             "TaskRecord TaskRef TaskStore",
         },

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from roundgate.tokens.request_state import StateSealer as StateSealer
     from roundgate.tokens.sealed import Key as Key
     from roundgate.tokens.sealed import KeyRing as KeyRing
+    from roundgate.tokens.session_ids import SessionFacts as SessionFacts
+    from roundgate.tokens.session_ids import SessionSealer as SessionSealer
+    from roundgate.tokens.stream_ids import QuestionId as QuestionId
+    from roundgate.tokens.stream_ids import StreamIds as StreamIds
     from roundgate.tokens.task_ids import TaskIds as TaskIds
     from roundgate.tokens.task_ids import TaskPlace as TaskPlace
 else:
@@ -25,6 +29,8 @@ else:
         {
             ".request_state": "Binding FixedTask Opened StateSealer",
             ".sealed": "Key KeyRing",
+            ".session_ids": "SessionFacts SessionSealer",
+            ".stream_ids": "QuestionId StreamIds",
             ".task_ids": "TaskIds TaskPlace",
         },
         modules="keys",

@@ -28,8 +28,9 @@ class _Told:
 
 @dataclass(slots=True)
 class Refusals:
-    """The callers that were refused lately."""
+    """Who was refused of late; `event` is what the log calls it."""
 
+    event: str = "requestState refused"
     _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
@@ -45,4 +46,4 @@ class Refusals:
         if len(self._told) > MAX_CALLERS:
             self._told.popitem(last=False)
         fields = {"reason": reason, "subject": owner.subject[:200], **untold}
-        log.warning("requestState refused", extra={"fields": fields})
+        log.warning(self.event, extra={"fields": fields})

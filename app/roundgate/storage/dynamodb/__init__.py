@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
+    from roundgate.storage.dynamodb import table as table
     from roundgate.storage.dynamodb.heads import SHARDS as SHARDS
+    from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSessions
     from roundgate.storage.dynamodb.table import BATCH as BATCH
     from roundgate.storage.dynamodb.table import CONFIG as CONFIG
     from roundgate.storage.dynamodb.table import DynamoDbOnce as DynamoDbOnce
@@ -19,7 +21,9 @@ else:
         __name__,
         {
             ".heads": "SHARDS",
+            ".sessions": "DynamoDbSessions",
             ".table": "BATCH CONFIG DynamoDbOnce Table create_table",
             ".tasks": "DynamoDbTasks",
         },
+        modules="table",
     )

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from roundgate.storage.sqlite.database import Database as Database
     from roundgate.storage.sqlite.database import SqliteOnce as SqliteOnce
     from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
+    from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
     from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
 else:
     __getattr__, __all__ = face(
@@ -17,6 +18,7 @@ else:
         {
             ".database": "Database SqliteOnce",
             ".queue": "SqliteQueue",
+            ".sessions": "SqliteSessions",
             ".tasks": "SqliteTasks",
         },
     )
