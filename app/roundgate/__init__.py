@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from roundgate.backends.declare import resource as resource
     from roundgate.backends.declare import tool as tool
     from roundgate.clock import Deadline as Deadline
+    from roundgate.errors import Declined as Declined
     from roundgate.errors import InvalidParams as InvalidParams
     from roundgate.errors import NotJson as NotJson
     from roundgate.errors import OutcomeUnknown as OutcomeUnknown
-    from roundgate.errors import Refused as Refused
     from roundgate.errors import ResourceNotFound as ResourceNotFound
     from roundgate.errors import StepFailed as StepFailed
     from roundgate.errors import StepTimeout as StepTimeout
@@ -58,7 +58,8 @@ else:
             ".auth.principal": "Principal",
             ".backends.declare": "prompt resource tool",
             ".clock": "Deadline",
-            ".errors": "InvalidParams NotJson OutcomeUnknown Refused ResourceNotFound StepFailed StepTimeout ToolError",
+            ".errors": "Declined InvalidParams NotJson OutcomeUnknown ResourceNotFound StepFailed StepTimeout "
+            "ToolError",
             ".protocol.content": "Annotations AudioContent BlobResourceContents Completion EmbeddedResource Icon "
             "ImageContent PromptMessage ResourceLink TextContent TextResourceContents "
             "ToolResult",

@@ -27,7 +27,7 @@ Standard library only; the bottom of every import chain.
     │   │   ├── CallTimeout               the call outlived its deadline
     │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
     │   │   ├── TaskTimeout               a task took longer than a task may
-    │   │   └── Refused                   the user declined a question or dismissed it
+    │   │   └── Declined                  the user declined a question or dismissed it
     │   ├── NotJson                       a handler had something remembered that JSON cannot hold
     │   ├── NondeterminismError           a handler went another way than when what is remembered was
     │   ├── StateTooLarge                 a handler had more remembered than may travel
@@ -293,7 +293,7 @@ class TaskTimeout(ToolError):
     """A task took longer than a task may (`tasks.task_timeout_s`)."""
 
 
-class Refused(ToolError):
+class Declined(ToolError):
     """The user declined a question or dismissed it. Unless the handler catches it, it ends the call politely.
 
     `action` is "decline" or "cancel".
@@ -356,6 +356,10 @@ class ConfigError(GatewayError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+
+
+class UsageError(GatewayError):
+    """What was said on the command line, or in a file that it names, cannot be used."""
 
 
 class StepFailed(RoundgateError):
@@ -579,7 +583,3 @@ class TaskEnded(ClientError):
 
 class WrongHandle(ClientError):
     """A task's handle that is malformed, or belongs to another server than the one that this client talks to."""
-
-
-class UsageError(GatewayError):
-    """What was said on the command line, or in a file that it names, cannot be used."""

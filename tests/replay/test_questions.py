@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel, Field
 
-from roundgate.errors import Refused, UnfitAnswer
+from roundgate.errors import Declined, UnfitAnswer
 from roundgate.json import decode, encode
 from roundgate.protocol.content import ImageContent, PromptMessage
 from roundgate.replay.questions import Form, Question, Raw, Root, Roots, Sample, Url, digest_of
@@ -414,5 +414,5 @@ def test_a_raw_request_needs_what_the_question_of_its_shape_needs(question: Ques
 def test_a_refusal_is_an_answer_without_a_value(question: Question, action: str) -> None:
     answer = question.read("who", {"action": action})
     assert (answer.accepted, answer.action, answer.value) == (False, action, None)
-    with pytest.raises(Refused, match="'who'"):
+    with pytest.raises(Declined, match="'who'"):
         answer.get()

@@ -134,7 +134,7 @@ class Context:
             default: that answer; without one, `TimeoutError` is raised.
 
         Raises:
-            Refused: the user declined or dismissed it. Not catching it ends the call politely.
+            Declined: the user declined or dismissed it. Not catching it ends the call politely.
             TimeoutError: there was no answer in time, and there is no default.
             MissingCapability: the client cannot show forms; not catching it tells it so (-32021).
         """
@@ -151,7 +151,7 @@ class Context:
 
         Raises:
             ValueError: it is another URL.
-            Refused, MissingCapability: as `elicit`.
+            Declined, MissingCapability: as `elicit`.
         """
         (await self.ask({name: Url(message, url)}))[name].get()
 

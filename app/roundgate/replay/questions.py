@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from roundgate.errors import Refused, UnfitAnswer
+from roundgate.errors import Declined, UnfitAnswer
 from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, without_none
 from roundgate.replay import forms
@@ -44,7 +44,7 @@ class Answer:
         """The value.
 
         Raises:
-            Refused: the user declined or dismissed the question.
+            Declined: the user declined or dismissed the question.
             TimeoutError: there was no answer in time, and no default either.
         """
         if self.action == "timeout":
@@ -52,7 +52,7 @@ class Answer:
                 raise TimeoutError(f"question {self.name!r} was not answered in time")
             return self.value
         if self.action != "accept":
-            raise Refused(self.name, self.action)
+            raise Declined(self.name, self.action)
         return self.value
 
 

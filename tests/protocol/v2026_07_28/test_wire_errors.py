@@ -20,6 +20,7 @@ from roundgate.errors import (
     CallTimeout,
     ClientError,
     ConfigError,
+    Declined,
     GatewayError,
     HeaderMismatch,
     HttpRefused,
@@ -35,7 +36,6 @@ from roundgate.errors import (
     OutcomeUnknown,
     ParseError,
     ProtocolError,
-    Refused,
     ResourceNotFound,
     RpcError,
     SessionNotFound,
@@ -87,7 +87,7 @@ NEVER_ON_THE_WIRE = {
     BackendError: "a result with isError",
     CallTimeout: "a result with isError",
     ConfigError: "ends the start",
-    Refused: "a result with isError",
+    Declined: "a result with isError",
     NotJson: "a handler's mistake: a result with isError, or an internal error",
     StateTooLarge: "the same",
     OutcomeUnknown: "a result with isError",
@@ -102,7 +102,7 @@ NEVER_ON_THE_WIRE = {
 
 INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
     ConfigError: ([],),
-    Refused: ("name", "decline"),
+    Declined: ("name", "decline"),
     AuthError: (None, "inside"),
     Unauthenticated: (None, "inside"),
     InsufficientScope: ("inside", ["scope"]),
