@@ -51,6 +51,7 @@ from roundgate.errors import (
     Unauthenticated,
     Unavailable,
     UnsupportedVersion,
+    UsageError,
 )
 from roundgate.protocol.v2026_07_28.wire_errors import TABLE, look_up, render
 from tests.support import wire
@@ -87,6 +88,7 @@ NEVER_ON_THE_WIRE = {
     BackendError: "a result with isError",
     CallTimeout: "a result with isError",
     ConfigError: "ends the start",
+    UsageError: "ends a command of the command line",
     Declined: "a result with isError",
     NotJson: "a handler's mistake: a result with isError, or an internal error",
     StateTooLarge: "the same",
@@ -102,6 +104,7 @@ NEVER_ON_THE_WIRE = {
 
 INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
     ConfigError: ([],),
+    UsageError: "ends a command of the command line",
     Declined: ("name", "decline"),
     AuthError: (None, "inside"),
     Unauthenticated: (None, "inside"),
