@@ -47,7 +47,7 @@ HOMES = {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session"),
     },
-    "yaml": {"config.yaml_file", "backends.openapi.sources"},
+    "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering"},
     "jsonschema_rs": {"protocol.schemas"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"json"},
@@ -231,6 +231,8 @@ WITHOUT_FACE = {
     "roundgate.backends.openapi",
     "roundgate.backends.python",
     "roundgate.cli",
+    "roundgate.cli.dialogue",
+    "roundgate.protocol.v2025",
     "roundgate.protocol.v2026_07_28",
 }
 """Kinds of back ends are found by `backends.registry`, revisions by `protocol.revisions`; `cli` is the command."""
