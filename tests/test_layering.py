@@ -49,6 +49,7 @@ HOMES = {
     },
     "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering"},
     "jsonschema_rs": {"protocol.schemas"},
+    "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"json"},
     "orjson": {"json"},
