@@ -1,5 +1,8 @@
 """Runs the official conformance suite against the fixture server beside this file; `scripts/conformance` calls it.
 
+Each revision that the server speaks has its scenarios and runs on its own wire: 2026-07-28, and of those with sessions
+2025-11-25 and 2025-06-18 (the suite knows nothing of 2025-03-26 alone).
+
 The server runs once for each profile: as it comes, where everything must pass, and with `subscriptions/listen` off, as
 behind API Gateway, where five checks are skipped and nothing fails. `--stack` runs it behind API Gateway indeed: what
 `template.yaml` describes, on this machine. What the suite wrote and printed and the server's log stay in
@@ -32,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CACHE = ROOT / ".cache/conformance"
 SUITE = CACHE / "suite/node_modules/@modelcontextprotocol/conformance"
+NODE = ROOT / ".cache/node/node"
 REVISION = "2026-07-28"
 
 SERVER_START_S = 120  # the stack builds its zips first
@@ -48,6 +52,7 @@ class Profile:
     environment: Mapping[str, str]
     scenarios: tuple[str, ...] | None  # None: all of them
     skips: Mapping[str, int]  # how many checks a scenario has to skip, where not none
+    revision: str = REVISION
 
 
 CONFIG = str(HERE / "gateway.yaml")
@@ -71,6 +76,24 @@ PROFILES = (
         skips=MappingProxyType({"server-stateless": 5}),
     ),
 )
+OLDER = (
+    Profile(
+        name="2025-11-25",
+        command=SERVE,
+        environment=MappingProxyType({}),
+        scenarios=None,
+        skips=MappingProxyType({}),
+        revision="2025-11-25",
+    ),
+    Profile(
+        name="2025-06-18",
+        command=SERVE,
+        environment=MappingProxyType({}),
+        scenarios=None,
+        skips=MappingProxyType({}),
+        revision="2025-06-18",
+    ),
+)
 BEHIND_API_GATEWAY = Profile(
     name="stack",
     command=STACK,
@@ -80,9 +103,14 @@ BEHIND_API_GATEWAY = Profile(
 )
 
 
-def scenarios_of_the_revision() -> list[str]:
-    """Every server scenario that the suite runs for our revision, scored or not, in the suite's own order."""
-    required = yaml.safe_load((SUITE / f"requirements/{REVISION}.yaml").read_text())
+def scenarios_of(revision: str) -> list[str]:
+    """Every server scenario that the suite runs for a revision, scored or not, in the suite's own order."""
+    requirements = SUITE / f"requirements/{revision}.yaml"
+    if not requirements.exists():
+        command = [str(NODE), str(SUITE / "dist/index.js"), "list", "--server", "--spec-version", revision]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SERVER_START_S).stdout
+        return [line.split()[1] for line in listed.splitlines() if line.startswith("  - ")]
+    required = yaml.safe_load(requirements.read_text())
     unscored = [entry["scenario"] for entry in required["not_scored"] if entry["leg"] == "server"]
     return [*required["server"], *unscored]
 
@@ -133,13 +161,13 @@ def stop(server: subprocess.Popen[bytes]) -> None:
     server.wait()
 
 
-def run_suite(url: str, scenario: str | None, results: Path) -> None:
+def run_suite(url: str, scenario: str | None, revision: str, results: Path) -> None:
     """Lets the suite loose on `url`. All we read is what it writes: `results/server-<scenario>-<time>/checks.json`."""
-    node = ROOT / ".cache/node/node"
     # The version, or older scenarios run on the older wire; --force, or with a version those of extensions are skipped.
-    one = ["--scenario", scenario or "", "--spec-version", REVISION, "--force"]
-    command = [str(node), str(SUITE / "dist/index.js"), "server", "--url", url, "--output-dir", str(results)]
-    command += one if scenario else ["--requirements", REVISION]
+    one = ["--scenario", scenario or "", "--spec-version", revision, "--force"]
+    every = ["--requirements" if (SUITE / f"requirements/{revision}.yaml").exists() else "--spec-version", revision]
+    command = [str(NODE), str(SUITE / "dist/index.js"), "server", "--url", url, "--output-dir", str(results)]
+    command += one if scenario else every
     with (results / "suite.log").open("wb") as sink:
         try:
             subprocess.run(command, cwd=results, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False)
@@ -165,7 +193,7 @@ def run_profile(
     wanted = [chosen] if chosen else list(profile.scenarios or scenarios)
     with serving(profile, results) as url:
         for scenario in wanted if chosen or profile.scenarios else [None]:
-            run_suite(url, scenario, results)
+            run_suite(url, scenario, profile.revision, results)
     return [
         judge(scenario, checks_of(scenario, results), expected.get(scenario), profile.skips.get(scenario, 0))
         for scenario in wanted
@@ -241,6 +269,11 @@ def report(title: str, outcomes: list[Outcome], *, every_check: bool) -> None:
             print(f"\n{details(outcome, every_check=every_check)}")
 
 
+def expected_in(name: str) -> dict[str, str]:
+    """Scenarios that may fail, each with its reason."""
+    return yaml.safe_load((HERE / name).read_text()) or {}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/conformance", description="Runs the official MCP conformance suite.")
     parser.add_argument("--scenario", metavar="NAME", help="run this one only and show each of its checks")
@@ -250,24 +283,30 @@ def main() -> int:
     if arguments.stack and (reason := why_not()):
         print(f"skipped: conformance on AWS Lambda: {reason}")
         return 0
-    scenarios = scenarios_of_the_revision()
+    profiles = (BEHIND_API_GATEWAY,) if arguments.stack else (*PROFILES, *OLDER)
+    scenarios = {revision: scenarios_of(revision) for revision in {profile.revision for profile in profiles}}
     of_clients = {} if arguments.stack else {one: client_scenarios(one) for one in CLIENT_REVISIONS}
-    known = dict.fromkeys([*scenarios, *(name for names in of_clients.values() for name in names)])
-    if chosen and chosen not in known:
-        parser.error(f"no scenario {chosen!r}; there are: {', '.join(known)}")
+    known_names = sorted(set().union(*scenarios.values(), *of_clients.values()))
+    if chosen and chosen not in known_names:
+        parser.error(f"no scenario {chosen!r}; there are: {', '.join(known_names)}")
     for number in (signal.SIGTERM, signal.SIGHUP):  # leave by the `finally` that stops the server
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
-    expected: dict[str, str] = yaml.safe_load((HERE / "expected-failures.yaml").read_text()) or {}
-    outcomes = unknown(expected, scenarios)
-    for outcome in outcomes:
-        print(f"expected-failures.yaml: {outcome.scenario}: {outcome.summary}")
-    for profile in (BEHIND_API_GATEWAY,) if arguments.stack else PROFILES:
-        if chosen and chosen not in (profile.scenarios or scenarios):
+    outcomes: list[Outcome] = []
+    for name, of_file in (("expected-failures.yaml", PROFILES), ("expected-failures-older.yaml", OLDER)):
+        known = [scenario for profile in of_file for scenario in scenarios.get(profile.revision, ())]
+        stale = unknown(expected_in(name), known) if known else []
+        outcomes += stale
+        for outcome in stale:
+            print(f"{name}: {outcome.scenario}: {outcome.summary}")
+    for profile in profiles:
+        if chosen and chosen not in (profile.scenarios or scenarios[profile.revision]):
             continue
-        of_profile = run_profile(profile, scenarios, chosen, expected)
+        expected = expected_in("expected-failures-older.yaml" if profile in OLDER else "expected-failures.yaml")
+        of_profile = run_profile(profile, scenarios[profile.revision], chosen, expected)
         differs = " ".join(f"{name}={value}" for name, value in profile.environment.items())
-        report(f"profile {profile.name}: {differs or 'as it comes'}", of_profile, every_check=bool(chosen))
+        title = f"profile {profile.name}, {profile.revision}: {differs or 'as it comes'}"
+        report(title, of_profile, every_check=bool(chosen))
         outcomes += of_profile
     for revision, names in of_clients.items():
         if chosen in (None, *names):
