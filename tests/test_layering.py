@@ -48,6 +48,7 @@ HOMES = {
     },
     "yaml": {"config.yaml_file", "backends.openapi.sources"},
     "jsonschema_rs": {"protocol.schemas"},
+    "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"json"},
     "orjson": {"json"},

@@ -30,6 +30,7 @@
     ├── StateTooLarge                 a handler had more remembered than may travel
     ├── LeaseLost                     a task is no longer this worker's to write to
     ├── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
+    ├── UsageError                    what was said on the command line, or in a file that it names, cannot be used
     └── ClientError                   what `roundgate.client` raises: a server could not be used as was asked
         ├── ConnectionLost            no connection, or it ended before the answer was whole
         ├── TimedOut                  no answer within the time that was given
@@ -321,6 +322,10 @@ class ConfigError(GatewayError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+
+
+class UsageError(GatewayError):
+    """What was said on the command line, or in a file that it names, cannot be used."""
 
 
 class ClientError(GatewayError):
