@@ -46,7 +46,7 @@ HOMES = {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session"),
     },
-    "yaml": {"config.yaml_file", "backends.openapi.sources"},
+    "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},

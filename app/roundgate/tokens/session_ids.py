@@ -49,7 +49,7 @@ class SessionSealer:
     lifetime_s: float
     leeway_s: float = field(default=5)
     """By how much the clocks of two replicas may differ."""
-    refusals: Refusals = field(default_factory=lambda: Refusals("a session was refused"))
+    refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
         self,
