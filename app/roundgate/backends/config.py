@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from roundgate.config.base import Model
+from roundgate.config import Model
 
 
 class BackendConfig(Model):

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.json import digest
 
 EVERY_MS: Final = 60_000

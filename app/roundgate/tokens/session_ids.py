@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import ParseError, SessionNotFound
+from roundgate.errors import ParseError, SealBroken, SessionNotFound
 from roundgate.tokens.refusals import Refusals
-from roundgate.tokens.sealed import KeyRing, SealBroken
+from roundgate.tokens.sealed import KeyRing
 
 PURPOSE: Final = "session"
 """The first of a token's claims: nothing else that the same keys seal has it."""
