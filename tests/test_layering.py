@@ -44,6 +44,7 @@ HOMES = {
     "uvicorn": {"cli.serve", "http.server"},
     "httpx": {"backends.http", "backends.openapi.fetching", "auth.jwks", "tls"},
     "yaml": {"config.yaml_file", "backends.openapi.sources"},
+    "jmespath": {"backends.shaping"},
     "jsonschema_rs": {"protocol.schemas"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"json"},
