@@ -22,6 +22,7 @@ from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.openapi.command import compiled
 from roundgate.backends.openapi.config import OpenApiBackendConfig
+from roundgate.backends.openapi.index import Index
 from roundgate.backends.openapi.requests import request
 from roundgate.errors import GatewayError
 from roundgate.protocol.schemas import Schema
@@ -100,8 +101,12 @@ def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
     return text.ljust(schema.get("minLength", 0), "x")
 
 
-async def main() -> int:
+def main() -> int:
     document, url = Path(sys.argv[1]).resolve(), sys.argv[2]
+    return asyncio.run(called(*index_of(document, url), url))
+
+
+def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "gateway.json").write_text(
             json.dumps({"backends": [{"kind": "openapi", "name": "a", "document": str(document), "base_url": url}]})
@@ -109,7 +114,10 @@ async def main() -> int:
         file = config.load(Path(folder) / "gateway.json")
         backend = file.config.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)
-        index = compiled(backend, file.origin.at("backends", 0), fetches=False)
+        return compiled(backend, file.origin.at("backends", 0), fetches=False), backend
+
+
+async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> int:
     service = Service(backend, url, (), Redactor(()))
     told: Counter[str] = Counter()
     for row in index.rows:
@@ -135,4 +143,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main()))
+    sys.exit(main())
