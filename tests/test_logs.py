@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
 from collections.abc import Iterator
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import pytest
 
 from roundgate import logs
-from roundgate.logs import JsonFormatter, escaped
+from roundgate.clock import Clock, iso
+from roundgate.logs import JsonFormatter, RequestLog, escaped
 from tests.support import root_logger
 
 
@@ -94,3 +97,111 @@ def test_what_a_terminal_or_an_eye_would_be_misled_by_is_escaped(char: str) -> N
     assert json.loads(written).items() >= {"msg": f"a{char}b", "subject": f"x{char}y"}.items()
     assert char not in escaped(f"a{char}é日b")
     assert "é日b" in escaped(f"a{char}é日b")
+
+
+# --- the line of a request ---
+
+
+class Records:
+    """Counts the records that are made, and passes them on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = 0
+        self._make = logging.getLogRecordFactory()
+        monkeypatch.setattr(logging, "_logRecordFactory", self)
+
+    def __call__(self, *arguments: Any, **more: Any) -> logging.LogRecord:
+        self.made += 1
+        return self._make(*arguments, **more)
+
+
+FIELDS = {"method": "tools/call", "name": "é\x9b\u202e", "status": 200, "ms": 0.25}
+
+
+def request_lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """What was written to standard error, without the times."""
+    written = [json.loads(one) for one in capsys.readouterr().err.splitlines()]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("ts")) for one in written)
+    return written
+
+
+def test_a_request_has_the_line_that_its_logger_would_write_but_no_record(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure("info", alone=True)
+    logging.getLogger("roundgate.request").info("request", extra={"fields": FIELDS})
+    records = Records(monkeypatch)
+    RequestLog().write(FIELDS)
+    assert records.made == 0
+    ours, theirs = (re.sub(r'"ts":"[^"]*"', "", one) for one in capsys.readouterr().err.splitlines())
+    assert ours == theirs
+
+
+def test_the_time_in_the_line_of_a_request_is_now(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", alone=True)
+    before = iso(Clock().now_ms())
+    RequestLog().write(FIELDS)
+    assert before <= json.loads(capsys.readouterr().err)["ts"] <= iso(Clock().now_ms())
+
+
+def test_below_the_level_nobody_wants_the_lines_of_requests(root: logging.Logger) -> None:
+    logs.configure("info", alone=True)
+    assert RequestLog().is_on
+    logs.configure("warning")
+    assert not RequestLog().is_on
+
+
+@pytest.mark.parametrize("where", [None, "roundgate", "roundgate.request"])
+def test_every_other_handler_gets_a_record_of_a_request(
+    root: logging.Logger, where: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("info", alone=True)
+    kept = BufferingHandler(10)
+    logging.getLogger(where).addHandler(kept)
+    try:
+        RequestLog().write(FIELDS)
+    finally:
+        logging.getLogger(where).removeHandler(kept)
+    assert [vars(record)["fields"] for record in kept.buffer] == [FIELDS]
+    assert request_lines(capsys) == [{"level": "info", "msg": "request", **FIELDS}]
+
+
+@pytest.mark.parametrize("where", ["logger", "handler"])
+def test_a_filter_may_leave_out_the_lines_of_requests(
+    root: logging.Logger, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("info", alone=True)
+    filtered: logging.Filterer = root.handlers[0] if where == "handler" else logging.getLogger("roundgate.request")
+    leave_out = logging.Filter("something.else")
+    filtered.addFilter(leave_out)
+    try:
+        RequestLog().write(FIELDS)
+    finally:
+        filtered.removeFilter(leave_out)
+    assert request_lines(capsys) == []
+
+
+def test_a_handler_may_have_a_level_of_its_own(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", alone=True)
+    root.handlers[0].setLevel("WARNING")
+    RequestLog().write(FIELDS)
+    assert request_lines(capsys) == []
+
+
+def test_a_handler_may_have_another_format(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", alone=True)
+    root.handlers[0].setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    RequestLog().write(FIELDS)
+    assert capsys.readouterr().err == "INFO: request\n"
+
+
+def test_a_stream_that_is_closed_fails_no_request(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure("info", alone=True)
+    stream = io.StringIO()
+    stream.close()
+    (handler,) = root.handlers
+    monkeypatch.setattr(handler, "stream", stream)
+    RequestLog().write(FIELDS)
+    assert "ValueError" in capsys.readouterr().err  # as `logging` tells of it

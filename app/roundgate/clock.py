@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from binascii import b2a_base64
+from functools import lru_cache
 from os import urandom
 from typing import Final
 
@@ -53,5 +54,10 @@ class Deadline:
 
 def iso(at_ms: int) -> str:
     """A moment as ISO 8601 in UTC, to the millisecond: `2026-11-21T22:06:42.123Z`."""
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_ms / 1000))
-    return f"{whole}.{at_ms % 1000:03d}Z"
+    return f"{_iso_second(at_ms // 1000)}.{at_ms % 1000:03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _iso_second(at_s: int) -> str:
+    """Kept, because the lines of a log have a second in common: it takes 4 µs, half as much as all of a line."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))

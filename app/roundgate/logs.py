@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import Any, Final
+import time
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
 
 from roundgate.clock import iso
 from roundgate.json import encode
@@ -20,6 +22,9 @@ _ACTING: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 """Controls (a terminal takes U+009B for the beginning of a command), and format characters that hide or reorder."""
+
+
+_REQUEST: Final = "roundgate.request"
 
 
 def escaped(text: str) -> str:
@@ -38,17 +43,73 @@ class JsonFormatter(logging.Formatter):
     """One record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "ts": iso(int(record.created * 1000)),
-            "level": record.levelname.lower(),
-            "msg": record.getMessage(),
-        }
-        line |= getattr(record, "fields", {})
-        if record.name not in ("roundgate.request", "root"):
-            line["logger"] = record.name
+        """The line, without its end."""
+        members: dict[str, Any] = getattr(record, "fields", {})
+        if record.name not in (_REQUEST, "root"):
+            members = {**members, "logger": record.name}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return escaped(encode(line).decode())
+            members = {**members, "traceback": self.formatException(record.exc_info)}
+        return _line(int(record.created * 1000), record.levelname.lower(), record.getMessage(), members)
+
+
+def _line(at_ms: int, level: str, message: str, members: Mapping[str, Any]) -> str:
+    return escaped(encode({"ts": iso(at_ms), "level": level, "msg": message, **members}).decode())
+
+
+class RequestLog:
+    """Writes the line of each request: what its logger would write, and where.
+
+    Where the handler of `configure` is the only one, no `LogRecord` is made. One finds out its file, function, thread
+    and process, which nobody reads, and that takes longer than all the rest of a line. Each line is handed to the
+    operating system at once, so none is lost when a process crashes or AWS Lambda freezes it.
+    """
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger(_REQUEST)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether somebody wants the lines."""
+        return self._logger.isEnabledFor(logging.INFO)
+
+    def write(self, fields: Mapping[str, Any]) -> None:
+        """Write a line with these members."""
+        handler = self._only_handler()
+        if handler is None or not handler.write(_line(time.time_ns() // 1_000_000, "info", "request", fields)):
+            self._logger.info("request", extra={"fields": fields})
+
+    def _only_handler(self) -> _LineHandler | None:
+        """The one of `configure`, if it would get the record as it is, and no other would."""
+        if self._logger.filters:
+            return None
+        found: list[logging.Handler] = []
+        logger: logging.Logger | None = self._logger
+        while logger is not None:
+            found += logger.handlers
+            logger = logger.parent if logger.propagate else None
+        handler = found[0] if len(found) == 1 else None
+        return handler if isinstance(handler, _LineHandler) and handler.takes_every_line else None
+
+
+class _LineHandler(logging.StreamHandler[TextIO]):
+    """A stream handler that takes lines too, beside records."""
+
+    @property
+    def takes_every_line(self) -> bool:
+        """Whether nobody has set it up to leave out some lines, or to write others."""
+        return not self.filters and self.level <= logging.INFO and type(self.formatter) is JsonFormatter
+
+    def write(self, line: str) -> bool:
+        """Write one line; false if its stream does not take it."""
+        self.acquire()
+        try:
+            self.stream.write(line + self.terminator)
+            self.stream.flush()
+        except (OSError, ValueError):
+            return False
+        finally:
+            self.release()
+        return True
 
 
 def configure(level: str, *, alone: bool = False) -> None:
@@ -61,7 +122,7 @@ def configure(level: str, *, alone: bool = False) -> None:
     if alone:
         root.handlers.clear()
     if not any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers):
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _LineHandler(sys.stderr)
         handler.setFormatter(JsonFormatter())
         root.addHandler(handler)
     for noisy in ("httpx", "httpcore", "mangum"):  # a line a request each, with URLs in it

@@ -36,7 +36,7 @@ from roundgate.http.responder import GRACE_S
 from roundgate.http.shutdown import on_stop_signal
 from roundgate.http.stalls import telling_of_stalls
 from roundgate.methods.current import CurrentMethods, Use
-from roundgate.methods.discovery import server_info
+from roundgate.methods.discovery import makes_tasks, server_info
 from roundgate.methods.once import Once
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.table import Methods
@@ -44,12 +44,14 @@ from roundgate.protocol import notifications
 from roundgate.protocol.revisions import NEWEST
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core
+from roundgate.tasks.named import NamedTasks
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.watch import Watch
 from roundgate.tokens import keys
 from roundgate.tokens.request_state import StateSealer
 from roundgate.tokens.sealed import Key, KeyRing
+from roundgate.tokens.task_ids import TaskIds
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
@@ -111,8 +113,9 @@ class _Gateway:
         sealer = make_sealer(file.config, using, clock)
         self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
         self._once = Once(stores.once, sealer, clock)
-        self._watch = Watch(stores.tasks, clock, tasks.poll_interval_ms / 1000)
-        self._tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
+        self._watch = Watch(tasks.poll_interval_ms / 1000)
+        own_tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
+        self._tasks = NamedTasks(own_tasks, TaskIds(sealer.ring), core.serving, clock, tasks)
         self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
         self._reloader = Reloader(file, core.serving, core.modules, self._swap, watches=using.reload)
         self._pool = self._make_pool()
@@ -134,7 +137,7 @@ class _Gateway:
 
     def _make_pool(self) -> Pool | None:
         """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
-        if not self._using.works or "tasks" not in self.methods.features:
+        if not self._using.works or not makes_tasks(self.core.serving.catalog):
             return None
         return self.core.pool(self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process)
 

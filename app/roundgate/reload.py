@@ -124,14 +124,16 @@ class Reloader:
                 settled = found
                 await asyncio.sleep(SETTLE_S)
                 found = self._look()
+            before = self._look(whatever_may_mend=True)
             await self.reload()
-            # what changed meanwhile differs from what was seen before; what was not looked at before is as it is
-            seen = {file: settled.get(file, now) for file, now in self._look().items()}
+            # What changed meanwhile differs from what was seen before. What was not looked at before is as it is, but
+            # after a failure: then it has come since, and may be what was missing.
+            seen = before if self._has_failed else {file: before.get(file, now) for file, now in self._look().items()}
 
-    def _look(self) -> dict[Path, Stamp]:
+    def _look(self, whatever_may_mend: bool = False) -> dict[Path, Stamp]:
         """How the files are that are of interest: those that were loaded and, after a failure, whatever may mend it."""
         files = {self._path, *self._file.references, *self._serving.catalog.files, *self._modules.files()}
-        if self._has_failed:
+        if self._has_failed or whatever_may_mend:
             for directory in {self._path.resolve().parent, *self._modules.directories}:
                 with suppress(OSError):
                     files.update(directory.glob("*.py"))

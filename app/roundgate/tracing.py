@@ -62,13 +62,17 @@ class PassedOn:
         """There is nothing to end."""
 
 
+_NO_TRACE: Final = nullcontext(PassedOn({}))
+"""Most clients trace nothing."""
+
+
 class NoTracing:
     """Where no SDK is set up."""
 
     def request(
         self, method: str, target: str | None, trace: Mapping[str, str], version: str
     ) -> AbstractContextManager[Span]:
-        return nullcontext(PassedOn(trace))
+        return nullcontext(PassedOn(trace)) if trace else _NO_TRACE
 
     def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
         return nullcontext(PassedOn(origin))

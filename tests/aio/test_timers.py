@@ -29,7 +29,7 @@ async def test_an_alarm_that_was_dropped_does_not_ring() -> None:
 
 
 async def test_an_alarm_can_drop_another_that_is_due_with_it() -> None:
-    alarms, rung = Alarms(asyncio.get_running_loop()), list[str]()
+    alarms, rung = Alarms(), list[str]()
 
     def ring() -> None:
         rung.append("a")

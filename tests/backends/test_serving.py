@@ -51,7 +51,7 @@ async def test_a_call_keeps_what_it_began_with_open_to_its_end() -> None:
         assert list(serving.catalog.tools) == ["b"]
         assert list(catalog_of_first.tools) == list(catalog_of_second.tools) == ["a"]
         assert not old.is_closed.is_set()
-    await asyncio.wait_for(old.is_closed.wait(), 1)
+    await asyncio.wait_for(old.is_closed.wait(), 20)
     assert not new.is_closed.is_set()
     await serving.aclose()
     assert new.is_closed.is_set()
@@ -89,7 +89,7 @@ async def test_back_ends_are_asked_all_at_once_and_may_be_asked_again() -> None:
 
     class Waiting(Closing):
         async def offer(self) -> Offering:
-            await asyncio.wait_for(meeting.wait(), 1)
+            await asyncio.wait_for(meeting.wait(), 20)
             return await super().offer()
 
     backends = [Waiting(name, tool(name)) for name in ("a", "b", "c")]

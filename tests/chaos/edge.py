@@ -18,13 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.fleet import ROOT, free_port
+from tests.chaos.fleet import ROOT
 from tests.chaos.hostile import call, request
 from tests.chaos.orders import table
+from tests.support.ports import reserved_port
 
 DESCRIPTORS = 256
 MEMORY_MB = 512
@@ -228,8 +229,8 @@ def under_attack(port: int, seed: int) -> Iterator[None]:
 async def run(seconds: float, seed: int) -> bool:
     """One run; whether everything held."""
     told, alone = Told(), Told()
-    with tempfile.TemporaryDirectory() as place:
-        directory, port = Path(place), free_port()
+    with tempfile.TemporaryDirectory() as place, ExitStack() as ports:
+        directory, port = Path(place), ports.enter_context(reserved_port())
         async with hostile_service() as service_port:
             with serving(directory, configuration(directory, service_port), port) as process:
                 await _until_it_answers(port)

@@ -6,23 +6,17 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.ports import reserved_port
+
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -66,10 +60,11 @@ class Fleet:
     workers: int
     members: list[Member] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
+    _ports: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         for number in range(self.gateways):
-            port = free_port()
+            port = self._ports.enter_context(reserved_port())
             arguments = ["serve", str(self.config), "--port", str(port), "--log-level", "warning"]
             self._add(f"gateway-{number}", arguments, {"GATEWAY_WORKER": "off"}, port)
         for number in range(self.workers):
@@ -85,8 +80,9 @@ class Fleet:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for member in self.members:
-            member.kill()
+        with self._ports:
+            for member in self.members:
+                member.kill()
 
     @property
     def urls(self) -> list[str]:

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ import yaml
 
 from infra.stack.stack import why_not
 from tests.conformance.judge import Check, Outcome, Status, Verdict, closing_line, details, judge, table, unknown
+from tests.support.ports import reserved_port
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -87,31 +87,24 @@ def scenarios_of_the_revision() -> list[str]:
     return [*required["server"], *unscored]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def serving(profile: Profile, results: Path) -> Iterator[str]:
     """The URL of a fixture server that is up; it is gone afterwards, whatever happens in between."""
-    port = free_port()
-    command = [*profile.command, "--port", str(port)]
     # What a developer's shell says about gateways must not change what is tested.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     environment = {**inherited, **profile.environment}
     log = results / "server.log"
-    with log.open("wb") as sink:
-        server = subprocess.Popen(
-            command, cwd=results, env=environment, stdout=sink, stderr=sink, start_new_session=True
-        )
-    try:
-        wait_until_healthy(server, f"http://127.0.0.1:{port}/healthz", log)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        stop(server)
+    with reserved_port() as port:
+        command = [*profile.command, "--port", str(port)]
+        with log.open("wb") as sink:
+            server = subprocess.Popen(
+                command, cwd=results, env=environment, stdout=sink, stderr=sink, start_new_session=True
+            )
+        try:
+            wait_until_healthy(server, f"http://127.0.0.1:{port}/healthz", log)
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            stop(server)
 
 
 def wait_until_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> None:

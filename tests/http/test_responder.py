@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 
 import httpx
 import pytest
@@ -237,7 +236,7 @@ async def test_what_is_said_after_the_answer_is_dropped() -> None:
     asked = wire.message("tools/call", {"name": "linger"}, progressToken="t")
     async with Exchange(gateway(linger), asked) as exchange:
         first, last = await exchange.rest()
-        await asyncio.wait_for(said_late.wait(), 1)
+        await asyncio.wait_for(said_late.wait(), 20)
         assert await exchange.rest() == [first, last]
     assert (first["params"]["progress"], last["id"]) == (1, 1)
 
@@ -271,8 +270,6 @@ async def test_a_call_that_times_out_while_its_client_does_not_read_gets_a_whole
 async def test_a_slow_client_holds_up_the_call_that_reports_to_it_and_no_other(eager: FastAPI) -> None:
     async with Exchange(eager, wire.message("tools/call", {"name": "eager"}, progressToken=1)) as exchange:
         exchange.reading.clear()
-        started = time.monotonic()
-        async with client(eager) as mcp:
+        async with client(eager) as mcp, asyncio.timeout(20):
             await mcp.result("tools/list")
-        assert time.monotonic() - started < 0.09
         exchange.reading.set()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from roundgate import config
 from roundgate.clock import Clock
-from roundgate.config import CacheHint
 from roundgate.errors import InternalError
 from roundgate.json import encode
 from roundgate.methods.lists import Listing
@@ -21,7 +21,7 @@ from roundgate.protocol.pages import Pages
 
 INFO = {"name": "roundgate", "version": "1"}
 META = {"io.modelcontextprotocol/serverInfo": INFO}
-HINT = CacheHint(ttl_ms=5, scope="private")
+HINT = config.CacheHint(ttl_ms=5, scope="private")
 PAGES = Pages([("a", b'{"name":"a"}'), ("b", b'{"name":"b"}')], 1)
 
 
@@ -76,14 +76,14 @@ def test_a_page_is_an_object_in_either(plain: Results, current: Results) -> None
 
 
 def test_what_a_tool_returned_is_told_apart_in_the_log(plain: Results) -> None:
-    assert [plain.tool(result).outcome for result in (ToolResult(()), ToolResult.error("no"))] == ["ok", "tool_error"]
+    assert [plain.tool(result).label for result in (ToolResult(()), ToolResult.error("no"))] == ["ok", "tool_error"]
 
 
 def test_a_round_that_asks_has_questions_only_if_there_are_any(current: Results) -> None:
     asked = current.input_required(InputRequired({"a": {"method": "roots/list"}}, "state"))
     only_state = current.input_required(InputRequired({}, "state"))
     state = {"resultType": "input_required", "requestState": "state", "_meta": META}
-    assert asked.outcome == "input_required"
+    assert asked.label == "input_required"
     assert json.loads(asked.result) == {"inputRequests": {"a": {"method": "roots/list"}}, **state}
     assert json.loads(only_state.result) == state
 

@@ -135,10 +135,10 @@ async def test_a_stream_is_not_told_of_tasks_whose_tools_its_token_does_not_gran
 
 async def test_a_stream_ends_when_its_token_expires(bank: Bank) -> None:
     task_id = await bank.of().begin("greet")
-    expires = int(time.time()) + 2
+    expires = int(time.time()) + 4
     async with bank.stream([task_id], exp=expires) as stream:
         messages = await stream.rest()
-        assert -0.1 <= time.time() - expires < 3
+        assert -0.1 <= time.time() - expires < 30
     assert messages[0]["method"] == "notifications/subscriptions/acknowledged"
     assert messages[-1]["result"]["resultType"] == "complete"
 

@@ -279,7 +279,7 @@ async def test_a_poll_stops_when_its_run_is_stopped(task: Home) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.poll("job", look, every_s=0.001)
 
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         suspended(await task.run(handler, prepare=stopped.append))
     assert len(looks) == 2
 

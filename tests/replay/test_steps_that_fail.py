@@ -126,22 +126,22 @@ async def test_a_checkpoint_is_finished_though_its_handler_is_being_cancelled() 
 
 async def test_a_sleep_beside_a_busy_branch_wakes_on_its_time() -> None:
     task = Home(clock=Clock())
-    woke: list[float] = []
+    awake = asyncio.Event()
 
     async def busy() -> None:
-        await asyncio.sleep(2.5)
+        await asyncio.wait_for(awake.wait(), 30)
 
     async def handler(ctx: Context) -> None:
-        begun = time.monotonic()
-
         async def sleeper() -> None:
+            begun = time.monotonic()
             await ctx.sleep(1.2)
-            woke.append(time.monotonic() - begun)
+            assert time.monotonic() - begun >= 1.2
+            awake.set()
 
         await asyncio.gather(sleeper(), ctx.step("busy", busy))
 
     value_of(await task.run(handler))
-    assert 1.2 <= woke[0] < 2.2
+    assert awake.is_set()
 
 
 async def test_a_timeout_of_asyncio_ends_a_long_sleep_of_a_task() -> None:
@@ -157,7 +157,7 @@ async def test_a_timeout_of_asyncio_ends_a_long_sleep_of_a_task() -> None:
 
     begun = time.monotonic()
     assert value_of(await asyncio.wait_for(task.run(handler), 10)) == "gave up"
-    assert 1.4 < time.monotonic() - begun < 5
+    assert 1.4 < time.monotonic() - begun < 9
 
 
 async def test_so_does_wait_for_around_branches() -> None:
@@ -452,7 +452,7 @@ async def test_a_handler_that_goes_on_asking_is_ended(waits: bool, monkeypatch: 
             if waits:
                 await asyncio.sleep(0)
 
-    assert list(asked_of(await asyncio.wait_for(play(handler), 5))) == ["who"]
+    assert list(asked_of(await asyncio.wait_for(play(handler), 30))) == ["who"]
     assert turns["turns"] < 20
 
 
@@ -466,7 +466,7 @@ async def test_so_is_one_of_whose_branches_one_does() -> None:
     async def handler(ctx: Context) -> None:
         await asyncio.gather(stubborn(ctx), ctx.elicit("why", "Why?", Name))
 
-    assert sorted(asked_of(await asyncio.wait_for(play(handler), 5))) == ["who", "why"]
+    assert sorted(asked_of(await asyncio.wait_for(play(handler), 30))) == ["who", "why"]
 
 
 async def test_a_handler_that_waits_for_something_else_after_its_end_is_cancelled(
@@ -480,7 +480,7 @@ async def test_a_handler_that_waits_for_something_else_after_its_end_is_cancelle
         except BaseException:
             await asyncio.sleep(60)
 
-    for outcome in (await asyncio.wait_for(play(handler), 5), await asyncio.wait_for(Home().run(handler), 5)):
+    for outcome in (await asyncio.wait_for(play(handler), 30), await asyncio.wait_for(Home().run(handler), 30)):
         assert list(asked_of(outcome)) == ["who"]
 
 
@@ -512,7 +512,7 @@ async def test_a_plain_function_runs_its_steps_while_all_threads_are_taken_by_th
     def handler(ctx: SyncContext) -> int:
         return int(ctx.step("one", lambda: 1)) + int(ctx.step("two", lambda: 2))
 
-    outcomes = await asyncio.wait_for(asyncio.gather(*(play(handler) for _ in range(60))), 20)
+    outcomes = await asyncio.wait_for(asyncio.gather(*(play(handler) for _ in range(60))), 60)
     assert [value_of(outcome) for outcome in outcomes] == [3] * 60
 
 

@@ -105,14 +105,14 @@ async def in_groups_in_groups(ctx: Context) -> str:
 
 async def under_a_timeout(ctx: Context) -> str:
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return (await ctx.elicit("who", "Who?", Name)).name
     except TimeoutError:
         return "skipped"
 
 
 async def under_wait_for(ctx: Context) -> str:
-    return (await asyncio.wait_for(ctx.elicit("who", "Who?", Name), 5)).name
+    return (await asyncio.wait_for(ctx.elicit("who", "Who?", Name), 30)).name
 
 
 async def under_a_shield(ctx: Context) -> str:

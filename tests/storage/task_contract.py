@@ -314,7 +314,7 @@ class TaskStoreContract:
 
     async def test_a_record_tells_what_the_client_is_shown(self, store: TaskStore) -> None:
         await asking(store, {"b": b"1", "a": b"2"})
-        shown = (await record(store)).shown()
+        shown = (await record(store)).view()
         assert (shown.task_id, shown.status) == ("id", Status.INPUT_REQUIRED)
         assert list(shown.requests.items()) == [("b", b"1"), ("a", b"2")]
 

@@ -67,18 +67,15 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def queue_at(service: Silent) -> SqsQueue:
-    def make() -> object:
-        client = aws.client("sqs", **sqs.CONFIG)
-        client.meta.events.register("before-sign", lambda request, **_: setattr(request, "url", service.url))
-        return client
-
-    return SqsQueue(f"{service.url}/1/tasks", make)
+    client = aws.client("sqs", **sqs.CONFIG)
+    client.meta.events.register("before-sign", lambda request, **_: setattr(request, "url", service.url))
+    return SqsQueue(f"{service.url}/1/tasks", lambda: client)  # made before any time is taken
 
 
 async def test_a_call_is_given_up_at_the_deadline_of_its_request_and_not_tried_after_it(environment: None) -> None:
     async with silent() as service:
         queue = queue_at(service)
-        with pytest.raises(Unavailable, match="in the time that the request has"), aws.bounded(Clock().deadline(300)):
+        with pytest.raises(Unavailable, match="in the time that the request has"), aws.bounded(Clock().deadline(1500)):
             await queue.send(REF)
         assert service.heard.is_set()
         await asyncio.sleep(aws.READ_S + 3)  # the first attempt is over, and the pause before a second
@@ -92,7 +89,7 @@ async def test_a_deadline_is_that_of_its_request_alone(environment: None) -> Non
         with aws.bounded(Clock().deadline(0)), pytest.raises(Unavailable):
             await queue.send(REF)
         sending = asyncio.ensure_future(queue.send(REF))
-        await asyncio.wait_for(service.heard.wait(), 5)
+        await asyncio.wait_for(service.heard.wait(), 30)
         sending.cancel()
         await asyncio.wait([sending])
         await queue.aclose()

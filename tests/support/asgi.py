@@ -149,7 +149,7 @@ class Exchange:
     async def __aexit__(self, *exception: object) -> None:
         if not self.running.done():
             self.hang_up()
-        await asyncio.wait_for(self.running, 5)
+        await asyncio.wait_for(self.running, 30)
 
     def feed(self, body: bytes, more: bool = True) -> None:
         """The client sends (a part of) the body."""
@@ -171,7 +171,7 @@ class Exchange:
 
     async def body(self) -> bytes:
         """The whole body of an answer that is not a stream."""
-        await asyncio.wait_for(asyncio.shield(self.running), 5)
+        await asyncio.wait_for(asyncio.shield(self.running), 30)
         while not self._outgoing.empty():
             self._buffer += await self._next_body()
         return self._buffer
@@ -181,7 +181,7 @@ class Exchange:
         return wire.events((await self.body()).decode())
 
     async def _next_body(self) -> bytes:
-        sent = await asyncio.wait_for(self._outgoing.get(), 5)
+        sent = await asyncio.wait_for(self._outgoing.get(), 30)
         if sent["type"] == "http.response.start":
             assert self.status is None, "an answer begins once"
             self.status, self.headers = sent["status"], dict(sent["headers"])

@@ -28,6 +28,7 @@ import pytest
 
 from roundgate.clock import Clock
 from roundgate.storage.dynamodb.table import CONFIG, Table, create_table
+from tests.support.ports import reserved_port
 
 ROOT = Path(__file__).parents[2]
 START_S = 60
@@ -117,29 +118,22 @@ def _locked(path: Path, how: int) -> Iterator[IO[str]]:
 
 
 def _start(users: Path, address: Path) -> None:
-    port = _free_port()
-    with users.with_suffix(".log").open("a") as log:
-        command = [sys.executable, "-c", _WATCHER, str(users), str(address), str(port)]
-        subprocess.run(
-            command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, check=True
-        )
-    until = time.monotonic() + START_S
-    while not _answers(port):
-        assert time.monotonic() < until, users.with_suffix(".log").read_text()
-        time.sleep(0.05)
-    address.write_text(f"http://127.0.0.1:{port}")
+    with reserved_port() as port:
+        with users.with_suffix(".log").open("a") as log:
+            command = [sys.executable, "-c", _WATCHER, str(users), str(address), str(port)]
+            subprocess.run(
+                command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, check=True
+            )
+        until = time.monotonic() + START_S
+        while not _answers(port):
+            assert time.monotonic() < until, users.with_suffix(".log").read_text()
+            time.sleep(0.05)
+        address.write_text(f"http://127.0.0.1:{port}")
 
 
 def _answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.support.ports import reserved_port
 
 _COMMAND = "import sys; from roundgate.cli import main; sys.exit(main())"
 
@@ -37,7 +38,7 @@ class Server:
         whole = self.log.read_text().rpartition("\n")[0].splitlines()  # the last one may still be being written
         return [json.loads(line) for line in whole if line.startswith("{")]  # tools may print, too
 
-    def logged(self, timeout_s: float = 5, **fields: Any) -> dict[str, Any]:
+    def logged(self, timeout_s: float = 30, **fields: Any) -> dict[str, Any]:
         """The first line that has these fields, once there is one."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
@@ -47,7 +48,7 @@ class Server:
             time.sleep(0.02)
         raise AssertionError(f"nothing with {fields} in {self.log.read_text()}")
 
-    def stop(self, by: signal.Signals = signal.SIGTERM, timeout_s: float = 8) -> int:
+    def stop(self, by: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
         """Tell it to stop; returns the exit status."""
         self.process.send_signal(by)
         return self.process.wait(timeout_s)
@@ -56,33 +57,26 @@ class Server:
 @contextmanager
 def running(config: Path, environment: dict[str, str] | None = None, *options: str) -> Iterator[Server]:
     """Serve a configuration until the block ends; its processes end with it."""
-    port, log = _free_port(), config.with_suffix(".log")
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", _COMMAND, "serve", str(config), "--port", str(port), *options]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, cwd=root, stdout=out, stderr=out, env=os.environ | (environment or {}), start_new_session=True
-        )
-    server = Server(process, port, log)
-    try:
-        _wait_until_it_answers(server)
-        yield server
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    log, root = config.with_suffix(".log"), Path(__file__).parents[2]
+    with reserved_port() as port:
+        command = [sys.executable, "-c", _COMMAND, "serve", str(config), "--port", str(port), *options]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, cwd=root, stdout=out, stderr=out, env=os.environ | (environment or {}), start_new_session=True
+            )
+        server = Server(process, port, log)
+        try:
+            _wait_until_it_answers(server)
+            yield server
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _wait_until_it_answers(server: Server) -> None:
-    until = time.monotonic() + 20
-    with httpx.Client(base_url=server.url, timeout=1, verify=False) as http:  # to read certificates takes 40 ms
+    until = time.monotonic() + 60
+    with httpx.Client(base_url=server.url, timeout=5, verify=False) as http:  # to read certificates takes 40 ms
         while time.monotonic() < until and server.process.poll() is None:
             try:
                 http.get("/healthz").raise_for_status()

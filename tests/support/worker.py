@@ -25,7 +25,7 @@ def working(config: Path, log: Path, environment: dict[str, str] | None = None) 
         )
     worker = Server(process, 0, log)
     try:
-        worker.logged(20, logger="roundgate")
+        worker.logged(60, logger="roundgate")
         yield worker
     finally:
         process.kill()

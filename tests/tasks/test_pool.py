@@ -33,7 +33,7 @@ async def at_work(shop: Workshop) -> AsyncIterator[Pool]:
         await shop.pool.stop()
 
 
-async def ends(shop: Workshop, *refs: TaskRef, within_s: float = 5) -> list[Status]:
+async def ends(shop: Workshop, *refs: TaskRef, within_s: float = 30) -> list[Status]:
     """The status of each once all are over."""
     until = time.monotonic() + within_s
     while True:
@@ -135,7 +135,7 @@ async def test_a_message_that_cannot_be_deleted_does_not_keep_its_task_waiting(s
     shop = Workshop(shop.catalog, shop.store, broken, shop.clock, shop.config)
     ref = await shop.begin("quick")
     async with at_work(shop):
-        assert await ends(shop, ref, within_s=1) == [Status.COMPLETED]
+        assert await ends(shop, ref) == [Status.COMPLETED]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ async def test_a_pool_that_stops_lets_go_at_the_next_step_and_the_task_is_queued
     await began.wait()
     begun = time.monotonic()
     await shop.pool.stop()
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     assert 0 < len(effects.seen) < 30
 
     other = shared.workshop(steps=steps)
@@ -206,7 +206,7 @@ async def test_a_pool_that_stops_cancels_what_comes_to_no_step_and_lets_go_of_it
     await began.wait()
     begun = time.monotonic()
     await shop.pool.stop()
-    assert 0.2 <= time.monotonic() - begun < 3
+    assert 0.2 <= time.monotonic() - begun < 10
     record = await shop.record(ref)
     assert (record.status, record.lease_until_ms) == (Status.WORKING, 0)
     assert [message.ref for message in await shared.workshop(waits=waits).messages()] == [ref]

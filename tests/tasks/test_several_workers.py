@@ -227,7 +227,7 @@ async def test_processes_that_are_killed_are_replaced_by_others(share: Share, pa
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(10)
+            process.wait(60)
     assert {record.status for record in found} == {Status.COMPLETED}
     assert [await shop.value(ref) for ref in refs] == [sum(range(STEPS))] * len(refs)
     ran = Counter(line.split(" ", 1)[1] for line in effects.read_text().splitlines())

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
+from roundgate.protocol.tasks import TaskView
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord
-from roundgate.tasks.watch import Watch
+from roundgate.tasks.named import NamedTasks
+from roundgate.tasks.service import Tasks
+from roundgate.tasks.watch import Tell, Watch
+from roundgate.tokens.sealed import Key, KeyRing
+from roundgate.tokens.task_ids import TaskIds
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
@@ -56,11 +62,25 @@ def store(shop: Workshop) -> Counting:
     return Counting(shop.store)
 
 
+class Watching:
+    """A watch, and the tasks of one caller as it knows them."""
+
+    def __init__(self, shop: Workshop, store: Counting) -> None:
+        own = Tasks(store, shop.queue, shop.clock, shop.config)
+        ids = TaskIds(KeyRing([Key(bytes(32))]))
+        self._tasks = NamedTasks(own, ids, shop.catalog, shop.clock, shop.config)
+        self.watch = Watch(EVERY_S)
+
+    def begin(self, record: TaskRecord, tell: Tell) -> Callable[[], None]:
+        """Watch a task that was read before."""
+        return self.watch.begin(self._tasks.find(LOCAL, record.ref.id), record.view(), tell)
+
+
 @pytest.fixture
-async def watch(store: Counting, shop: Workshop) -> AsyncIterator[Watch]:
-    watch = Watch(store, shop.clock, EVERY_S)
-    yield watch
-    await watch.aclose()
+async def watch(store: Counting, shop: Workshop) -> AsyncIterator[Watching]:
+    watching = Watching(shop, store)
+    yield watching
+    await watching.watch.aclose()
 
 
 async def some_intervals(count: int = 4) -> None:
@@ -68,13 +88,13 @@ async def some_intervals(count: int = 4) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 (what changes it does not know of this)
             await asyncio.sleep(0.005)
 
 
-async def test_a_change_by_another_process_is_told(share: Share, shop: Workshop, watch: Watch) -> None:
-    told: list[TaskRecord] = []
+async def test_a_change_by_another_process_is_told(share: Share, shop: Workshop, watch: Watching) -> None:
+    told: list[TaskView] = []
     ref = await shop.begin("asks")
     watch.begin(await shop.record(ref), told.append)
     await shop.turns()
@@ -84,11 +104,11 @@ async def test_a_change_by_another_process_is_told(share: Share, shop: Workshop,
     await until(lambda: len(told) == 2)
     await shop.turns()
     await until(lambda: len(told) == 3)
-    assert [record.status for record in told] == ["input_required", "working", "completed"]
+    assert [view.status for view in told] == ["input_required", "working", "completed"]
 
 
-async def test_nothing_is_told_of_what_a_client_cannot_see(shop: Workshop, watch: Watch) -> None:
-    told: list[TaskRecord] = []
+async def test_nothing_is_told_of_what_a_client_cannot_see(shop: Workshop, watch: Watching) -> None:
+    told: list[TaskView] = []
     ref = await shop.begin("asks")
     watch.begin(await shop.record(ref), told.append)
     await shop.worker.claim(ref)
@@ -96,8 +116,8 @@ async def test_nothing_is_told_of_what_a_client_cannot_see(shop: Workshop, watch
     assert told == []
 
 
-async def test_a_change_before_the_watching_began_is_told(shop: Workshop, watch: Watch) -> None:
-    told: list[TaskRecord] = []
+async def test_a_change_before_the_watching_began_is_told(shop: Workshop, watch: Watching) -> None:
+    told: list[TaskView] = []
     ref = await shop.begin("asks")
     before = await shop.record(ref)
     await shop.turns()
@@ -105,8 +125,8 @@ async def test_a_change_before_the_watching_began_is_told(shop: Workshop, watch:
     await until(lambda: len(told) == 1)
 
 
-async def test_a_task_that_is_over_is_looked_at_no_more(shop: Workshop, watch: Watch, store: Counting) -> None:
-    told: list[TaskRecord] = []
+async def test_a_task_that_is_over_is_looked_at_no_more(shop: Workshop, watch: Watching, store: Counting) -> None:
+    told: list[TaskView] = []
     ref = await shop.begin("asks")
     watch.begin(await shop.record(ref), told.append)
     await shop.cancel(ref)
@@ -119,9 +139,9 @@ async def test_a_task_that_is_over_is_looked_at_no_more(shop: Workshop, watch: W
     assert store.reads == reads
 
 
-async def test_nobody_watching_is_nobody_reading(shop: Workshop, watch: Watch, store: Counting) -> None:
+async def test_nobody_watching_is_nobody_reading(shop: Workshop, watch: Watching, store: Counting) -> None:
     ref = await shop.begin("asks")
-    ends = [watch.begin(await shop.record(ref), lambda record: None) for _ in range(2)]
+    ends = [watch.begin(await shop.record(ref), lambda view: None) for _ in range(2)]
     await until(lambda: store.reads > 1)
     ends[0]()
     ends[0]()
@@ -133,10 +153,10 @@ async def test_nobody_watching_is_nobody_reading(shop: Workshop, watch: Watch, s
     assert store.reads <= reads + 1
 
 
-async def test_one_look_serves_all_who_watch(shop: Workshop, watch: Watch, store: Counting) -> None:
+async def test_one_look_serves_all_who_watch(shop: Workshop, watch: Watching, store: Counting) -> None:
     told: list[int] = []
 
-    def tell(number: int, record: TaskRecord) -> None:
+    def tell(number: int, view: TaskView) -> None:
         told.append(number)
 
     ref = await shop.begin("asks")
@@ -149,18 +169,18 @@ async def test_one_look_serves_all_who_watch(shop: Workshop, watch: Watch, store
 
 
 async def test_who_is_told_may_end_its_watching_there_and_others_are_told_all_the_same(
-    shop: Workshop, watch: Watch
+    shop: Workshop, watch: Watching
 ) -> None:
     ends: list[Any] = []
     told: list[str] = []
 
-    def once(record: TaskRecord) -> None:
+    def once(view: TaskView) -> None:
         told.append("once")
         ends[0]()
 
     first, second = await shop.begin("asks"), await shop.begin("asks")
     ends.append(watch.begin(await shop.record(first), once))
-    watch.begin(await shop.record(second), lambda record: told.append("second"))
+    watch.begin(await shop.record(second), lambda view: told.append("second"))
     await shop.cancel(first)
     await until(lambda: told == ["once"])
     await some_intervals()
@@ -170,9 +190,9 @@ async def test_who_is_told_may_end_its_watching_there_and_others_are_told_all_th
 
 @pytest.mark.parametrize("error", [Unavailable("not now"), ValueError("what is this?")], ids=["not now", "strange"])
 async def test_a_look_that_fails_is_followed_by_another(
-    shop: Workshop, watch: Watch, store: Counting, error: Exception
+    shop: Workshop, watch: Watching, store: Counting, error: Exception
 ) -> None:
-    told: list[TaskRecord] = []
+    told: list[TaskView] = []
     ref = await shop.begin("asks")
     store.errors = [error]
     watch.begin(await shop.record(ref), told.append)
@@ -183,10 +203,10 @@ async def test_a_look_that_fails_is_followed_by_another(
 async def test_a_task_that_expired_is_looked_at_no_more(share: Share, clock: FixedClock) -> None:
     shop = share(clock).workshop(asks=asks)
     store = Counting(shop.store)
-    watch = Watch(store, clock, EVERY_S)
-    watch.begin(await shop.record(await shop.begin("asks")), lambda record: None)
+    watch = Watching(shop, store)
+    watch.begin(await shop.record(await shop.begin("asks")), lambda view: None)
     clock.skip(shop.config.ttl_s)
     await until(lambda: store.reads == 1)
     await some_intervals()
     assert store.reads == 1
-    await watch.aclose()
+    await watch.watch.aclose()

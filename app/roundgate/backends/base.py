@@ -15,12 +15,16 @@ from typing import Any, Protocol, TypeAlias
 from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
 from roundgate.backends.python.modules import Modules
+from roundgate.backends.task_source import TaskSource
 from roundgate.config.base import Origin, TaskMode
 from roundgate.errors import Problem
 from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
+from roundgate.protocol.tasks import TaskView
 from roundgate.replay.context import Context
 
-CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[ToolResult]]
+Returned: TypeAlias = ToolResult | TaskView
+"""A tool's result, or, where `task_source.may_hand_over`, a task of its service that has the call from now on."""
+CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
 ReadResource: TypeAlias = Callable[[Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]]
 """Takes the URI that was asked for and the values of the template's variables."""
@@ -87,6 +91,8 @@ class Offering:
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
     resources: Sequence[Resource] = ()
+    task_source: TaskSource | None = None
+    """The tasks of its service, if its tools may return any."""
     files: frozenset[Path] = frozenset()
     """Files that it was read from, besides gateway.yaml and Python modules; a change makes it worth asking again."""
     left_out: Sequence[Problem] = ()

@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
 from roundgate.backends.definitions import StoredDefinition, encoded, renamed
+from roundgate.backends.task_source import TaskSource
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.protocol.pages import Pages
 from roundgate.protocol.revision import MirroredArgument
@@ -35,6 +36,8 @@ class ServedTool:
     name: str
     tool: Tool
     mirrored: Sequence[MirroredArgument]
+    backend: str
+    """The name of its back end."""
     _arguments: Schema | None = None
 
     @property
@@ -65,6 +68,8 @@ class Catalog:
     prompt_pages: Pages
     resource_pages: Pages
     template_pages: Pages
+    task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
+    """Where tasks of others are, by the name of the back end."""
     files: frozenset[Path] = frozenset()
     """What back ends have read it from, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
@@ -234,6 +239,9 @@ def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
+        task_sources={
+            backend.name: offering.task_source for backend, offering in offered if offering.task_source is not None
+        },
         files=frozenset().union(*(offering.files for _, offering in offered)),
         left_out=[problem for _, offering in offered for problem in offering.left_out],
     )
@@ -245,12 +253,12 @@ def _prefixed(item: T, prefix: str) -> T:
 
 def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
     if isinstance(tool.definition, StoredDefinition):  # it was checked when it was compiled, and mirrors no header
-        return ServedTool(name, tool, ())
+        return ServedTool(name, tool, (), backend)
     schema = tool.definition["inputSchema"]
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(name, tool, NEWEST.mirrored_arguments(schema), Schema.compile(schema))
+        return ServedTool(name, tool, NEWEST.mirrored_arguments(schema), backend, Schema.compile(schema))
     except ValueError as error:
         problems.append(
             Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")

@@ -79,7 +79,7 @@ def asked(envelope: Any) -> Kept:
         for key, request in requests.items():
             if not NAME.fullmatch(key):
                 raise ValueError(key)
-            _check(request)
+            check_request(request)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BackendError("The service asked for input in a form that the gateway does not know") from None
     if not requests:
@@ -87,8 +87,8 @@ def asked(envelope: Any) -> Kept:
     return {"inputRequests": dict(requests), "state": envelope.get("state")}
 
 
-def _check(request: Any) -> None:
-    """What no client could show is not passed on to one.
+def check_request(request: Any) -> None:
+    """Find a question that no client could show, before it is passed on to one.
 
     Raises:
         ValueError: it is not an `InputRequest` of the schema, or its form is none.

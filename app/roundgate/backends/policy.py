@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from roundgate.backends.base import CallTool, Tool
+from roundgate.backends.base import CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
 from roundgate.backends.shown import shown
 from roundgate.errors import ToolError
-from roundgate.protocol.content import ToolResult
 from roundgate.protocol.schemas import Schema
 from roundgate.protocol.visible import visible
 from roundgate.replay.context import Context
@@ -40,7 +39,7 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
     call, name = tool.call, backend.effective_prefix + (override.name or own)
     text = tool.approval if override.approval is None else override.approval
 
-    async def approved(context: Context, arguments: dict[str, Any]) -> ToolResult:
+    async def approved(context: Context, arguments: dict[str, Any]) -> Returned:
         question = _question(name, text, arguments)
         answer = await context.elicit("approve", question, _APPROVAL)
         if not answer["approve"]:
@@ -104,7 +103,7 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
 
 
 def _asking(name: str, call: CallTool, properties: Mapping[str, Any], ask: Sequence[str], complete: Schema) -> CallTool:
-    async def asked(context: Context, arguments: dict[str, Any]) -> ToolResult:
+    async def asked(context: Context, arguments: dict[str, Any]) -> Returned:
         if missing := [argument for argument in ask if argument not in arguments]:
             form = Form(f"{name} needs {', '.join(missing)}", _form(properties, missing))
             if not context.supports(form):  # the model may know what the user cannot be asked

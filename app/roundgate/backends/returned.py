@@ -95,7 +95,7 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
     try:
         if adapter is not None:
             # no warnings: whether it is what the annotation says, the output schema decides
-            return adapter.dump_python(value, mode="json", by_alias=True, warnings="none")
+            return adapter.serializer.to_python(value, mode="json", by_alias=True, warnings=False)
         return to_jsonable_python(value, by_alias=True)
     except (PydanticSerializationError, ValueError) as error:
         raise NotJsonError(f"has no JSON: {' '.join(str(error).split())[:500]}") from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
-from roundgate.backends.base import Backend, CallTool, Offering, Tool
+from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
 from roundgate.backends.config import ArgumentOverride, BackendConfig, ToolOverride
 from roundgate.backends.policy import with_questions
 from roundgate.backends.selection import selected
@@ -234,14 +234,16 @@ def _projection(override: ToolOverride) -> _Project | None:
 
 
 def _calling(call: CallTool, arguments: _Arguments, timeout_s: float | None, project: _Project | None) -> CallTool:
-    async def changed(context: Context, given: dict[str, Any]) -> ToolResult:
-        result = await _within(timeout_s, call, context, arguments(given))
-        return result if project is None or result.is_error else _projected(result, project)
+    async def changed(context: Context, given: dict[str, Any]) -> Returned:
+        returned = await _within(timeout_s, call, context, arguments(given))
+        if project is None or not isinstance(returned, ToolResult) or returned.is_error:
+            return returned
+        return _projected(returned, project)
 
     return changed
 
 
-async def _within(timeout_s: float | None, call: CallTool, context: Context, arguments: dict[str, Any]) -> ToolResult:
+async def _within(timeout_s: float | None, call: CallTool, context: Context, arguments: dict[str, Any]) -> Returned:
     if timeout_s is None:
         return await call(context, arguments)
     try:

@@ -75,12 +75,13 @@ class Signature:
             ValueError: names each argument that does not fit, and why.
         """
         try:
-            return self._adapter.validate_python(dict(arguments))
+            bound: dict[str, Any] = self._adapter.validator.validate_python(dict(arguments))
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:  # to list a million takes ten seconds
                 raise ValueError(f"{count} values in them do not fit") from None
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)[:8]]
             raise ValueError("; ".join(wrong)) from None
+        return bound
 
 
 _MAX_ERRORS: Final = 1_000

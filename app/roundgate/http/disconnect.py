@@ -25,7 +25,6 @@ class DisconnectWatch:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._loop = asyncio.get_running_loop()
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         self._alarms = alarms.of_this_loop()
@@ -53,7 +52,7 @@ class DisconnectWatch:
             self._watched.cancel()
 
     def _start(self) -> None:
-        self._watcher = self._loop.create_task(self._watch())
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

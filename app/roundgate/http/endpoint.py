@@ -73,7 +73,7 @@ class McpEndpoint:
             await responder.accepted()
             return
         exchange.request_id = message.id
-        inbound = exchange.revision.validate_request(message, scope["headers"], self._methods.features)
+        inbound = exchange.revision.validate_request(message, exchange.headers, self._methods.features)
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
         exchange.trace = trace.get("traceparent")
@@ -94,8 +94,8 @@ class McpEndpoint:
             context.span.end("error", exchange.revision.look_up(error).code)
             raise
         match answer:
-            case Reply(result, outcome):
-                exchange.outcome = outcome
+            case Reply(result, label):
+                exchange.outcome = label
                 await responder.result(request_id, result, as_event=exchange.accepted == {EVENT_STREAM})
             case Stream() as stream:
                 await self._stream(request_id, stream, exchange.accepted, responder)

@@ -5,8 +5,7 @@ ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ Authenticati
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from typing import Any, Final
 
 from starlette.types import Scope
@@ -14,13 +13,16 @@ from starlette.types import Scope
 from roundgate.auth.principal import Principal
 from roundgate.http import hosting
 from roundgate.http.responder import Responder
+from roundgate.logs import RequestLog
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.jsonrpc import RequestId
 from roundgate.protocol.revision import Revision
 from roundgate.protocol.revisions import NEWEST
 
-log = logging.getLogger("roundgate.request")
+log: Final = RequestLog()
 
 _KEY: Final = "roundgate.exchange"
+_HEADERS: Final = "roundgate.headers"
 
 
 class Exchange:
@@ -46,7 +48,7 @@ class Exchange:
         """As the app's own routes have it, without what a proxy puts in front."""
         self.is_mcp = self.path in endpoint
         """Whether it is for the MCP endpoint, which has these paths."""
-        self.headers = by_name(scope["headers"])
+        self.headers = headers_of(scope)
         self.host = hosting.of(scope)
         self.responder = responder
         scope[_KEY] = self
@@ -64,7 +66,7 @@ class Exchange:
 
     def write_line(self, took_ms: float) -> None:
         """The line of this request; nothing that callers said to tools, or tools to callers, is in it."""
-        if not log.isEnabledFor(logging.INFO):
+        if not log.is_on:
             return
         fields: dict[str, Any] = {
             "method": self.method and self.method[:100],
@@ -78,8 +80,7 @@ class Exchange:
             "ms": round(took_ms, 2),
             "bytes": self.responder.bytes_sent,
         }
-        fields = {name: value for name, value in fields.items() if value is not None}
-        log.info("request", extra={"fields": fields})
+        log.write({name: value for name, value in fields.items() if value is not None})
 
 
 def of(scope: Scope) -> Exchange:
@@ -88,19 +89,16 @@ def of(scope: Scope) -> Exchange:
     return found
 
 
+def headers_of(scope: Scope) -> Headers:
+    """The headers of a request, which are read from its scope once, for all layers."""
+    found: Headers | None = scope.get(_HEADERS)
+    if found is None:
+        found = scope[_HEADERS] = Headers.of(scope["headers"])
+    return found
+
+
 def route_path(scope: Scope) -> str:
     """The path as the app's own routes have it: Starlette's rule, which the router follows too."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path
-
-
-def by_name(lines: Sequence[tuple[bytes, bytes]]) -> Mapping[bytes, bytes]:
-    """Lines of one name are one list (RFC 9110, section 5.3): a client may say in two lines what it accepts."""
-    headers = dict(lines)
-    if len(headers) == len(lines):
-        return headers
-    values: dict[bytes, list[bytes]] = {}
-    for name, value in lines:
-        values.setdefault(name, []).append(value)
-    return {name: b", ".join(several) for name, several in values.items()}

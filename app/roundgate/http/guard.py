@@ -10,7 +10,7 @@ server runs the app: everybody who can connect would be its one local subject.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any, Final
@@ -20,6 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
+from roundgate.http.exchange import headers_of
 from roundgate.http.responder import Responder
 from roundgate.protocol.revisions import NEWEST
 
@@ -60,18 +61,16 @@ class Guard:
         self._known_hosts: set[bytes] = set()  # spellings that passed, at most a few: a Host is parsed once
         self._loopback_only = loopback_only
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict[bytes, bytes](scope["headers"])
+            return self._app(scope, receive, send)
+        headers = headers_of(scope)
         origin = headers.get(b"origin")
         is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
         if not is_probe and (refusal := self._refusal(headers.get(b"host", b""), origin, scope.get("server"))):
             log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
-            await Responder(send).error(TransportError(403, refusal), None, NEWEST)
-        else:
-            await (self._app if origin is None else self._cors)(scope, receive, send)
+            return Responder(send).error(TransportError(403, refusal), None, NEWEST)
+        return (self._app if origin is None else self._cors)(scope, receive, send)
 
     def _refusal(self, host: bytes, origin: bytes | None, server: Any) -> str | None:
         if self._loopback_only and not _is_loopback(server):

@@ -6,7 +6,7 @@ token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -26,10 +26,10 @@ class HeadMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and (found := exchange.of(scope)).is_mcp:
             found.accepted = _check(scope["method"], found.headers)
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:

@@ -7,7 +7,7 @@ SSE stream, on which the response follows as the last event (streamable-http, "R
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -80,9 +80,9 @@ class Responder:
             self.state = State.DONE
             raise ClientDisconnect from None
 
-    async def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> None:
+    def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> Awaitable[None]:
         """Send the response and finish; `as_event` for a client that takes nothing but streams."""
-        await self._finish(200, jsonrpc.result_response(request_id, result), as_event=as_event)
+        return self._finish(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
     async def error(self, error: GatewayError, request_id: RequestId | None, revision: Revision) -> None:
         """Send a JSON-RPC error as a revision has it, and finish. Once a stream is open its HTTP status is settled."""
@@ -98,14 +98,18 @@ class Responder:
         """202 without a body: a notification was taken."""
         await self._finish(202, b"")
 
-    async def _finish(
+    def _finish(
         self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), as_event: bool = False
-    ) -> None:
+    ) -> Awaitable[None]:
         if self._lock is None:
+            return self._end(status, body, headers, as_event)
+        return self._end_after(self._lock, status, body, headers, as_event)
+
+    async def _end_after(
+        self, lock: asyncio.Lock, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool
+    ) -> None:
+        async with lock:  # a notification that is on its way goes first
             await self._end(status, body, headers, as_event)
-        else:
-            async with self._lock:  # a notification that is on its way goes first
-                await self._end(status, body, headers, as_event)
 
     async def _end(self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool) -> None:
         streaming, self.state = self.state is State.STREAMING, State.DONE
@@ -118,11 +122,11 @@ class Responder:
             await self._start(status, JSON if body else b"", (*headers, (b"content-length", b"%d" % len(body))))
             await self._body(body, more=False)
 
-    async def _start(self, status: int, content_type: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def _start(self, status: int, content_type: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Awaitable[None]:
         self.status = status
         typed = ((b"content-type", content_type), *headers) if content_type else headers
-        await self._send({"type": "http.response.start", "status": status, "headers": list(typed)})
+        return self._send({"type": "http.response.start", "status": status, "headers": list(typed)})
 
-    async def _body(self, body: bytes, more: bool) -> None:
+    def _body(self, body: bytes, more: bool) -> Awaitable[None]:
         self.bytes_sent += len(body)
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        return self._send({"type": "http.response.body", "body": body, "more_body": more})

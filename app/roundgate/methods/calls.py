@@ -51,7 +51,7 @@ class Calls:
             may_become_task=mode != "forbidden" and context.inbound.meta.capabilities.has(tasks.REQUIRED),
             needs_row=mode == "required",
             takes_unasked=served is not None and served.tool.unasked_answers,
-            idempotency=None if round_ is None else round_.task_id,
+            round=round_,
         )
 
     def value(self, outcome: Completed[T] | Failed, what: str) -> T:

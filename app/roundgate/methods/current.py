@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from roundgate.backends.catalog import Catalog
 from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Answer, Stream
+from roundgate.methods.results import Response, Stream
 from roundgate.methods.table import Methods
 
 Use: TypeAlias = Callable[[], AbstractContextManager[Catalog]]
@@ -26,7 +26,7 @@ class CurrentMethods:
         """What there is something to serve for."""
         return self._current[0].features
 
-    async def serve(self, context: RequestContext) -> Answer:
+    async def serve(self, context: RequestContext) -> Response:
         """Serve one request, to its end, with what is served now.
 
         Raises: what `Methods.serve` raises.

@@ -38,9 +38,14 @@ def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
         "resources": bool(catalog.resources or catalog.templates),
         "completions": catalog.can_complete,
         "subscriptions": streams,
-        "tasks": any(served.tool.task != "forbidden" for served in catalog.tools.values()),
+        "tasks": makes_tasks(catalog) or bool(catalog.task_sources),
     }
     return frozenset(feature for feature, is_served in served.items() if is_served)
+
+
+def makes_tasks(catalog: Catalog) -> bool:
+    """Whether calls of some tool become tasks of ours, which need workers."""
+    return any(served.tool.task != "forbidden" for served in catalog.tools.values())
 
 
 def capabilities(features: frozenset[str]) -> dict[str, Any]:

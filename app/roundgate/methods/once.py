@@ -85,7 +85,7 @@ class Once:
     async def _serve_and_record(self, token_id: str, run: Callable[[], Awaitable[Reply]]) -> bytes:
         try:
             reply = await run()
-            outcome = b"%b %b" % (reply.outcome.encode(), reply.result)
+            outcome = b"%b %b" % (reply.label.encode(), reply.result)
         except Unavailable:  # what the handler did until then it may have done; its journal is gone
             with suppress(Unavailable):
                 await self._once.finish(token_id, _packed(ToolError(_UNKNOWN_OUTCOME)))

@@ -22,10 +22,10 @@ from roundgate.tasks.outcome import log_failure
 
 @carrier
 class Reply:
-    """A result, serialised, and what the log says of it: ok, tool_error, input_required or task."""
+    """A result, serialised, and its label in the log: ok, tool_error, input_required or task."""
 
     result: bytes
-    outcome: str = "ok"
+    label: str = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Stream:
     closing_result: bytes
 
 
-Answer: TypeAlias = Reply | Stream
+Response: TypeAlias = Reply | Stream
+"""What a request is answered with, unless that is an error."""
 
 
 class Results:

@@ -64,7 +64,7 @@ class Target:
         return Binding.of(self.method, self.name, self.arguments)
 
 
-@carrier
+@dataclass(slots=True)
 class Round:
     """A call on its way: which round this is, and what is known from the ones before."""
 
@@ -73,10 +73,19 @@ class Round:
     target: Target
     opened: Opened | None
     origin: Mapping[str, str]
-    task_id: str
-    """The id of the task that the call becomes in this round, if it does: the same however often the round is sent."""
+    make_task_id: Callable[[], str]
+    """Makes `task_id`, when somebody asks for it."""
     is_keyed: bool = False
     """Whether the client gave the call a key."""
+    _task_id: str | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task that the call becomes in this round, if it does: the same however often the round is
+        sent."""
+        if self._task_id is None:
+            self._task_id = self.make_task_id()
+        return self._task_id
 
     @property
     def destiny(self) -> Destiny | None:
@@ -139,7 +148,8 @@ class Rounds:
         if asked.request_state is None:
             journal = Journal()
             journal.receive_unasked(responses)
-            return Round(1, journal, target, None, origin, keyed_id or self._clock.new_id(), keyed_id is not None)
+            make_id = self._clock.new_id if keyed_id is None else lambda: keyed_id
+            return Round(1, journal, target, None, origin, make_id, keyed_id is not None)
         return self._later(target, asked.request_state, responses, principal, keyed_id)
 
     def _later(
@@ -151,11 +161,12 @@ class Rounds:
         except (ValueError, TypeError, KeyError):
             raise self._sealer.refused("sealed by an incompatible version", principal) from None
         journal.receive(responses)
-        if opened.destiny is not None:
-            task_id = opened.destiny.task_id
-        else:
-            task_id = keyed_id or digest(["state", opened.id, responses])
-        return Round(opened.round + 1, journal, target, opened, opened.origin, task_id, keyed_id is not None)
+        known_id = keyed_id if opened.destiny is None else opened.destiny.task_id
+
+        def make_id() -> str:
+            return known_id or digest(["state", opened.id, responses])
+
+        return Round(opened.round + 1, journal, target, opened, opened.origin, make_id, keyed_id is not None)
 
     async def run(
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]

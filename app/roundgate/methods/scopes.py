@@ -21,7 +21,7 @@ class Scopes:
         self._are_checked = are_checked
         self.any_tool = bool(scoped)
         """Whether callers may see different tools."""
-        self.any_task = any(tool.task != "forbidden" for tool in scoped)
+        self.any_task = any(tool.task != "forbidden" or catalog.task_sources for tool in scoped)
         """Whether any task is of a tool that needs scopes."""
 
     def check(self, tool: str, principal: Principal) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
+from roundgate.errors import InsufficientScope, TaskNotFound
 from roundgate.methods.hub import Hub, Subscription
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Results, Stream
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol import notifications, tasks
+from roundgate.protocol import notifications
 from roundgate.protocol.params import ListenParams
-from roundgate.storage.tasks import TaskRecord
-from roundgate.tasks.service import Tasks
+from roundgate.protocol.tasks import REQUIRED, TaskView
+from roundgate.tasks.named import NamedTask, NamedTasks
 from roundgate.tasks.watch import Watch
 
 MAX_STREAM_S: Final = 30 * 86_400
@@ -29,7 +31,7 @@ class SubscriptionMethods:
         self,
         hub: Hub,
         features: frozenset[str],
-        own_tasks: Tasks,
+        tasks: NamedTasks,
         watch: Watch,
         scopes: Scopes,
         results: Results,
@@ -37,7 +39,7 @@ class SubscriptionMethods:
     ) -> None:
         self._hub = hub
         self._features = features
-        self._tasks = own_tasks
+        self._tasks = tasks
         self._watch = watch
         self._scopes = scopes
         self._results = results
@@ -47,11 +49,11 @@ class SubscriptionMethods:
         """subscriptions/listen"""
         wanted, inbound = asked.notifications, context.inbound
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
-        records = await self._tasks_of(context, wanted.task_ids)
-        task_ids = [record.ref.id for record in records]
+        known = await self._known(context, wanted.task_ids)
+        task_ids = [task.id for task, _ in known]
         subscription = self._hub.subscribe(inbound.id, context.principal, wanted, self._features, task_ids)
-        for record in records:
-            self._follow(subscription, record)
+        for task, view in known:
+            self._follow(subscription, task, view)
         self._end_with_token(subscription, context.principal)
         return Stream(subscription, closing)
 
@@ -63,22 +65,30 @@ class SubscriptionMethods:
         timer = asyncio.get_running_loop().call_later(min(max(0.0, left_s), MAX_STREAM_S), subscription.close)
         subscription.ends.append(timer.cancel)
 
-    async def _tasks_of(self, context: RequestContext, task_ids: Sequence[str]) -> list[TaskRecord]:
-        """Those of the tasks that there are, that are the caller's, and whose tools it may call."""
+    async def _known(self, context: RequestContext, task_ids: Sequence[str]) -> list[tuple[NamedTask, TaskView | None]]:
+        """Those of the tasks that there are, that are the caller's, and whose tools it may call, with how they are now.
+
+        Who has a task that is not ours is asked later: a stream does not wait for services.
+        """
         if not task_ids:
             return []
-        context.inbound.meta.capabilities.require(tasks.REQUIRED, "listening to tasks")
+        context.inbound.meta.capabilities.require(REQUIRED, "listening to tasks")
         if "tasks" not in self._features:
             return []
-        who = context.principal
-        found = [await self._tasks.record(who, task_id) for task_id in dict.fromkeys(task_ids)]
-        return [record for record in found if record is not None and self._scopes.allow(record.tool, who)]
+        known: list[tuple[NamedTask, TaskView | None]] = []
+        for task_id in dict.fromkeys(task_ids):
+            with suppress(TaskNotFound, InsufficientScope):
+                task = self._tasks.find(context.principal, task_id)
+                self._scopes.check(await task.tool(), context.principal)
+                known.append((task, None if task.home else await task.look()))
+        return known
 
-    def _follow(self, subscription: Subscription, record: TaskRecord) -> None:
+    def _follow(self, subscription: Subscription, task: NamedTask, view: TaskView | None) -> None:
         """Tell a stream how a task is now, and each time that changes."""
 
-        def tell(record: TaskRecord) -> None:
-            subscription.offer((notifications.TASK, record.ref.id), self._tasks.shown(record))
+        def tell(view: TaskView) -> None:
+            subscription.offer((notifications.TASK, task.id), self._tasks.detailed(view))
 
-        tell(record)  # what happened between the client's last look and this is not lost
-        subscription.ends.append(self._watch.begin(record, tell))
+        if view is not None:
+            tell(view)  # what happened between the client's last look and this is not lost
+        subscription.ends.append(self._watch.begin(task, view, tell))

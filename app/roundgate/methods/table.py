@@ -20,7 +20,7 @@ from roundgate.methods.once import Once
 from roundgate.methods.prompts import PromptMethods
 from roundgate.methods.request import RequestContext
 from roundgate.methods.resources import ResourceMethods
-from roundgate.methods.results import Answer, Results, Stream
+from roundgate.methods.results import Response, Results, Stream
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.scopes import Scopes
 from roundgate.methods.subscriptions import SubscriptionMethods
@@ -30,7 +30,7 @@ from roundgate.protocol import params
 from roundgate.protocol.params import Params
 from roundgate.protocol.revision import ResultFormat
 from roundgate.protocol.tasks import REQUIRED as TASKS
-from roundgate.tasks.service import Tasks
+from roundgate.tasks.named import NamedTasks
 from roundgate.tasks.watch import Watch
 
 P = TypeVar("P", bound=Params)
@@ -40,7 +40,7 @@ P = TypeVar("P", bound=Params)
 class Method(Generic[P]):
     """One row."""
 
-    serve: Callable[[RequestContext, P], Awaitable[Answer]]
+    serve: Callable[[RequestContext, P], Awaitable[Response]]
     params: type[P]
     requires: Mapping[str, Any] | None = None
     """What the client must have declared, shaped as `ClientCapabilities`."""
@@ -56,7 +56,7 @@ class Methods:
         hub: Hub,
         rounds: Rounds,
         once: Once,
-        tasks: Tasks,
+        tasks: NamedTasks,
         watch: Watch,
         clock: Clock,
         result_format: ResultFormat,
@@ -82,7 +82,7 @@ class Methods:
             TaskMethods(tasks, scopes, results),
         )
 
-    async def serve(self, context: RequestContext) -> Answer:
+    def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.
 
         Raises:
@@ -93,7 +93,7 @@ class Methods:
         method = self._table[inbound.method]
         if method.requires is not None:
             inbound.meta.capabilities.require(method.requires, inbound.method)
-        return await method.serve(context, params.validate(method.params, inbound.params))
+        return method.serve(context, params.validate(method.params, inbound.params))
 
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
+from roundgate.backends.base import Returned
 from roundgate.backends.catalog import Catalog, ServedTool
 from roundgate.clock import Clock
 from roundgate.config import CacheHint
-from roundgate.errors import MissingCapability, NotJson, ToolError, Unavailable
+from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
 from roundgate.methods.calls import Calls
 from roundgate.methods.lists import Listing
 from roundgate.methods.once import Once
@@ -21,17 +22,17 @@ from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.rounds import IDEMPOTENCY_KEY, BecomesTask, InputRequired, Round, Rounds, Target
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol import tasks
 from roundgate.protocol.capabilities import merged
 from roundgate.protocol.content import ToolResult
 from roundgate.protocol.params import CallToolParams, ListParams
+from roundgate.protocol.tasks import REQUIRED, TaskView
 from roundgate.replay.call import Call
 from roundgate.replay.context import Context, run_of
 from roundgate.replay.engine import Completed, Failed
 from roundgate.replay.journal import Journal
 from roundgate.tasks.call import TaskCall
+from roundgate.tasks.named import NamedTasks
 from roundgate.tasks.outcome import Ended, ended, tool_result
-from roundgate.tasks.service import Tasks
 
 log: Final = logging.getLogger("roundgate.methods")
 
@@ -46,7 +47,7 @@ class ToolMethods:
         calls: Calls,
         rounds: Rounds,
         once: Once,
-        own_tasks: Tasks,
+        tasks: NamedTasks,
         results: Results,
         clock: Clock,
         *,
@@ -58,7 +59,8 @@ class ToolMethods:
         self._calls = calls
         self._rounds = rounds
         self._once = once
-        self._tasks = own_tasks
+        self._tasks = tasks.own
+        self._named = tasks
         self._results = results
         self._clock = clock
         self._max_result_bytes = max_result_bytes
@@ -75,9 +77,9 @@ class ToolMethods:
         inbound = context.inbound
         served = self._catalog.tool(asked.name)
         self._scopes.check(served.name, context.principal)
-        if inbound.param_headers is not None:
+        if inbound.headers is not None:
             for mirrored in served.mirrored:
-                mirrored.check(asked.arguments, inbound.param_headers)
+                mirrored.check(asked.arguments, inbound.headers)
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
         target = Target("tools/call", served.name, asked.arguments)
@@ -95,7 +97,7 @@ class ToolMethods:
         if not served.arguments.is_valid(arguments):
             return self._results.tool(_invalid_arguments(served, arguments))
 
-        def handler(ctx: Context) -> Awaitable[ToolResult]:
+        def handler(ctx: Context) -> Awaitable[Returned]:
             return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
 
         if call.may_become_task and (known := await self._known_task(served, round_, call)) is not None:
@@ -104,7 +106,7 @@ class ToolMethods:
 
     async def _answer(
         self,
-        outcome: Completed[ToolResult] | InputRequired | BecomesTask | Failed,
+        outcome: Completed[Returned] | InputRequired | BecomesTask | Failed,
         served: ServedTool,
         round_: Round,
         call: Call,
@@ -117,11 +119,20 @@ class ToolMethods:
                 return await self._create_task(served, round_, call, journal, message=message)
             case Failed(MissingCapability() as error):  # the call can be sent again with it, a task could not
                 raise error
+            case Completed(TaskView() as view) if call.meta.capabilities.has(REQUIRED):
+                return self._hand_over(served, view, call)
             case Completed() | Failed():
                 if served.tool.task == "required":
                     end = ended(outcome, served.name, self._clock, self._max_result_bytes)
                     return await self._create_task(served, round_, call, Journal(), end=end)
                 return self._results.tool(tool_result(outcome, served.name, self._clock))
+
+    def _hand_over(self, served: ServedTool, view: TaskView, call: Call) -> Reply:
+        """The call goes on as a task of the tool's service."""
+        try:
+            return self._results.task(self._named.hand_over(served, view, call.principal))
+        except BackendError as error:
+            return self._results.tool(tool_result(Failed(error), served.name, self._clock))
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
         """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
@@ -191,7 +202,7 @@ def _requirements(served: ServedTool) -> Mapping[str, Any]:
     """What a client must have declared before the tool is run."""
     if served.tool.task != "required":
         return served.tool.requires
-    return merged([served.tool.requires, tasks.REQUIRED])
+    return merged([served.tool.requires, REQUIRED])
 
 
 def _invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:

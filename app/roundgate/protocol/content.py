@@ -61,6 +61,8 @@ class _Annotated:
     meta: Mapping[str, Any] | None = None
 
     def _extras(self) -> Wire:
+        if self.annotations is None and self.meta is None:
+            return {}
         return without_none(
             annotations=self.annotations and self.annotations.to_wire(),
             _meta=_copied(self.meta),
@@ -196,7 +198,9 @@ class ToolResult:
         return cls(content=(TextContent(text),), is_error=True)
 
     def to_wire(self) -> Wire:
-        blocks = [TextContent(block).to_wire() if isinstance(block, str) else block.to_wire() for block in self.content]
+        blocks = [
+            {"type": "text", "text": block} if isinstance(block, str) else block.to_wire() for block in self.content
+        ]
         wire: Wire = {"content": blocks}
         if self.structured_content is not ABSENT:
             wire["structuredContent"] = self.structured_content

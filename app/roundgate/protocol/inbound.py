@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from roundgate.carrier import carrier
 from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.jsonrpc import RequestId
 
 LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -41,6 +42,6 @@ class Inbound:
     meta: Meta
     version: str
     """The revision that was spoken."""
-    param_headers: Mapping[str, str] | None = None
-    """The headers that mirror arguments (`x-mcp-header`), by lower-case name, still encoded; `None` in a revision
-    without them."""
+    headers: Headers | None = None
+    """The headers that it came with, where some mirror arguments (`x-mcp-header`); `None` in a revision in which none
+    do."""

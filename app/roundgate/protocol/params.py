@@ -129,10 +129,11 @@ def validate(model: type[P], params: dict[str, Any]) -> P:
         InvalidParams: names each member that is wrong, without repeating its value.
     """
     try:
-        return model.model_validate(params)
+        validated: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
         wrong = [f"params.{'.'.join(map(str, e['loc']))}: {_message(e)}" for e in error.errors(include_input=False)[:5]]
         raise InvalidParams(f"Invalid params: {'; '.join(wrong)[:1000]}") from None
+    return validated
 
 
 def _message(error: ErrorDetails) -> str:

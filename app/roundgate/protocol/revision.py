@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from roundgate.errors import GatewayError
 from roundgate.protocol.error_table import WireError
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.inbound import Inbound
 from roundgate.protocol.jsonrpc import Request, RequestId
 
@@ -48,7 +49,7 @@ class ResultFormat(Protocol):
 class MirroredArgument(Protocol):
     """An argument of a tool that a header of the request has to repeat."""
 
-    def check(self, arguments: Mapping[str, Any], received: Mapping[str, str]) -> None:
+    def check(self, arguments: Mapping[str, Any], headers: Headers) -> None:
         """Compare the argument with the header, if either is there.
 
         Raises:
@@ -59,14 +60,12 @@ class MirroredArgument(Protocol):
 class Revision(Protocol):
     """One revision of the protocol. The package of a revision is one, by the functions of its face."""
 
-    def validate_request(
-        self, request: Request, raw_headers: Sequence[tuple[bytes, bytes]], features: Container[str], /
-    ) -> Inbound:
+    def validate_request(self, request: Request, headers: Headers, features: Container[str], /) -> Inbound:
         """A request that is valid in this revision, and whose method is served.
 
         Args:
             request: one JSON-RPC request.
-            raw_headers: ASGI's pairs of lower-case name and value.
+            headers: those that it came with.
             features: what there is something to serve for (`methods.discovery.features_of`).
 
         Raises:

@@ -96,40 +96,48 @@ def target(event: Event) -> Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a client is shown of a task; times in milliseconds since the epoch, payloads as serialised JSON."""
+class TaskView:
+    """What a client can see of a task; times in milliseconds since the epoch, payloads as serialised JSON."""
 
     task_id: str
     status: Status
     status_message: str | None
     created_ms: int
     updated_ms: int
-    expires_ms: int
+    expires_ms: int | None
+    """`None` if it is kept without a limit."""
     requests: Mapping[str, bytes]
     """The outstanding questions by wire key."""
     outcome: bytes | None
     """The result of a completed task, the error of a failed one."""
+    poll_interval_ms: int | None = None
+    """How often who has the task wants to be asked, if it says so."""
 
 
-def to_wire(shown: Shown, poll_interval_ms: int) -> dict[str, Any]:
-    """The schema's `Task`: what creation answers, and the beginning of everything else."""
-    message = {} if shown.status_message is None else {"statusMessage": shown.status_message}
+def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:
+    """The schema's `Task`: what creation answers, and the beginning of everything else.
+
+    Args:
+        view: the task.
+        poll_interval_ms: how often a client may ask, unless who has the task wants to be asked more seldom.
+    """
+    message = {} if view.status_message is None else {"statusMessage": view.status_message}
     return {
-        "taskId": shown.task_id,
-        "status": shown.status.value,
+        "taskId": view.task_id,
+        "status": view.status.value,
         **message,
-        "createdAt": iso(shown.created_ms),
-        "lastUpdatedAt": iso(shown.updated_ms),
-        "ttlMs": shown.expires_ms - shown.created_ms,
-        "pollIntervalMs": poll_interval_ms,
+        "createdAt": iso(view.created_ms),
+        "lastUpdatedAt": iso(view.updated_ms),
+        "ttlMs": None if view.expires_ms is None else view.expires_ms - view.created_ms,
+        "pollIntervalMs": max(poll_interval_ms, view.poll_interval_ms or 0),
     }
 
 
-def detailed(shown: Shown, poll_interval_ms: int) -> bytes:
+def detailed(view: TaskView, poll_interval_ms: int) -> bytes:
     """The schema's `DetailedTask`, serialised: with `inputRequests`, `result` or `error`, as the status has it."""
-    task = encode(to_wire(shown, poll_interval_ms))
-    if shown.status is Status.INPUT_REQUIRED:
-        pairs = (b"%b:%b" % (encode(key), request) for key, request in shown.requests.items())
+    task = encode(to_wire(view, poll_interval_ms))
+    if view.status is Status.INPUT_REQUIRED:
+        pairs = (b"%b:%b" % (encode(key), request) for key, request in view.requests.items())
         return b'%b,"inputRequests":{%b}}' % (task[:-1], b",".join(pairs))
-    member = {Status.COMPLETED: b"result", Status.FAILED: b"error"}.get(shown.status)
-    return task if member is None or shown.outcome is None else b'%b,"%b":%b}' % (task[:-1], member, shown.outcome)
+    member = {Status.COMPLETED: b"result", Status.FAILED: b"error"}.get(view.status)
+    return task if member is None or view.outcome is None else b'%b,"%b":%b}' % (task[:-1], member, view.outcome)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from roundgate.aio.threads import Threads
 from roundgate.auth.principal import Principal
@@ -24,6 +24,15 @@ Publish: TypeAlias = Callable[[str, str | None], None]
 
 def publish_nowhere(method: str, uri: str | None) -> None:
     """Where nobody can listen."""
+
+
+class Idempotency(Protocol):
+    """A round of a call, as far as it stays the same however often it is sent."""
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task that the call becomes in this round, if it does. It is made when it is asked for: that
+        costs a microsecond, and few calls need it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,8 +58,8 @@ class Call:
     """Whether it has to be a task before its first step: the tool says `task="required"`."""
     takes_unasked: bool = False
     """Whether its handler takes answers that come without a question having been asked."""
-    idempotency: str | None = None
-    """What stays the same however often this round is sent, if there is such a thing: for `Context.idempotency_key`."""
+    round: Idempotency | None = None
+    """The round that this is, in an ordinary call."""
     step_threads: Threads | None = field(default=None, compare=False)
     """Bounds the threads of steps that are plain functions; `None`: the event loop's own bound of 40."""
 
@@ -58,3 +67,10 @@ class Call:
     def capabilities(self) -> ClientCapabilities:
         """What the client declared on this request: what may be asked of it."""
         return self.meta.capabilities
+
+    @property
+    def idempotency(self) -> str | None:
+        """What stays the same however often this round is sent, if there is such a thing: for keys of services."""
+        if self.task_id is None and self.round is not None:
+            return self.round.task_id
+        return self.task_id

@@ -12,7 +12,7 @@ A handler is run from the top each time, against a journal of what is already kn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CoroutineType
@@ -22,7 +22,7 @@ from roundgate.aio.timers import Limit
 from roundgate.carrier import carrier
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability
 from roundgate.protocol.capabilities import merged
-from roundgate.replay.branches import Driven, HandlerExited, Suspend, here, number_tasks, spawn
+from roundgate.replay.branches import Driven, Suspend, here, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
 
@@ -74,38 +74,42 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
     Cancellation of the call is no outcome: it passes through, because nobody is waiting any more.
     """
     number_tasks(asyncio.get_running_loop())
+    remaining_ms = run.call.deadline.remaining_ms()
+    limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
+    token = here.set(run.root)  # `inside` would cost half a microsecond
     try:
-        return await _outcome(handler, run)
+        with limit:
+            value = await (_driven(handler, run) if run.call.task_id is None else _in_its_own_task(handler, run))
+        # a handler that swallowed the suspension does not get away with a result that skipped a question
+        return Completed(value) if run.stopped is None else _suspended(run)
+    except BaseException as error:
+        return _ended_by(error, run, limit)
     finally:
+        here.reset(token)
         run.close()
 
 
-async def _outcome(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[T]:
-    remaining_ms = run.call.deadline.remaining_ms()
-    limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
-    try:
-        with limit:
-            value = await _driven(handler, run)
-    except Suspend:
-        return _suspended(run)
-    except asyncio.CancelledError as error:
-        if _was_enforced(run):
+def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Restarted | Failed:
+    """What it means that a handler ended with this.
+
+    Raises:
+        BaseException: it itself, if it is the end of more than the handler: the call is cancelled, the process ends.
+    """
+    match error:
+        case Suspend():
             return _suspended(run)
-        if _is_being_cancelled():
-            raise
-        return _failed(_caused_by(error, "what the handler waited for was cancelled, the call itself was not"), run)
-    except HandlerExited as error:
-        return _failed(error, run)
-    except BaseExceptionGroup as group:
-        return _failed(_cause_in(group), run)
-    except TimeoutError as error:
-        if limit.expired:
-            return Failed(CallTimeout(f"The call did not finish within {round((remaining_ms or 0) / 1000, 2):g} s"))
-        return _failed(error, run)
-    except Exception as error:
-        return _failed(error, run)
-    # a handler that swallowed the suspension does not get away with a result that skipped a question
-    return Completed(value) if run.stopped is None else _suspended(run)
+        case asyncio.CancelledError() if _was_enforced(run):
+            return _suspended(run)
+        case asyncio.CancelledError() if not _is_being_cancelled():
+            message = "what the handler waited for was cancelled, the call itself was not"
+            return _failed(_caused_by(error, message), run)
+        case BaseExceptionGroup():
+            return _failed(_cause_in(error), run)
+        case TimeoutError() if limit.expired:
+            return Failed(CallTimeout(f"The call did not finish within {round(limit.after_s or 0, 2):g} s"))
+        case Exception():
+            return _failed(error, run)
+    raise error
 
 
 async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
@@ -116,22 +120,16 @@ async def _awaiting(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-async def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> T:
-    """Run the handler: in a task of its own where it is a task's, so that who cancels it is known."""
-    if run.call.task_id is not None:
-        return await _in_its_own_task(_coroutine(handler), run)
+def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> Driven[T]:
+    """The handler, to be awaited in the current task."""
     run.begin()
-    token = here.set(run.root)  # `inside` would cost half a microsecond
-    try:
-        coroutine = handler()
-        driven: Driven[T] = Driven(coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine))
-        return await driven
-    finally:
-        here.reset(token)
+    coroutine = handler()
+    return Driven(coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine))
 
 
-async def _in_its_own_task(coroutine: Coroutine[Any, Any, T], run: Run) -> T:
-    root = spawn(run.root, coroutine)
+async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
+    """Run the handler of a task: who cancels it is known."""
+    root = spawn(run.root, _coroutine(handler))
     run.begin(root)
     try:
         await asyncio.wait([root])

@@ -50,7 +50,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from roundgate.protocol.tasks import Shown, Status
+from roundgate.protocol.tasks import Status, TaskView
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -138,9 +138,9 @@ class TaskRecord:
     resends: int = 0
     """How often sweeps have postponed it to send it again, since its last claim."""
 
-    def shown(self) -> Shown:
-        """What a client is shown of it."""
-        return Shown(
+    def view(self) -> TaskView:
+        """What a client can see of it."""
+        return TaskView(
             self.ref.id,
             self.status,
             self.status_message,

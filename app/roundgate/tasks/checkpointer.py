@@ -42,7 +42,7 @@ class Checkpointer:
         self,
         store: TaskStore,
         claimed: Claimed,
-        task: TaskCall,
+        task_call: TaskCall,
         call: Call,
         clock: Clock,
         config: TasksConfig,
@@ -63,14 +63,14 @@ class Checkpointer:
         self._bytes = sum(map(len, claimed.journal))
         self.lost = False
         self.fault: Exception | None = None
-        self._task = task
+        self._task_call = task_call
         self.run = self._begin(claimed, call)
         # what is there at the beginning is there the next time too, answers by way of their questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
         self.run.journal.withdraw_unanswered()
 
     def _begin(self, claimed: Claimed, call: Call) -> Run:
-        version, generation = claimed.record.journal_version, self._task.generation
+        version, generation = claimed.record.journal_version, self._task_call.generation
         journal = Journal(state=json.decode(claimed.state), version=version, generation=generation)
         for entry in claimed.journal:
             journal.add(_entry(entry))
@@ -243,8 +243,8 @@ class Checkpointer:
         Raises:
             LeaseLost, Unavailable
         """
-        call = replace(self._task, arguments=arguments, generation=self._task.generation + 1).to_bytes()
-        anew = partial(self._store.restart, self._lease, call, (), b"{}", JOURNAL_VERSION)
+        task_call = replace(self._task_call, arguments=arguments, generation=self._task_call.generation + 1)
+        anew = partial(self._store.restart, self._lease, task_call.to_bytes(), (), b"{}", JOURNAL_VERSION)
         await self._last(lambda: anew(self._clock.now_ms(), due_ms))
 
     async def park(self, why: str) -> None:

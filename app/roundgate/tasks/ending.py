@@ -79,44 +79,46 @@ class Endings:
         self._clock = clock
         self._config = config
 
-    async def commit(self, run: Checkpointer, tool: str, outcome: Outcome) -> Turn:
+    async def commit(self, checkpointer: Checkpointer, tool: str, outcome: Outcome) -> Turn:
         """What the outcome of a handler makes of its task.
 
         Raises:
             Fault, LeaseLost, Unavailable
         """
         try:
-            return await self._commit(run, tool, outcome)
+            return await self._commit(checkpointer, tool, outcome)
         except NotJson as error:  # in ctx.state
-            return await self._commit(run, tool, Failed(error))
+            return await self._commit(checkpointer, tool, Failed(error))
 
-    async def _commit(self, run: Checkpointer, tool: str, outcome: Outcome) -> Turn:
+    async def _commit(self, checkpointer: Checkpointer, tool: str, outcome: Outcome) -> Turn:
         match outcome:
             case Suspended(requests=requests, wake_ms=wake_ms) if requests:
-                await run.suspend(requests, wake_ms)
+                await checkpointer.suspend(requests, wake_ms)
                 return Turn.ASKED
             case Suspended(wake_ms=wake_ms):
-                await self.release(run, wake_ms or 0)
+                await self.release(checkpointer, wake_ms or 0)
                 return Turn.RELEASED
             case Restarted(arguments=arguments):
                 due_ms, delay_ms = self._next(0)
-                await run.restart(arguments, due_ms)
-                await self._wake(run.ref, delay_ms)
+                await checkpointer.restart(arguments, due_ms)
+                await self._wake(checkpointer.ref, delay_ms)
                 return Turn.RESTARTED
             case Failed(NondeterminismError() as error):
-                await self._park(run, tool, error)
+                await self._park(checkpointer, tool, error)
                 return Turn.PARKED
-            case Failed(CallTimeout()) if run.run.call.deadline.is_past:
+            case Failed(CallTimeout()) if checkpointer.run.call.deadline.is_past:
                 raise Fault("a step takes longer than a worker may run")
             case Completed() | Failed():
-                await run.finish(ended(outcome, tool, self._clock, self._config.max_result_bytes))
+                await checkpointer.finish(ended(outcome, tool, self._clock, self._config.max_result_bytes))
                 return Turn.FINISHED
 
-    async def _park(self, run: Checkpointer, tool: str, error: NondeterminismError) -> None:
-        reference = log_failure(f"task {run.ref.id} (tool {tool})", error, self._clock)
-        await run.park(f"{PARKED}: its handler went another way than before, at {error.key!r} (reference {reference})")
+    async def _park(self, checkpointer: Checkpointer, tool: str, error: NondeterminismError) -> None:
+        reference = log_failure(f"task {checkpointer.ref.id} (tool {tool})", error, self._clock)
+        await checkpointer.park(
+            f"{PARKED}: its handler went another way than before, at {error.key!r} (reference {reference})"
+        )
 
-    async def release(self, run: Checkpointer, wake_ms: int) -> None:
+    async def release(self, checkpointer: Checkpointer, wake_ms: int) -> None:
         """Let go, and have the task taken up again at its time.
 
         Raises:
@@ -124,17 +126,17 @@ class Endings:
         """
         due_ms, delay_ms = self._next(wake_ms)
         # whose clock is a little behind ours may take it up when our message comes, and waits for the rest
-        await run.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms)
-        await self._wake(run.ref, delay_ms)
+        await checkpointer.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms)
+        await self._wake(checkpointer.ref, delay_ms)
 
-    async def stopped(self, run: Checkpointer) -> None:
+    async def stopped(self, checkpointer: Checkpointer) -> None:
         """The process is stopping: another one shall not have to wait for our lease to run out."""
-        run.hurry()
-        await self._quietly(run.ref, lambda: self.release(run, 0))
+        checkpointer.hurry()
+        await self._quietly(checkpointer.ref, lambda: self.release(checkpointer, 0))
 
-    async def crashed(self, run: Checkpointer) -> None:
+    async def crashed(self, checkpointer: Checkpointer) -> None:
         """Something ends the whole process, or harms all that it runs: each of them may have been the cause."""
-        now_ms, ref, fence = self._clock.now_ms(), run.ref, run.lease.fence
+        now_ms, ref, fence = self._clock.now_ms(), checkpointer.ref, checkpointer.lease.fence
 
         async def let_go() -> None:
             await self._store.let_go(ref, fence, now_ms, self._next(0)[0], blame=True)

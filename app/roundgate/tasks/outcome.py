@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from roundgate.backends.base import Returned
 from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ProtocolError, ToolError
 from roundgate.protocol.content import ToolResult
@@ -20,15 +21,18 @@ from roundgate.replay.engine import Completed, Failed
 log = logging.getLogger("roundgate.methods")
 
 
-def tool_result(outcome: Completed[ToolResult] | Failed, tool: str, clock: Clock) -> ToolResult:
+def tool_result(outcome: Completed[Returned] | Failed, tool: str, clock: Clock) -> ToolResult:
     """The result of a call.
 
     Raises:
         ProtocolError: it ended with one.
     """
     match outcome:
-        case Completed(value):
-            return value
+        case Completed(ToolResult() as result):
+            return result
+        case Completed():
+            error = RuntimeError("it returned a task of its service for a call that could not go on as one")
+            return tool_result(Failed(error), tool, clock)
         case Failed(ProtocolError() as error):
             raise error
         case Failed(ToolError() as error):
@@ -66,7 +70,7 @@ class Ended:
         return cls(Status(status), outcome.encode(), message)
 
 
-def ended(outcome: Completed[ToolResult] | Failed, tool: str, clock: Clock, max_bytes: int) -> Ended:
+def ended(outcome: Completed[Returned] | Failed, tool: str, clock: Clock, max_bytes: int) -> Ended:
     """The end of a task whose handler came to its end."""
     try:
         result = tool_result(outcome, tool, clock)

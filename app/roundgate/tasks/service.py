@@ -19,7 +19,7 @@ from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
-from roundgate.protocol.tasks import Shown, Status, detailed, to_wire
+from roundgate.protocol.tasks import Status, TaskView, detailed, to_wire
 from roundgate.replay.journal import Journal, plain, row
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import Answered, NewTask, TaskRecord, TaskRef, TaskStore
@@ -43,7 +43,7 @@ class Tasks:
 
     async def create(
         self,
-        call: TaskCall,
+        task_call: TaskCall,
         journal: Journal,
         *,
         task_id: str | None = None,
@@ -60,7 +60,7 @@ class Tasks:
             ToolError: the caller has too many open tasks, or the call is too large.
             NotJson: in `ctx.state`.
         """
-        task = self._new(call, task_id or self._clock.new_id(), journal, message, ended)
+        task = self._new(task_call, task_id or self._clock.new_id(), journal, message, ended)
         if ended is None:
             await self._check_room(task.ref)
         try:
@@ -73,7 +73,7 @@ class Tasks:
             return await self._created_before(task.ref)
         if ended is None:
             await self._wake(task.ref)
-        return self._told(_shown_of_new(task))
+        return self._told(_view_of_new(task))
 
     async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
         """The `CreateTaskResult` of a task that the principal has already, if it does.
@@ -84,13 +84,13 @@ class Tasks:
         record = await self.record(principal, task_id)
         return None if record is None else await self._created_before(record.ref, record)
 
-    def check_size(self, call: TaskCall) -> bytes:
+    def check_size(self, task_call: TaskCall) -> bytes:
         """The call as it is kept.
 
         Raises:
             ToolError: it is larger than a task may have it.
         """
-        data, most = call.to_bytes(), self._config.max_call_bytes
+        data, most = task_call.to_bytes(), self._config.max_call_bytes
         if len(data) > most:
             raise ToolError(
                 f"The arguments are too large for a task: with what the client says of itself they take {len(data):,} "
@@ -115,21 +115,23 @@ class Tasks:
             raise TaskNotFound
         if record.status is Status.WORKING and record.fence == 0 and self._is_young(record):
             await self._wake(ref)  # who wrote it may have died before its message
-        return self._told(record.shown())
+        return self._told(record.view())
 
     def _is_young(self, record: TaskRecord) -> bool:
         """Whether the sweep has had no reason yet to send a message of its own."""
         return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
 
-    def _told(self, shown: Shown) -> dict[str, Any]:
-        return {"resultType": "task", **to_wire(shown, self._config.poll_interval_ms)}
+    def _told(self, view: TaskView) -> dict[str, Any]:
+        return {"resultType": "task", **to_wire(view, self._config.poll_interval_ms)}
 
-    def _new(self, call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None) -> NewTask:
+    def _new(
+        self, task_call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None
+    ) -> NewTask:
         now_ms = self._clock.now_ms()
         return NewTask(
-            ref=TaskRef(owner_of(call.principal), task_id),
-            tool=call.tool,
-            call=self.check_size(call),
+            ref=TaskRef(owner_of(task_call.principal), task_id),
+            tool=task_call.tool,
+            call=self.check_size(task_call),
             journal=[encode(row(entry)) for entry in journal.entries()],
             state=encode(plain(journal.state, "ctx.state")),
             created_ms=now_ms,
@@ -148,7 +150,7 @@ class Tasks:
 
     def shown(self, record: TaskRecord) -> bytes:
         """The `DetailedTask` of a row."""
-        return detailed(record.shown(), self._config.poll_interval_ms)
+        return detailed(record.view(), self._config.poll_interval_ms)
 
     async def update(self, principal: Principal, task_id: str, responses: Mapping[str, Any]) -> None:
         """Take answers; those that are not for an outstanding question are dropped.
@@ -199,8 +201,8 @@ def _ref(principal: Principal, task_id: str) -> TaskRef | None:
     return TaskRef(owner_of(principal), task_id) if _ID.fullmatch(task_id) else None
 
 
-def _shown_of_new(task: NewTask) -> Shown:
-    return Shown(
+def _view_of_new(task: NewTask) -> TaskView:
+    return TaskView(
         task.ref.id,
         task.status,
         task.status_message,

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from roundgate import watchdog
+from roundgate.backends.base import Returned
 from roundgate.clock import Clock
 from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
-from roundgate.protocol.content import ToolResult
 from roundgate.replay import engine
 from roundgate.replay.engine import Failed, Suspended
 from roundgate.replay.run import Stop
@@ -34,7 +34,7 @@ TICK_S: Final = 0.25
 """How often it is looked at whether a handler has to be ended."""
 TOO_LONG: Final = "The task took longer than a task of this server may (tasks.task_timeout_s)"
 
-Outcome: TypeAlias = engine.Outcome[ToolResult]
+Outcome: TypeAlias = engine.Outcome[Returned]
 
 log = logging.getLogger("roundgate.tasks")
 
@@ -67,7 +67,7 @@ class Running:
         root = self.checkpointer.run.root_task
         return root is not None and not root.done()
 
-    async def outcome(self, handler: Callable[[], Awaitable[ToolResult]]) -> Outcome:
+    async def outcome(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
         """How the handler ended, or was ended.
 
         Raises:
@@ -86,7 +86,7 @@ class Running:
             raise
         return self._result(root)
 
-    async def _run(self, handler: Callable[[], Awaitable[ToolResult]]) -> Outcome:
+    async def _run(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
         RUNNING.set(self)
         watchdog.attend()
         return await engine.run_handler(handler, self.checkpointer.run)

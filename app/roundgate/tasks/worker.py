@@ -151,8 +151,8 @@ class Worker:
         try:
             self._check(claimed.record)
             with self._catalogs.use() as catalog:  # to the end of the turn, whatever is swapped meanwhile
-                call, served = self._served(claimed, catalog)
-                return await self._carry(self._begin(claimed, call, deadline), call, served)
+                task_call, served = self._served(claimed, catalog)
+                return await self._carry(self._begin(claimed, task_call, deadline), task_call, served)
         except (LeaseLost, asyncio.CancelledError):
             raise
         except Declined as needs:
@@ -175,40 +175,39 @@ class Worker:
 
     def _served(self, claimed: Claimed, catalog: Catalog) -> tuple[TaskCall, ServedTool]:
         try:
-            call = TaskCall.from_bytes(claimed.call)
+            task_call = TaskCall.from_bytes(claimed.call)
         except _UNREADABLE as error:
             raise Declined("can read its call") from error
-        served = catalog.tools.get(call.tool)
+        served = catalog.tools.get(task_call.tool)
         if served is None:
-            raise Declined(f"serves {call.tool}")
-        return call, served
+            raise Declined(f"serves {task_call.tool}")
+        return task_call, served
 
-    def _begin(self, claimed: Claimed, task: TaskCall, deadline: Deadline) -> Running:
-        config, call = self._config, self._call(claimed.record.ref, task, deadline)
+    def _begin(self, claimed: Claimed, task_call: TaskCall, deadline: Deadline) -> Running:
+        config, call = self._config, self._call(claimed.record.ref, task_call, deadline)
         try:
-            checkpointer = Checkpointer(self._store, claimed, task, call, self._clock, config, self._skew_ms)
+            checkpointer = Checkpointer(self._store, claimed, task_call, call, self._clock, config, self._skew_ms)
         except _UNREADABLE as error:
             raise Declined("can read its journal") from error
         give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
-        return Running(checkpointer, task.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
+        return Running(checkpointer, task_call.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
 
-    def _call(self, ref: TaskRef, task: TaskCall, deadline: Deadline) -> Call:
+    def _call(self, ref: TaskRef, task_call: TaskCall, deadline: Deadline) -> Call:
         return Call(
-            principal=task.principal,
-            meta=task.meta(),
+            principal=task_call.principal,
+            meta=task_call.meta(),
             deadline=deadline,
             publish=self._publish,
             task_id=ref.id,
-            idempotency=ref.id,
         )
 
-    async def _carry(self, running: Running, call: TaskCall, served: ServedTool) -> Turn:
+    async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
         self._running[running] = None
         if self._is_stopping:
             running.stop_soon()
         try:
-            outcome = await self._outcome(running, call, served)
-            return await self._endings.commit(running.checkpointer, call.tool, outcome)
+            outcome = await self._outcome(running, task_call, served)
+            return await self._endings.commit(running.checkpointer, task_call.tool, outcome)
         except asyncio.CancelledError:
             end = self._endings.stopped if self._is_stopping else self._endings.crashed
             await to_its_end(end(running.checkpointer))
@@ -217,9 +216,9 @@ class Worker:
             self._running.pop(running, None)
             self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
 
-    async def _outcome(self, running: Running, call: TaskCall, served: ServedTool) -> Outcome:
+    async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
         context = Context(running.checkpointer.run)
-        with self._tracing.turn(call.tool, call.origin) as span:
-            outcome = await running.outcome(lambda: served.tool.call(context, dict(call.arguments)))
+        with self._tracing.turn(task_call.tool, task_call.origin) as span:
+            outcome = await running.outcome(lambda: served.tool.call(context, dict(task_call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
         return outcome

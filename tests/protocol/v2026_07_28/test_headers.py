@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
 from roundgate.errors import HeaderMismatch
-from roundgate.protocol.v2026_07_28.headers import McpHeaders, decode_value, encode_value
+from roundgate.protocol.header_lines import Headers
+from roundgate.protocol.v2026_07_28 import headers
+from roundgate.protocol.v2026_07_28.headers import decode_value, encode_value
 from tests.support import json_values
 
 HEADER = "Mcp-Name"
@@ -126,40 +128,32 @@ def test_bytes_in_base64_are_their_text_or_a_mismatch(data: bytes) -> None:
 # --- the headers of a request ---
 
 
-def test_the_mirroring_headers_are_picked_out_and_the_rest_is_left() -> None:
-    raw = [
-        (b"host", b"127.0.0.1"),
-        (b"mcp-protocol-version", b"2026-07-28"),
-        (b"mcp-method", b"tools/call"),
-        (b"mcp-name", b"add"),
-        (b"mcp-param-region", b"eu"),
-        (b"mcp-session-id", b"old"),
-    ]
-    assert McpHeaders.read(raw) == McpHeaders("2026-07-28", "tools/call", "add", {"region": "eu"})
+def read(raw: list[tuple[bytes, bytes]], name: bytes) -> str | None:
+    return headers.read(Headers.of(raw), name)
 
 
-def test_headers_that_are_not_sent_are_none() -> None:
-    assert McpHeaders.read([]) == McpHeaders(None, None, None, {}, None)
+def test_a_header_that_is_not_sent_is_none() -> None:
+    assert read([(b"mcp-method", b"tools/call")], b"mcp-name") is None
 
 
 def test_white_space_around_a_value_is_not_part_of_it() -> None:
-    received = McpHeaders.read([(b"mcp-method", b" \ttools/list\t "), (b"mcp-name", b" a b "), (b"mcp-param-a", b" 1")])
-    assert (received.method, received.name, received.params) == ("tools/list", "a b", {"a": "1"})
+    raw = [(b"mcp-method", b" \ttools/list\t "), (b"mcp-name", b" a b ")]
+    assert [read(raw, name) for name, _ in raw] == ["tools/list", "a b"]
 
 
 def test_only_the_white_space_of_http_is_taken_off() -> None:
-    assert McpHeaders.read([(b"mcp-name", b"\x0b\xa0a\xa0\x0c")]).name == "\x0b\xa0a\xa0\x0c"
+    assert read([(b"mcp-name", b"\x0b\xa0a\xa0\x0c")], b"mcp-name") == "\x0b\xa0a\xa0\x0c"
 
 
 def test_an_empty_value_is_there_and_empty() -> None:
-    assert McpHeaders.read([(b"mcp-name", b"")]).name == ""
+    assert read([(b"mcp-name", b"")], b"mcp-name") == ""
 
 
 @pytest.mark.parametrize("name", [b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-region"])
 @pytest.mark.parametrize("second", [b"other", b"same"])
 def test_a_mirroring_header_that_comes_twice_is_noticed(name: bytes, second: bytes) -> None:
-    raw = [(name, b"same"), (b"accept", b"*/*"), (name, second)]
-    assert McpHeaders.read(raw).repeated == name.decode()
+    raw = [(b"accept", b"*/*"), (name, b"same"), (b"accept", b"*/*"), (name, second)]
+    assert headers.repeated(Headers.of(raw)) == name.decode()
 
 
 def test_other_headers_may_come_twice() -> None:
@@ -170,13 +164,14 @@ def test_other_headers_may_come_twice() -> None:
         (b"mcp-session-id", b"b"),
         (b"mcp-name", b"x"),
     ]
-    assert McpHeaders.read(raw).repeated is None
+    assert headers.repeated(Headers.of(raw)) is None
 
 
 @given(
     st.lists(st.tuples(st.sampled_from([b"mcp-name", b"mcp-param-", b"mcp-param-a", b"x"]) | st.binary(), st.binary()))
 )
 def test_any_headers_can_be_read(raw: list[tuple[bytes, bytes]]) -> None:
-    received = McpHeaders.read(raw)
     names = [name for name, _ in raw if name == b"mcp-name" or name.startswith(b"mcp-param-")]
-    assert (received.repeated is None) == (len(names) == len(set(names)))
+    assert (headers.repeated(Headers.of(raw)) is None) == (len(names) == len(set(names)))
+    for name, _ in raw:
+        assert read(raw, name) is not None

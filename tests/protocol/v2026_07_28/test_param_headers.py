@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
 from roundgate.errors import HeaderMismatch
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.v2026_07_28 import headers
 from roundgate.protocol.v2026_07_28.headers import ParamHeader, encode_value
 from tests.support import json_values
@@ -175,10 +177,17 @@ def test_the_official_client_keeps_exactly_the_tools_that_we_serve(schema: dict[
 # --- comparison ---
 
 
+def sent(values: Mapping[str, str]) -> Headers:
+    """A request's headers, with these values of `Mcp-Param-*`."""
+    return Headers.of(
+        [(f"mcp-param-{key}".encode(), value.encode("utf-8", "replace")) for key, value in values.items()]
+    )
+
+
 def agrees(kind: str, arguments: dict[str, Any], received: dict[str, str], *path: str) -> bool:
     """Whether an argument `v` of this type and the header `Mcp-Param-V` agree."""
     try:
-        ParamHeader("Mcp-Param-V", "v", path or ("v",), kind).check(arguments, received)
+        ParamHeader("Mcp-Param-V", "v", path or ("v",), kind).check(arguments, sent(received))
     except HeaderMismatch:
         return False
     return True
@@ -257,7 +266,7 @@ def test_an_absent_argument_and_null_want_no_header(arguments: dict[str, Any]) -
 @pytest.mark.parametrize("value", ["", "a", 0, False])
 def test_an_argument_without_its_header_is_a_mismatch(value: Any) -> None:
     with pytest.raises(HeaderMismatch, match="Mcp-Param-V is missing; it must mirror argument 'v'"):
-        ParamHeader("Mcp-Param-V", "v", ("v",), "string").check({"v": value}, {"w": "a"})
+        ParamHeader("Mcp-Param-V", "v", ("v",), "string").check({"v": value}, sent({"w": "a"}))
 
 
 @pytest.mark.parametrize("value", [[], {}, ["a"], {"v": "a"}])
@@ -270,7 +279,7 @@ def test_a_nested_argument_is_found_along_its_path() -> None:
     assert agrees("string", {"o": {"a.b": "x"}, "v": "y"}, {"v": "x"}, "o", "a.b")
     assert not agrees("string", {"o": {"a.b": "x"}}, {"v": "y"}, "o", "a.b")
     with pytest.raises(HeaderMismatch, match=r"argument 'o\.v'"):
-        ParamHeader("Mcp-Param-V", "v", ("o", "v"), "string").check({"o": {"v": "x"}}, {})
+        ParamHeader("Mcp-Param-V", "v", ("o", "v"), "string").check({"o": {"v": "x"}}, sent({}))
 
 
 @pytest.mark.parametrize("outer", [None, "v", 5, [], [{"v": "x"}], {}, {"v": None}])
@@ -299,13 +308,13 @@ SCHEMA = {
 
 @given(ARGUMENTS)
 def test_what_the_official_client_sends_is_accepted_and_nothing_less(arguments: dict[str, Any]) -> None:
-    sent = official.mcp_param_headers(official.x_mcp_header_map(SCHEMA), arguments)
-    received = {name.removeprefix("Mcp-Param-").lower(): value for name, value in sent.items()}
+    mirrored = official.mcp_param_headers(official.x_mcp_header_map(SCHEMA), arguments)
+    received = {name.removeprefix("Mcp-Param-").lower(): value for name, value in mirrored.items()}
     for header in headers.mirrored_arguments(SCHEMA):
-        header.check(arguments, received)
+        header.check(arguments, sent(received))
         if header.key in received:
             with pytest.raises(HeaderMismatch):
-                header.check(arguments, {})
+                header.check(arguments, sent({}))
 
 
 @given(st.sampled_from(["string", "integer", "boolean"]), json_values.values(), st.data())

@@ -28,6 +28,7 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.jsonrpc import Request
 from roundgate.protocol.v2026_07_28 import validate_request
 from roundgate.protocol.v2026_07_28.wire_errors import TABLE
@@ -77,7 +78,7 @@ def test_every_request_of_the_specification_passes(kind: str, request_: dict[str
     message = jsonrpc.parse(json.dumps(request_).encode())
     assert isinstance(message, Request)
     raw = [(name.encode(), value.encode()) for name, value in wire.headers(request_).items()]
-    passed = validate_request(message, raw, FEATURES)
+    passed = validate_request(message, Headers.of(raw), FEATURES)
     assert passed.method == request_["method"]
     if passed.method in MODELS:
         params.validate(MODELS[passed.method], passed.params)

@@ -16,6 +16,7 @@ from mcp_types import _v2026_07_28 as official
 
 from roundgate.errors import HeaderMismatch, InvalidParams, MethodNotFound, ProtocolError, UnsupportedVersion
 from roundgate.protocol import jsonrpc
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.inbound import LOG_LEVELS, Inbound
 from roundgate.protocol.jsonrpc import Notification
 from roundgate.protocol.v2026_07_28 import METHODS, validate_request, wire_errors
@@ -45,7 +46,7 @@ class Draft:
         raw += [(self.twice.encode(), b"add")] * 2 if self.twice else []
         request = jsonrpc.parse(json.dumps(self.message).encode())
         assert not isinstance(request, Notification)
-        return validate_request(request, raw, features)
+        return validate_request(request, Headers.of(raw), features)
 
     def error(self) -> ProtocolError:
         with pytest.raises(ProtocolError) as caught:
@@ -339,7 +340,7 @@ def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(sent: tuple
         if isinstance(message, Notification):
             return
         request_id = message.id
-        passed = validate_request(message, raw, FEATURES)
+        passed = validate_request(message, Headers.of(raw), FEATURES)
     except ProtocolError as error:
         status, answer = wire_errors.render(error, request_id)
         response = official.JSONRPCErrorResponse.model_validate_json(answer)

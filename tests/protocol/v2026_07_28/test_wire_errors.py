@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +13,16 @@ from mcp_types import _v2026_07_28 as official
 
 import roundgate
 from roundgate.errors import (
+    AnswerInvalid,
     AuthError,
+    AuthorizationFailed,
     BackendError,
     CallTimeout,
+    ClientError,
     ConfigError,
     GatewayError,
     HeaderMismatch,
+    HttpRefused,
     InsufficientScope,
     InternalError,
     InvalidParams,
@@ -32,12 +37,16 @@ from roundgate.errors import (
     ProtocolError,
     Refused,
     ResourceNotFound,
+    RpcError,
     StateRefused,
     StateTooLarge,
+    TaskEnded,
     TaskNotFound,
     TaskTimeout,
     ToolError,
+    TooManyRounds,
     TransportError,
+    Unanswered,
     Unauthenticated,
     Unavailable,
     UnsupportedVersion,
@@ -61,6 +70,15 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (TaskNotFound(), -32602, 400),
     (Unavailable("not now"), -32600, 503),
 ]
+
+
+def tree_of(cls: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    """A class and all below it."""
+    yield cls
+    for below in cls.__subclasses__():
+        yield from tree_of(below)
+
+
 NEVER_ON_THE_WIRE = {
     GatewayError: "the base of the tree",
     ToolError: "a result with isError",
@@ -77,6 +95,7 @@ NEVER_ON_THE_WIRE = {
     AuthError: "answered in OAuth's words",
     Unauthenticated: "the same",
     InsufficientScope: "the same",
+    **dict.fromkeys(tree_of(ClientError), "of the client, which answers nobody"),
 }
 
 INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
@@ -86,6 +105,13 @@ INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
     Unauthenticated: (None, "inside"),
     InsufficientScope: ("inside", ["scope"]),
     NondeterminismError: ("key", "step one", "step two"),
+    RpcError: (-32603, "inside"),
+    HttpRefused: (502, "inside"),
+    AuthorizationFailed: (401, "inside"),
+    Unanswered: ("inside", ()),
+    AnswerInvalid: ("key", ["inside"]),
+    TooManyRounds: (3,),
+    TaskEnded: ("failed", "inside"),
 }
 
 

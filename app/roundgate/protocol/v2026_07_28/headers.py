@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, overload
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-from roundgate.carrier import carrier
 from roundgate.errors import HeaderMismatch
+from roundgate.protocol.header_lines import Headers
 
 PROTOCOL_VERSION: Final = "MCP-Protocol-Version"
 METHOD: Final = "Mcp-Method"
@@ -31,52 +31,18 @@ _MIRRORED: Final = frozenset(name.lower().encode() for name in (PROTOCOL_VERSION
 _PARAM_PREFIX_LOWER: Final = PARAM_PREFIX.lower().encode()
 
 
-@carrier
-class McpHeaders:
-    """The mirroring headers of one request, still encoded, surrounding white space removed (RFC 9110 section 5.5)."""
-
-    protocol_version: str | None = None
-    method: str | None = None
-    name: str | None = None
-    params: Mapping[str, str] = field(default_factory=dict)
-    """`Mcp-Param-*` by lower-case name without the prefix."""
-    repeated: str | None = None
-    """The first mirroring header that came twice: two readers could then believe different things."""
-
-    @classmethod
-    def read(cls, raw: Sequence[tuple[bytes, bytes]]) -> McpHeaders:
-        """From ASGI's list of (lower-case name, value). httptools leaves white space around values; we take it off."""
-        values = dict(raw)
-        params = {
-            name[len(_PARAM_PREFIX_LOWER) :].decode("latin-1"): _text(value)
-            for name, value in values.items()
-            if name.startswith(_PARAM_PREFIX_LOWER)
-        }
-        return cls(
-            _text(values.get(b"mcp-protocol-version")),
-            _text(values.get(b"mcp-method")),
-            _text(values.get(b"mcp-name")),
-            params,
-            None if len(values) == len(raw) else _repeated(raw),
-        )
-
-
-@overload
-def _text(value: bytes) -> str: ...
-@overload
-def _text(value: None) -> None: ...
-@overload
-def _text(value: bytes | None) -> str | None: ...
-def _text(value: bytes | None) -> str | None:
+def read(headers: Headers, name: bytes) -> str | None:
+    """A mirroring header, still encoded, without the white space around it (RFC 9110 section 5.5; httptools leaves it);
+    `None` if it is not sent."""
+    value = headers.get(name)
     return None if value is None else value.strip(b" \t").decode("latin-1")
 
 
-def _repeated(raw: Sequence[tuple[bytes, bytes]]) -> str | None:
-    seen: set[bytes] = set()
-    for name, _ in raw:
-        if name in seen and (name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER)):
+def repeated(headers: Headers) -> str | None:
+    """The first mirroring header that came twice: two readers could then believe different things."""
+    for name in headers.repeated:
+        if name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
             return name.decode("latin-1")
-        seen.add(name)
     return None
 
 
@@ -119,13 +85,13 @@ class ParamHeader:
     path: tuple[str, ...]
     type: str
 
-    def check(self, arguments: Mapping[str, Any], received: Mapping[str, str]) -> None:
+    def check(self, arguments: Mapping[str, Any], headers: Headers) -> None:
         """Header and argument agree, or both are absent; `null` counts as absent.
 
         Raises:
             HeaderMismatch: one is there without the other, or they differ.
         """
-        value, raw = _value_at(arguments, self.path), received.get(self.key)
+        value, raw = _value_at(arguments, self.path), read(headers, _PARAM_PREFIX_LOWER + self.key.encode())
         where = f"argument {'.'.join(self.path)!r}"
         if value is None or isinstance(value, (dict, list)):
             if raw is not None:

@@ -15,36 +15,37 @@ Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool; 
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from typing import Any, Final
 
 from roundgate.errors import HeaderMismatch, InvalidParams, UnsupportedVersion
 from roundgate.protocol import capabilities
 from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.inbound import LOG_LEVELS, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.v2026_07_28 import headers, methods
-from roundgate.protocol.v2026_07_28.headers import McpHeaders
 from roundgate.protocol.v2026_07_28.methods import PROTOCOL_VERSION, Method
 from roundgate.protocol.versions import SUPPORTED_VERSIONS
 
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO_KEY: Final = "io.modelcontextprotocol/clientInfo"
 LOG_LEVEL_KEY: Final = "io.modelcontextprotocol/logLevel"
+_VERSION_FIELD: Final = headers.PROTOCOL_VERSION.lower().encode()
+_METHOD_FIELD: Final = headers.METHOD.lower().encode()
+_NAME_FIELD: Final = headers.NAME.lower().encode()
 
 
-def validate_request(request: Request, raw_headers: Sequence[tuple[bytes, bytes]], features: Container[str]) -> Inbound:
-    """Checks 1 to 6 of one request.
+def validate_request(request: Request, received: Headers, features: Container[str]) -> Inbound:
+    """Checks 1 to 6 of one request, which came with these headers.
 
-    `raw_headers` are ASGI's pairs of lower-case name and value; `features` are those that there is something to serve
-    for (see `methods.METHODS`).
+    `features` are those that there is something to serve for (see `methods.METHODS`).
 
     Raises:
         ProtocolError: of the first check that fails.
     """
     if request.method == "initialize":  # an older client can send neither the headers nor `_meta`, and must be told why
         raise methods.not_found(request.method)
-    received = McpHeaders.read(raw_headers)
     _check_method_headers(request, received)
     envelope = _envelope(request.params)
     _check_version(envelope[VERSION_KEY], received)
@@ -53,17 +54,18 @@ def validate_request(request: Request, raw_headers: Sequence[tuple[bytes, bytes]
     if method is None or (method.feature is not None and method.feature not in features):
         raise methods.not_found(request.method)
     name = None if method.mcp_name is None else _mirrored(request.params.get(method.mcp_name), method, received)
-    return Inbound(request.id, request.method, name, request.params, meta, PROTOCOL_VERSION, received.params)
+    return Inbound(request.id, request.method, name, request.params, meta, PROTOCOL_VERSION, received)
 
 
-def _check_method_headers(request: Request, received: McpHeaders) -> None:
-    if received.repeated is not None:
-        raise HeaderMismatch(f"Header mismatch: {received.repeated} is sent more than once")
-    if received.protocol_version is None:
+def _check_method_headers(request: Request, received: Headers) -> None:
+    if (twice := headers.repeated(received)) is not None:
+        raise HeaderMismatch(f"Header mismatch: {twice} is sent more than once")
+    if _VERSION_FIELD not in received:
         raise HeaderMismatch(f"Header mismatch: {headers.PROTOCOL_VERSION} is missing")
-    if received.method is None:
+    method = headers.read(received, _METHOD_FIELD)
+    if method is None:
         raise HeaderMismatch(f"Header mismatch: {headers.METHOD} is missing; it must mirror the body's method")
-    if received.method != request.method:
+    if method != request.method:
         raise HeaderMismatch(f"Header mismatch: {headers.METHOD} does not match the body's method (case counts)")
 
 
@@ -81,8 +83,8 @@ def _envelope(params: dict[str, Any]) -> dict[str, Any]:
     return envelope
 
 
-def _check_version(version: str, received: McpHeaders) -> None:
-    if received.protocol_version != version:
+def _check_version(version: str, received: Headers) -> None:
+    if headers.read(received, _VERSION_FIELD) != version:
         raise HeaderMismatch(f'Header mismatch: {headers.PROTOCOL_VERSION} does not match _meta["{VERSION_KEY}"]')
     if version not in SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version, SUPPORTED_VERSIONS)
@@ -104,12 +106,13 @@ def _is_usable(token: Any) -> bool:
     return len(token) <= MAX_ID if isinstance(token, str) else isinstance(token, int) and not isinstance(token, bool)
 
 
-def _mirrored(name: Any, method: Method, received: McpHeaders) -> str:
+def _mirrored(name: Any, method: Method, received: Headers) -> str:
     if not isinstance(name, str):
         raise InvalidParams(f"params.{method.mcp_name} must be a string")
-    if received.name is None:
+    sent = headers.read(received, _NAME_FIELD)
+    if sent is None:
         if method.needs_mcp_name:
             raise HeaderMismatch(f"Header mismatch: {headers.NAME} is missing; it must mirror params.{method.mcp_name}")
-    elif headers.decode_value(headers.NAME, received.name) != name:
+    elif headers.decode_value(headers.NAME, sent) != name:
         raise HeaderMismatch(f"Header mismatch: {headers.NAME} does not match params.{method.mcp_name}")
     return name

@@ -1,0 +1,80 @@
+"""A client of MCP servers, in their eras: calls through their rounds, tasks to their end, and where answers come from.
+
+    from roundgate.client import Client
+
+    async with Client("http://127.0.0.1:8000/mcp") as client:
+        print((await client.call("add", a=1, b=2)).value)
+
+Names are imported when first used. What is not in `__all__` may change between releases.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roundgate.client.answers import Answers as Answers
+    from roundgate.client.answers import by_schema as by_schema
+    from roundgate.client.answers import defaults as defaults
+    from roundgate.client.auth.base import Auth as Auth
+    from roundgate.client.auth.base import Bearer as Bearer
+    from roundgate.client.limits import Limits as Limits
+    from roundgate.client.listening import Change as Change
+    from roundgate.client.questions import ACCEPT as ACCEPT
+    from roundgate.client.questions import CANCEL as CANCEL
+    from roundgate.client.questions import DECLINE as DECLINE
+    from roundgate.client.questions import Kind as Kind
+    from roundgate.client.questions import Question as Question
+    from roundgate.client.session import Client as Client
+    from roundgate.client.task import Task as Task
+    from roundgate.client.task import handle_of as handle_of
+    from roundgate.client.task import split_handle as split_handle
+    from roundgate.client.transport import HttpRequest as HttpRequest
+    from roundgate.client.transport import HttpResponse as HttpResponse
+    from roundgate.client.transport import Transport as Transport
+    from roundgate.client.types import CallResult as CallResult
+    from roundgate.client.types import Completion as Completion
+    from roundgate.client.types import Log as Log
+    from roundgate.client.types import Progress as Progress
+    from roundgate.client.types import Prompt as Prompt
+    from roundgate.client.types import PromptResult as PromptResult
+    from roundgate.client.types import ReadResult as ReadResult
+    from roundgate.client.types import Resource as Resource
+    from roundgate.client.types import ServerInfo as ServerInfo
+    from roundgate.client.types import TaskState as TaskState
+    from roundgate.client.types import Tool as Tool
+
+_HOMES = {
+    "answers": ("Answers", "by_schema", "defaults"),
+    "auth.base": ("Auth", "Bearer"),
+    "limits": ("Limits",),
+    "listening": ("Change",),
+    "questions": ("ACCEPT", "CANCEL", "DECLINE", "Kind", "Question"),
+    "session": ("Client",),
+    "task": ("Task", "handle_of", "split_handle"),
+    "transport": ("HttpRequest", "HttpResponse", "Transport"),
+    "types": (
+        "CallResult",
+        "Completion",
+        "Log",
+        "Progress",
+        "Prompt",
+        "PromptResult",
+        "ReadResult",
+        "Resource",
+        "ServerInfo",
+        "TaskState",
+        "Tool",
+    ),
+}
+_HOME_OF = {name: f"roundgate.client.{module}" for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'roundgate.client' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value

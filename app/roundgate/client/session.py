@@ -1,0 +1,573 @@
+"""The client: one server, its credentials, its revision, and everything that can be asked of it.
+
+async with Client("https://host/mcp", auth=Bearer(token)) as client:
+    result = await client.call("refund", order=7, answers={"confirm": {"go": True}})
+    print(result.value)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urldefrag
+
+from roundgate.carrier import carrier
+from roundgate.client.answers import Answers, AnswersLike, answer_all
+from roundgate.client.auth.base import Auth
+from roundgate.client.cache import Cache
+from roundgate.client.flows import (
+    VERSIONS,
+    Ask,
+    Finished,
+    Flow,
+    Pause,
+    Send,
+    Show,
+    Tell,
+    call,
+    every_page,
+    follow,
+    negotiate,
+)
+from roundgate.client.limits import Limits
+from roundgate.client.link import Link, Listener, Observer, SessionOver
+from roundgate.client.listening import Subscription
+from roundgate.client.questions import Question
+from roundgate.client.task import Task, split_handle
+from roundgate.client.transport import SocketTransport, Transport, Url
+from roundgate.client.types import (
+    CallResult,
+    Completion,
+    Json,
+    Log,
+    Progress,
+    Prompt,
+    PromptResult,
+    ReadResult,
+    Resource,
+    ServerInfo,
+    TaskState,
+    Tool,
+)
+from roundgate.clock import Clock
+from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, WrongHandle
+from roundgate.protocol.v2026_07_28.headers import encode_value
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+T = TypeVar("T")
+
+log = logging.getLogger("roundgate.client")
+
+TASKS: Final = "io.modelcontextprotocol/tasks"
+CAPABILITIES: Final[Mapping[str, Any]] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {},
+    "roots": {},
+    "extensions": {TASKS: {}},
+}
+"""What a client declares unless it is told otherwise: it can pass on every kind of question, and follow tasks."""
+_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+_HEADER_MISMATCH: Final = -32020
+_READS: Final = frozenset(
+    {
+        "server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read",
+        "prompts/get", "completion/complete", "tasks/get", "tasks/update", "tasks/cancel", "ping", "logging/setLevel",
+        "resources/subscribe", "resources/unsubscribe",
+    }
+)  # fmt: skip
+
+
+@carrier
+class _Options:
+    """What a caller wants of one call."""
+
+    answers: AnswersLike = None
+    max_rounds: int | None = None
+    timeout_s: float | None = None
+    on_progress: Callable[[Progress], Any] | None = None
+    on_log: Callable[[Log], Any] | None = None
+    log_level: str = "info"
+    on_task: Callable[[TaskState], Any] | None = None
+
+
+class Client:
+    """A client of one server. Nothing is sent before something is asked of it.
+
+    `auth` is one of `roundgate.client.auth`, or a bearer token as text. `answers` are asked after those of each call.
+    `versions` are the revisions that it may speak, newest first. `http` is an `httpx.AsyncClient` to send through
+    instead of its own sockets. `observer` sees every message. One client may be used by many tasks at once.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        auth: Auth | str | None = None,
+        answers: AnswersLike = None,
+        headers: Mapping[str, str] | None = None,
+        info: Mapping[str, Any] | None = None,
+        capabilities: Mapping[str, Any] | None = None,
+        versions: Sequence[str] = VERSIONS,
+        limits: Limits = Limits(),  # noqa: B008 — frozen
+        tls: ssl.SSLContext | None = None,
+        http: httpx.AsyncClient | None = None,
+        transport: Transport | None = None,
+        observer: Observer | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.url = urldefrag(url).url
+        """The server's endpoint."""
+        self.limits = limits
+        self.server: ServerInfo | None = None
+        """What the server said of itself, once it was asked; `connect` asks."""
+        self.rejected: dict[str, str] = {}
+        """Tools that the server lists and that must not be used, with the reason."""
+        self._info = dict(info or {"name": "roundgate", "version": _version()})
+        self._capabilities = dict(CAPABILITIES if capabilities is None else capabilities)
+        self._versions = tuple(versions)
+        self._answers = Answers.of(answers)
+        self._clock = clock or Clock()
+        self._cache = Cache(self._clock, limits.max_cached)
+        self._tools: dict[str, Tool] | None = None
+        self._connecting = asyncio.Lock()
+        self._link = Link(
+            Url.parse(self.url),
+            transport or _transport(http, limits, tls),
+            info=self._info,
+            capabilities=self._capabilities,
+            limits=limits,
+            auth=_auth(auth),
+            headers=tuple((headers or {}).items()),
+            observer=observer,
+        )
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; an older server is told that the session is over."""
+        try:
+            await self._link.end_session()
+        finally:
+            await self._link.transport.close()
+
+    # -- the server -------------------------------------------------------------------------------------------------
+
+    async def connect(self) -> ServerInfo:
+        """Find out which revision to speak, if that is not known yet, and what the server says of itself."""
+        if self.server is None:
+            async with self._connecting:
+                if self.server is None:
+                    flow = negotiate(self._info, self._older_capabilities(), self._versions)
+                    found = await self._drive(flow, Listener(), self._answers)
+                    self._link.version = found.protocol_version
+                    if not found.is_modern:
+                        self._link.open_session_stream()
+                    self.server = found
+        return self.server
+
+    def _older_capabilities(self) -> Json:
+        return {name: value for name, value in self._capabilities.items() if name != "extensions"}
+
+    async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
+        """Send any request and return its result as it came."""
+        return await self._send(method, dict(params or {}), method in _READS, Listener())
+
+    async def ping(self) -> float:
+        """How long a round trip takes, in milliseconds. Where a revision has no `ping`, the server describes itself."""
+        server = await self.connect()
+        begun = self._clock.monotonic_ms()
+        method = "server/discover" if server.is_modern else "ping"
+        await self._link.request(method, {}, may_repeat=True)
+        return self._clock.monotonic_ms() - begun
+
+    # -- lists ------------------------------------------------------------------------------------------------------
+
+    async def tools(self) -> list[Tool]:
+        """The tools that may be called, page after page. What breaks the rules is in `rejected`, and logged."""
+        listed = await self._list("tools/list", "tools")
+        tools: dict[str, Tool] = {}
+        for raw in listed:
+            try:
+                tool = Tool.read(raw)
+            except (BadAnswer, ValueError) as error:
+                name = str(raw.get("name"))[:128]
+                if name not in self.rejected:
+                    log.warning("tool %r is not used: %s", name, error)
+                self.rejected[name] = str(error)
+            else:
+                tools[tool.name] = tool
+        self._tools = tools
+        return list(tools.values())
+
+    async def tool(self, name: str) -> Tool:
+        """One tool by its name.
+
+        Raises:
+            ClientError: there is none, with the names that come close.
+        """
+        known = self._tools if self._tools is not None and name in self._tools else None
+        tools = known or {tool.name: tool for tool in await self.tools()}
+        if name in tools:
+            return tools[name]
+        if name in self.rejected:
+            raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, tools, 3) or list(tools)[:10]
+        raise ClientError(f"The server has no tool {name!r}; it has {', '.join(near) or 'none'}")
+
+    async def prompts(self) -> list[Prompt]:
+        """The prompts, page after page."""
+        return [Prompt.read(raw) for raw in await self._list("prompts/list", "prompts")]
+
+    async def resources(self) -> list[Resource]:
+        """The resources, page after page."""
+        return [Resource.read(raw) for raw in await self._list("resources/list", "resources")]
+
+    async def resource_templates(self) -> list[Resource]:
+        """The templates of resources, page after page."""
+        listed = await self._list("resources/templates/list", "resourceTemplates")
+        return [Resource.read(raw, is_template=True) for raw in listed]
+
+    async def _list(self, method: str, name: str) -> list[Json]:
+        await self.connect()
+        return await self._drive(every_page(method, name, self.limits), Listener(), self._answers)
+
+    # -- calls ------------------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        answers: AnswersLike = None,
+        max_rounds: int | None = None,
+        timeout_s: float | None = None,
+        on_progress: Callable[[Progress], Any] | None = None,
+        on_log: Callable[[Log], Any] | None = None,
+        log_level: str = "info",
+        on_task: Callable[[TaskState], Any] | None = None,
+        request_state: str | None = None,
+        input_responses: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> CallResult:
+        """Call a tool, through its rounds, and through its task if it becomes one; arguments as keywords or a mapping.
+
+        `timeout_s` bounds the whole call, the time in which people think included. With `request_state` (of
+        `Unanswered`, say) and `input_responses` a call goes on that another process began. Cancelling the call closes
+        its stream; a task that it has become goes on.
+
+        Raises:
+            ClientError: see `roundgate.errors`. A tool that fails is a result with `is_error`.
+        """
+        options = _Options(answers, max_rounds, timeout_s, on_progress, on_log, log_level, on_task)
+        continued = _continued(request_state, input_responses)
+        finished = await self._call(tool, {**(arguments or {}), **more}, options, continued, detach=False)
+        return CallResult.read(finished.result, finished.rounds)
+
+    async def start(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        /,
+        *,
+        answers: AnswersLike = None,
+        max_rounds: int | None = None,
+        timeout_s: float | None = None,
+        on_progress: Callable[[Progress], Any] | None = None,
+        on_log: Callable[[Log], Any] | None = None,
+        log_level: str = "info",
+        **more: Any,
+    ) -> Task:
+        """Call a tool and return as soon as it is a task; its questions before that are answered from `answers`.
+
+        If the server answers without a task, the one that is returned is over already.
+        """
+        options = _Options(answers, max_rounds, timeout_s, on_progress, on_log, log_level, None)
+        finished = await self._call(tool, {**(arguments or {}), **more}, options, {}, detach=True)
+        if finished.task is not None:
+            return Task(self, finished.task, target=tool)
+        return Task(self, None, result=CallResult.read(finished.result, finished.rounds), target=tool)
+
+    def resume(self, handle: str) -> Task:
+        """A task that was started before, by its handle or its id.
+
+        Raises:
+            WrongHandle: it belongs to another server.
+        """
+        if "#task=" not in handle:
+            return Task(self, None, task_id=handle)
+        url, task_id = split_handle(handle)
+        if str(Url.parse(url)) != str(Url.parse(self.url)):
+            raise WrongHandle(f"The task belongs to {Url.parse(url)}, and this client talks to {Url.parse(self.url)}")
+        return Task(self, None, task_id=task_id)
+
+    async def prompt(
+        self, name: str, arguments: Mapping[str, str] | None = None, *, answers: AnswersLike = None
+    ) -> PromptResult:
+        """Fill in a prompt, through its rounds."""
+        finished = await self._round_trips(
+            "prompts/get", {"name": name, "arguments": dict(arguments or {})}, name, answers
+        )
+        return PromptResult.read(finished.result, finished.rounds)
+
+    async def read(self, uri: str, *, answers: AnswersLike = None) -> ReadResult:
+        """Read a resource, through its rounds."""
+        finished = await self._round_trips("resources/read", {"uri": uri}, uri, answers)
+        return ReadResult.read(finished.result, finished.rounds)
+
+    async def complete(
+        self, ref: Mapping[str, str], argument: str, value: str, context: Mapping[str, str] | None = None
+    ) -> Completion:
+        """What an argument of a prompt or template may be; `ref` is `{"type": "ref/prompt", "name": …}` or the like."""
+        params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": value}}
+        if context:
+            params["context"] = {"arguments": dict(context)}
+        return Completion.read(await self.request("completion/complete", params))
+
+    def listen(
+        self,
+        *,
+        tools: bool = False,
+        prompts: bool = False,
+        resources: bool = False,
+        uris: Sequence[str] = (),
+        tasks: Sequence[str] = (),
+    ) -> Subscription:
+        """What changes at the server, as it changes: `async with client.listen(tools=True) as changes`."""
+        wanted: Json = {}
+        wanted |= {"toolsListChanged": True} if tools else {}
+        wanted |= {"promptsListChanged": True} if prompts else {}
+        wanted |= {"resourcesListChanged": True} if resources else {}
+        wanted |= {"resourceSubscriptions": list(uris)} if uris else {}
+        wanted |= {"taskIds": list(tasks)} if tasks else {}
+        return Subscription(self, self._link, self._cache, wanted)
+
+    # -- how it is done ---------------------------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        name: str,
+        arguments: Json,
+        options: _Options,
+        continued: Json,
+        *,
+        detach: bool,
+    ) -> Finished:
+        server = await self.connect()
+        if server.is_modern and self._tools is None:
+            await self._learn_tools()
+        params: Json = {"name": name, "arguments": arguments, **continued}
+        for attempt in (1, 2):
+            tool = (self._tools or {}).get(name)
+            if tool is None and name in self.rejected:
+                raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
+            headers = [] if tool is None or not server.is_modern else mirrored(tool, arguments)
+            flow = call(
+                "tools/call", params, name, self.limits,
+                may_repeat=tool is not None and tool.may_be_repeated, max_rounds=options.max_rounds, detach=detach,
+            )  # fmt: skip
+            try:
+                work = self._drive(flow, self._listener(options, name, headers), options.answers, options.on_task)
+                return await self._in_time(work, options.timeout_s, name)
+            except RpcError as error:
+                # Its schema may have changed since it was listed (streamable-http, "Client Behavior").
+                if error.code != _HEADER_MISMATCH or attempt == 2:
+                    raise
+            self._cache.clear("tools/list")
+            await self.tools()
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _learn_tools(self) -> None:
+        """The headers of a call follow from the schema of its tool, so tools are listed once before the first call."""
+        try:
+            await self.tools()
+        except RpcError:
+            self._tools = {}
+
+    async def _round_trips(self, method: str, params: Json, target: str, answers: AnswersLike) -> Finished:
+        await self.connect()
+        flow = call(method, params, target, self.limits, may_repeat=True)
+        return await self._drive(flow, self._listener(_Options(answers), target), answers)
+
+    async def _follow(
+        self,
+        task: Task,
+        answers: AnswersLike,
+        timeout_s: float | None,
+        on_task: Callable[[TaskState], Any] | None,
+    ) -> CallResult:
+        await self.connect()
+
+        def seen(state: TaskState) -> Any:
+            task.state = state
+            return on_task(state) if on_task is not None else None
+
+        flow = follow(task.id, self.limits, task.state, task._target)
+        result = await self._in_time(self._drive(flow, Listener(), answers, seen), timeout_s, "the task")
+        return CallResult.read(result, 1)
+
+    async def _in_time(self, work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
+        if timeout_s is None:
+            return await work
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work
+        except TimeoutError:
+            raise TimedOut(f"No result of {what} within {timeout_s:g} s (timeout_s)") from None
+
+    async def _drive(
+        self,
+        flow: Flow[T],
+        listener: Listener,
+        answers: AnswersLike,
+        on_task: Callable[[TaskState], Any] | None = None,
+    ) -> T:
+        """Do what a flow wants, until it returns."""
+        sent: Any = None
+        error: Exception | None = None
+        try:
+            while True:
+                effect = flow.send(sent) if error is None else flow.throw(error)
+                sent = error = None
+                try:
+                    match effect:
+                        case Send(method, params, may_repeat, version):
+                            sent = await self._send(method, params, may_repeat, listener, version)
+                        case Ask(questions, request_state):
+                            sent = await answer_all(questions, self._sources(answers), request_state)
+                        case Pause(ms):
+                            await asyncio.sleep(ms / 1_000)
+                        case Show(task):
+                            if on_task is not None and inspect.isawaitable(done := on_task(task)):
+                                await done
+                        case Tell(method, version):
+                            await self._link.notify(method, version)
+                except ClientError as raised:
+                    error = raised
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def _sources(self, answers: AnswersLike) -> Answers:
+        if answers is self._answers or answers is None:
+            return self._answers
+        return Answers(answers, self._answers)
+
+    async def _send(
+        self, method: str, params: Json, may_repeat: bool, listener: Listener, version: str | None = None
+    ) -> Json:
+        if version is None:
+            await self.connect()
+            if (kept := self._cache.get(method, params)) is not None:
+                return kept
+        try:
+            result = await self._link.request(method, params, may_repeat=may_repeat, version=version, listener=listener)
+        except SessionOver:
+            result = await self._in_a_new_session(method, params, listener)
+        self._cache.put(method, params, result)
+        return result
+
+    async def _in_a_new_session(self, method: str, params: Json, listener: Listener) -> Json:
+        """An older server forgot the session: it did not act on the request, which is sent in a new one."""
+        self._link.session_id = None
+        await self._link.end_session()
+        self.server = self._link.version = None
+        await self.connect()
+        try:
+            return await self._link.request(method, params, may_repeat=False, listener=listener)
+        except SessionOver:
+            raise BadAnswer("The server forgets each session as soon as it has begun") from None
+
+    def _listener(self, options: _Options, target: str, headers: Sequence[tuple[str, str]] = ()) -> Listener:
+        on_progress, on_log = options.on_progress, options.on_log
+        meta: Json = {}
+        token = self._clock.new_id() if on_progress is not None else None
+        if token is not None:
+            meta["progressToken"] = token
+        if on_log is not None:
+            meta[_LOG_LEVEL] = options.log_level
+
+        def heard(method: str, params: Json) -> Any:
+            if method == "notifications/progress" and on_progress is not None and params.get("progressToken") == token:
+                return on_progress(_progress(params))
+            if method == "notifications/message" and on_log is not None:
+                return on_log(Log(str(params.get("level")), params.get("logger"), params.get("data")))
+            self._cache.heard(method, params)
+            return None
+
+        async def asked(request_id: Any, method: str, params: Json) -> Json:
+            if method == "ping":
+                return {"result": {}}
+            try:
+                question = Question.read(str(request_id), {"method": method, "params": params}, target)
+            except BadAnswer as error:
+                return {"error": {"code": -32601, "message": str(error)}}
+            return {"result": (await answer_all([question], self._sources(options.answers)))[question.key]}
+
+        return Listener(heard, asked, meta or None, headers)
+
+
+def mirrored(tool: Tool, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The `Mcp-Param-*` headers of a call (streamable-http, "Custom Headers")."""
+    headers: list[tuple[str, str]] = []
+    for one in tool.param_headers:
+        value: Any = arguments
+        for key in one.path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, bool):
+            headers.append((one.header, "true" if value else "false"))
+        elif isinstance(value, (str, int, float)):
+            headers.append((one.header, encode_value(str(value))))
+    return headers
+
+
+def _progress(params: Json) -> Progress:
+    numbers = [params.get(name) for name in ("progress", "total")]
+    done, total = [one if isinstance(one, (int, float)) and not isinstance(one, bool) else None for one in numbers]
+    message = params.get("message")
+    return Progress(done or 0, total, message if isinstance(message, str) else None)
+
+
+def _continued(request_state: str | None, input_responses: Mapping[str, Any] | None) -> Json:
+    state = {} if request_state is None else {"requestState": request_state}
+    return state if input_responses is None else {**state, "inputResponses": dict(input_responses)}
+
+
+def _transport(http: httpx.AsyncClient | None, limits: Limits, tls: ssl.SSLContext | None) -> Transport:
+    if http is None:
+        return SocketTransport(limits, tls=tls)
+    from roundgate.client.httpx_transport import HttpxTransport
+
+    return HttpxTransport(http, limits)
+
+
+def _auth(given: Auth | str | None) -> Auth | None:
+    if not isinstance(given, str):
+        return given
+    from roundgate.client.auth.base import Bearer
+
+    return Bearer(given)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("roundgate")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,257 @@
+"""One face for tasks of both kinds: ours, which have a row, and others', which a source of a back end has.
+
+    id                                   whose        what is done with it
+    1 to 64 of A-Z a-z 0-9 _ -           ours         `tasks.service`: the store
+    sealed (`tokens.task_ids`)           a service's  the source that the back end of this name offers now
+
+Nothing of a task of the second kind is kept here, so that any replica passes on what is asked of it. A source that is
+slow, away or confused is this caller's trouble alone: it has `SOURCE_S`, and what it says is looked at before it is
+passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypeVar
+
+from roundgate.auth.principal import Principal
+from roundgate.backends.catalog import ServedTool
+from roundgate.backends.serving import CatalogSource
+from roundgate.backends.task_source import MAX_ID_CHARS, TaskSource
+from roundgate.clock import Clock
+from roundgate.config import TasksConfig
+from roundgate.errors import BackendError, GatewayError, InternalError, TaskNotFound, Unavailable
+from roundgate.protocol.content import ToolResult
+from roundgate.protocol.revisions import NEWEST
+from roundgate.protocol.tasks import Status, TaskView, detailed, to_wire
+from roundgate.storage.tasks import TaskRecord
+from roundgate.tasks.outcome import log_failure
+from roundgate.tasks.service import Tasks
+from roundgate.tokens.task_ids import TaskIds, TaskPlace
+
+T = TypeVar("T")
+
+SOURCE_S: Final = 10.0
+"""How long a source has for one answer, in seconds."""
+
+
+class NamedTask(Protocol):
+    """One task of one caller's, by the id that the caller knows."""
+
+    @property
+    def id(self) -> str:
+        """As the caller has it."""
+
+    @property
+    def key(self) -> Hashable:
+        """The same for the same task of the same caller."""
+
+    @property
+    def home(self) -> str:
+        """The name of the back end that has it; empty if it is ours."""
+
+    async def tool(self) -> str:
+        """The name of the tool whose call it is.
+
+        Raises:
+            TaskNotFound, Unavailable
+        """
+
+    async def look(self) -> TaskView:
+        """The task as it is now.
+
+        Raises:
+            TaskNotFound: there is none, or no more.
+            Unavailable: who has it cannot be asked just now.
+            InternalError: who has it says what makes no sense; the log has the details.
+        """
+
+    async def update(self, responses: Mapping[str, Any]) -> None:
+        """Take answers; those that are not for an outstanding question are dropped. Raises as `look` does."""
+
+    async def cancel(self) -> None:
+        """End it, unless it has ended. Raises as `look` does."""
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` when it may have changed, if who has it says so, until what is returned is called."""
+
+
+class NamedTasks:
+    """All tasks, by the ids that callers have."""
+
+    def __init__(self, own: Tasks, ids: TaskIds, catalogs: CatalogSource, clock: Clock, config: TasksConfig) -> None:
+        self.own = own
+        """Those that have a row."""
+        self._ids = ids
+        self._sources = _Sources(catalogs, clock)
+        self._config = config
+
+    def find(self, principal: Principal, task_id: str) -> NamedTask:
+        """The task behind an id. Whether there is one shows when it is asked for something.
+
+        Raises:
+            TaskNotFound: this caller was never given such an id.
+            Unavailable: the keys of sealed ids cannot be read just now.
+        """
+        if "." not in task_id:
+            return _OwnTask(self.own, principal, task_id)
+        place = self._ids.open(task_id, principal)
+        if place is None:
+            raise TaskNotFound
+        return _SourceTask(self._sources, principal, task_id, place, self._config.max_result_bytes)
+
+    def hand_over(self, served: ServedTool, view: TaskView, principal: Principal) -> dict[str, Any]:
+        """The schema's `CreateTaskResult` for a task that a tool's service has made of a call.
+
+        Raises:
+            BackendError: nobody could ask for it: its id is too long, or its back end offers no source.
+        """
+        with self._sources.catalogs.use() as catalog:
+            is_known = served.backend in catalog.task_sources
+        if not is_known or not 0 < len(view.task_id) <= MAX_ID_CHARS:
+            raise BackendError("The service made a task of the call that the gateway cannot follow")
+        task_id = self._ids.seal(TaskPlace(served.backend, served.name, view.task_id), principal)
+        return {"resultType": "task", **to_wire(replace(view, task_id=task_id), self._config.poll_interval_ms)}
+
+    def detailed(self, view: TaskView) -> bytes:
+        """The schema's `DetailedTask`, serialised."""
+        return detailed(view, self._config.poll_interval_ms)
+
+
+class _OwnTask:
+    """A task that has a row."""
+
+    home = ""
+
+    def __init__(self, tasks: Tasks, principal: Principal, task_id: str) -> None:
+        self._tasks = tasks
+        self._principal = principal
+        self.id = task_id
+        self._read: TaskRecord | None = None
+
+    @property
+    def key(self) -> Hashable:
+        return (self._principal.identity, self.id)
+
+    async def tool(self) -> str:
+        self._read = await self._record()  # serves the look that follows
+        return self._read.tool
+
+    async def look(self) -> TaskView:
+        record, self._read = self._read or await self._record(), None
+        return record.view()
+
+    async def update(self, responses: Mapping[str, Any]) -> None:
+        await self._tasks.update(self._principal, self.id, responses)
+
+    async def cancel(self) -> None:
+        await self._tasks.cancel(self._principal, self.id)
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return _nothing
+
+    async def _record(self) -> TaskRecord:
+        record = await self._tasks.record(self._principal, self.id)
+        if record is None:
+            raise TaskNotFound
+        return record
+
+
+class _SourceTask:
+    """A task that a source has."""
+
+    def __init__(self, sources: _Sources, principal: Principal, task_id: str, place: TaskPlace, max_bytes: int) -> None:
+        self._sources = sources
+        self._principal = principal
+        self._place = place
+        self._max_bytes = max_bytes
+        self.id = task_id
+
+    @property
+    def key(self) -> Hashable:
+        return (self._principal.identity, self.id)
+
+    @property
+    def home(self) -> str:
+        return self._place.backend
+
+    async def tool(self) -> str:
+        return self._place.tool
+
+    async def look(self) -> TaskView:
+        view = await self._ask("tasks/get", lambda source: source.get(self._place.id, self._principal))
+        return _bounded(replace(view, task_id=self.id), self._max_bytes)
+
+    async def update(self, responses: Mapping[str, Any]) -> None:
+        await self._ask("tasks/update", lambda source: source.update(self._place.id, responses, self._principal))
+
+    async def cancel(self) -> None:
+        await self._ask("tasks/cancel", lambda source: source.cancel(self._place.id, self._principal))
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        with suppress(GatewayError), self._sources.use(self._place.backend) as source:
+            return source.watch(self._place.id, self._principal, changed) or _nothing
+        return _nothing
+
+    async def _ask(self, what: str, ask: Callable[[TaskSource], Awaitable[T]]) -> T:
+        return await self._sources.ask(self._place.backend, what, ask)
+
+
+class _Sources:
+    """The sources of the back ends that are served now."""
+
+    def __init__(self, catalogs: CatalogSource, clock: Clock) -> None:
+        self.catalogs = catalogs
+        self._clock = clock
+
+    @contextmanager
+    def use(self, backend: str) -> Iterator[TaskSource]:
+        """The source of a back end, which stays open until the block has ended.
+
+        Raises:
+            Unavailable: there is none now. It may be yet to be deployed here.
+        """
+        with self.catalogs.use() as catalog:
+            source = catalog.task_sources.get(backend)
+            if source is None:
+                raise Unavailable("The service that has this task is not served here; ask again later")
+            yield source
+
+    async def ask(self, backend: str, what: str, ask: Callable[[TaskSource], Awaitable[T]]) -> T:
+        """What a source answers.
+
+        Raises:
+            TaskNotFound: there is no such task.
+            Unavailable: it does not answer, or not in time, or there is no such source now.
+            InternalError: what it says makes no sense.
+        """
+        with self.use(backend) as source:
+            try:
+                async with asyncio.timeout(SOURCE_S):
+                    return await ask(source)
+            except TimeoutError:
+                raise Unavailable("The service that has this task does not answer; ask again later") from None
+            except (TaskNotFound, Unavailable):
+                raise
+            except Exception as error:
+                reference = log_failure(f"{what} at back end {backend}", error, self._clock)
+                raise InternalError(reference) from error
+
+
+def _bounded(view: TaskView, max_bytes: int) -> TaskView:
+    """A view of which no part is larger than the result of a tool may be."""
+    asked_bytes = sum(len(request) for request in view.requests.values())
+    if asked_bytes > max_bytes:
+        text = f"The questions of this task are too large: {asked_bytes} bytes, {max_bytes} can be passed on"
+        return replace(view, requests={}, status=Status.WORKING, status_message=text)
+    if view.outcome is None or len(view.outcome) <= max_bytes:
+        return view
+    text = f"The result is too large: {len(view.outcome)} bytes, {max_bytes} can be returned"
+    return replace(view, status=Status.COMPLETED, outcome=NEWEST.kept_result(ToolResult.error(text).to_wire()))
+
+
+def _nothing() -> None:
+    """There is nothing to end."""

@@ -1,0 +1,98 @@
+"""docs/tutorial.md is run, block by block: files are written, commands run, and they print what the page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from tests.support.documents import ROOT
+
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+BLOCK = re.compile(r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+OVER = "the block is over"
+PATIENCE_S = 280
+
+
+class Shell:
+    """One bash in a folder, as a reader has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._errors = folder / "errors"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                ["bash"],
+                cwd=folder,
+                env=os.environ | {"PATH": path},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def run(self, commands: str) -> str:
+        """What they print."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{commands}\necho {OVER}\n")
+        self.process.stdin.flush()
+        printed = ""
+        for line in self.process.stdout:
+            if line == f"{OVER}\n":
+                return printed
+            printed += line
+        raise AssertionError(f"{commands}\nprinted {printed}\n{self._errors.read_text()}")
+
+    def end(self) -> None:
+        """Kill it, and what it has begun."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """One that ends with the test, or when that takes too long."""
+    made = Shell(tmp_path)
+    timer = Timer(PATIENCE_S, made.end)
+    timer.start()
+    yield made
+    timer.cancel()
+    made.end()
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether something was printed as it is shown; "…" stands for anything, further lines included."""
+    return re.fullmatch(re.escape(shown.strip()).replace("…", ".*"), printed.strip(), re.DOTALL) is not None
+
+
+def test_every_block_of_the_tutorial_does_what_the_page_says(shell: Shell, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    printed, log = "", tmp_path / "gateway.log"
+    kinds = []
+    for block in BLOCK.finditer(TUTORIAL):
+        text = block["text"].replace("8000", port)
+        kinds.append("file" if block["file"] else block["language"])
+        match kinds[-1]:
+            case "file":
+                (tmp_path / block["file"]).write_text(text)
+            case "sh":
+                printed = shell.run(text)
+            case "text":
+                told = log.read_text() if log.exists() else ""
+                assert matches(text, printed), f"the page shows:\n{text}\nprinted was:\n{printed}\n{told}"
+            case other:
+                raise AssertionError(f"a block of {other} is neither a file (`NAME`: above it), nor sh, nor text")
+    assert {"file", "sh", "text"} == set(kinds)
