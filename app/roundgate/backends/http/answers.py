@@ -46,7 +46,7 @@ def result_of(
             return _from_json(answer, pointer, output)
         except _Broken as broken:
             if not lenient:
-                raise BackendError(str(broken)) from None
+                raise
             _warn(tool, str(broken))
             return ToolResult(content=_blocks(tool, "text/plain", answer))
     if pointer or output is not None:
@@ -57,7 +57,7 @@ def result_of(
     return ToolResult(content=_blocks(tool, media_type, answer))
 
 
-class _Broken(Exception):
+class _Broken(BackendError):
     """An answer is not what was promised."""
 
 

@@ -84,7 +84,8 @@ class TokenSource:
 
     async def _renew(self, now_ms: float) -> None:
         if self._failed is not None and now_ms - self._failed[0] < PAUSE_MS:
-            raise BackendError(self._failed[1])
+            message = self._failed[1]
+            raise BackendError(message)
         try:
             token, life_s = await self._asked()
         except BackendError as error:
