@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 import roundgate
+import roundgate.client
 from roundgate.config import GatewayConfig
 from tests.support.documents import ROOT, blocks
 from tests.support.said import measured
@@ -30,6 +31,12 @@ SITE = DOCS / "site" / "index.md"
 def prose(page: Path) -> str:
     """A page without its blocks of code."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def metrics() -> frozenset[str]:
+    """The names of all instruments."""
+    return frozenset(said.template for said in measured())
 
 
 @cache
@@ -88,13 +95,11 @@ def exists(name: str) -> bool:
 def test_every_name_of_the_code_that_a_page_uses_is_there(page: Path) -> None:
     if page.name == "CHANGELOG.md":  # tells of names that were
         return
-    tops = (
-        {path.stem for path in (ROOT / "app" / "roundgate").iterdir()} | set(GatewayConfig.model_fields) | {"roundgate"}
-    )
+    modules = {path.stem for path in (ROOT / "app" / "roundgate").iterdir()}
+    tops = modules.union(GatewayConfig.model_fields, {"roundgate"}) - {"client"}
     dotted = re.findall(r"`([a-z_]\w*(?:\.\w+)+)[`(]", prose(page))
     ours = {name for name in dotted if name.split(".")[0] in tops and not re.search(r"\.(?:py|md|ya?ml|json)$", name)}
-    measures = {said.template for said in measured()}
-    assert sorted(name for name in ours - measures if not exists(name)) == []
+    assert sorted(name for name in ours - metrics() if not exists(name)) == []
 
 
 def test_every_decision_has_its_line_in_the_list() -> None:
@@ -132,10 +137,12 @@ def test_every_package_is_in_the_table_of_the_architecture() -> None:
     assert missing == [], f"docs/architecture.md: say in its table of packages what these are: {missing}"
 
 
-def test_the_reference_has_every_public_name() -> None:
-    directives = re.findall(r"^\.\. auto\w+:: roundgate\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
-    assert sorted(directives) == sorted(roundgate.__all__), (
-        "docs/reference.md: a line `.. autoclass:: roundgate.NAME` each"
+@pytest.mark.parametrize("package", [roundgate, roundgate.client], ids=lambda package: package.__name__)
+def test_the_reference_has_every_public_name(package: ModuleType) -> None:
+    directive = rf"^\.\. auto\w+:: {re.escape(package.__name__)}\.(\w+)$"
+    listed = re.findall(directive, (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(package.__all__), (
+        f"docs/reference.md: `.. autoclass:: {package.__name__}.NAME` each"
     )
 
 

@@ -82,8 +82,15 @@ def test_the_message_of_an_unsupported_version_repeats_nothing_that_was_sent() -
     assert str(UnsupportedVersion("<script>", ["2026-07-28"])).endswith("this server speaks 2026-07-28")
 
 
-def test_the_message_of_a_missing_resource_does_not_repeat_its_uri() -> None:
-    assert "secret" not in str(ResourceNotFound("file:///secret"))
+def test_the_message_of_a_missing_resource_names_its_uri_as_far_as_it_is_read() -> None:
+    assert "file:///a;" in str(ResourceNotFound("file:///a"))
+    assert len(str(ResourceNotFound("file:///" + "a" * 8_000))) < 400
+
+
+def test_the_message_of_a_missing_capability_names_it() -> None:
+    missing = {"elicitation": {"form": {}}, "roots": {}, "extensions": {"io.example/x": {"depth": 2}}}
+    named = str(MissingCapability("this", missing)).rpartition(": ")[2]
+    assert named == "elicitation.form, roots, extensions.io.example/x.depth"
 
 
 def test_an_internal_error_says_its_reference_and_nothing_else() -> None:

@@ -13,6 +13,7 @@
     │   ├── MissingCapability         the client did not declare a capability that the call needs
     │   └── UnsupportedVersion        a protocol revision that this server does not speak
     ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
+    │   ├── SessionNotFound           404: no session of the caller's has the id: one sentence, whatever the reason
     │   └── Unavailable               not now: 503
     ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
     │   ├── Unauthenticated           401: no token, or none that holds
@@ -29,6 +30,7 @@
     ├── StateTooLarge                 a handler had more remembered than may travel
     ├── LeaseLost                     a task is no longer this worker's to write to
     ├── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
+    ├── UsageError                    what was said on the command line, or in a file that it names, cannot be used
     └── ClientError                   what `roundgate.client` raises: a server could not be used as was asked
         ├── ConnectionLost            no connection, or it ended before the answer was whole
         ├── TimedOut                  no answer within the time that was given
@@ -49,7 +51,7 @@ The text of a `ProtocolError`, `TransportError` or `ToolError` is said to the ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -95,11 +97,17 @@ class InvalidParams(ProtocolError):
     """`params` or `params._meta` has the wrong shape, or names something that does not exist."""
 
 
+MAX_URI: Final = 200
+"""Characters of a URI that an error repeats."""
+
+
 class ResourceNotFound(InvalidParams):
     """No resource has this URI."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__("Resource not found: resources/list and resources/templates/list say what can be read")
+        super().__init__(
+            f"Resource not found: {uri[:MAX_URI]}; resources/list and resources/templates/list say what can be read"
+        )
         self.uri = uri
 
     @property
@@ -129,15 +137,29 @@ class HeaderMismatch(ProtocolError):
 
 
 class MissingCapability(ProtocolError):
-    """`missing` is shaped like `ClientCapabilities`: exactly what the client would have to declare in addition."""
+    """`missing` is shaped like `ClientCapabilities`: exactly what the client would have to declare in addition.
 
-    def __init__(self, message: str, missing: Mapping[str, Any]) -> None:
-        super().__init__(message)
+    `what_for` is what needs it; the text names both, because many clients show nothing else.
+    """
+
+    def __init__(self, what_for: str, missing: Mapping[str, Any]) -> None:
+        named = ", ".join(_paths(missing))
+        super().__init__(f"{what_for} needs client capabilities that this request does not declare: {named}")
+        self.what_for = what_for
         self.missing = missing
 
     @property
     def data(self) -> dict[str, Any] | None:
         return {"requiredCapabilities": dict(self.missing)}
+
+
+def _paths(missing: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """`{"elicitation": {"form": {}}, "roots": {}}` as elicitation.form, roots."""
+    for name, inner in missing.items():
+        if isinstance(inner, Mapping) and inner:
+            yield from _paths(inner, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
 
 
 class UnsupportedVersion(ProtocolError):
@@ -160,6 +182,13 @@ class TransportError(GatewayError):
         super().__init__(message)
         self.status = status
         self.headers = headers
+
+
+class SessionNotFound(TransportError):
+    """404: a session id that is not taken; the client has to open another session."""
+
+    def __init__(self) -> None:
+        super().__init__(404, "Session not found: it has expired, was ended, or is not yours; begin with initialize")
 
 
 class Unavailable(TransportError):
@@ -293,6 +322,10 @@ class ConfigError(GatewayError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+
+
+class UsageError(GatewayError):
+    """What was said on the command line, or in a file that it names, cannot be used."""
 
 
 class ClientError(GatewayError):

@@ -32,16 +32,21 @@ from roundgate.http.exceptions import ExceptionMiddleware
 from roundgate.http.guard import HEALTH, Guard, default_hosts, public_origins
 from roundgate.http.head import HeadMiddleware
 from roundgate.http.limits import BodyBudget
+from roundgate.http.older import OlderEndpoint
+from roundgate.http.questions import Questions
 from roundgate.http.responder import GRACE_S
+from roundgate.http.session_calls import SessionCalls
 from roundgate.http.shutdown import on_stop_signal
 from roundgate.http.stalls import telling_of_stalls
 from roundgate.methods.current import CurrentMethods, Use
 from roundgate.methods.discovery import makes_tasks, server_info
 from roundgate.methods.once import Once
 from roundgate.methods.rounds import Rounds
+from roundgate.methods.sessions import Sessions
 from roundgate.methods.table import Methods
 from roundgate.protocol import notifications
-from roundgate.protocol.revisions import NEWEST
+from roundgate.protocol.revision import ResultFormat
+from roundgate.protocol.revisions import NEWEST, WITH_SESSIONS
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core
 from roundgate.tasks.named import NamedTasks
@@ -51,6 +56,8 @@ from roundgate.tasks.watch import Watch
 from roundgate.tokens import keys
 from roundgate.tokens.request_state import StateSealer
 from roundgate.tokens.sealed import Key, KeyRing
+from roundgate.tokens.session_ids import SessionSealer
+from roundgate.tokens.stream_ids import StreamIds
 from roundgate.tokens.task_ids import TaskIds
 
 STOP_GRACE_S: Final = 10.0
@@ -90,7 +97,7 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_middleware(file.config, using, gateway.methods, resource, clock),
+        middleware=_middleware(gateway, using, resource, clock),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
@@ -110,17 +117,59 @@ class _Gateway:
         self._clock = clock
         self._owns_process = owns_process
         stores, tasks = core.stores, file.config.tasks
-        sealer = make_sealer(file.config, using, clock)
+        ring = make_ring(file.config, using, clock)
+        sealer = make_sealer(file.config, ring, clock)
         self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
         self._once = Once(stores.once, sealer, clock)
         self._watch = Watch(tasks.poll_interval_ms / 1000)
         own_tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
         self._tasks = NamedTasks(own_tasks, TaskIds(sealer.ring), core.serving, clock, tasks)
         self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
+        self._older_methods = {
+            version: CurrentMethods(*self._serves(file.config, core.serving.now, results))
+            for version, results in WITH_SESSIONS.items()
+        }
+        self.older = self._make_older(ring)
         self._reloader = Reloader(file, core.serving, core.modules, self._swap, watches=using.reload)
         self._pool = self._make_pool()
 
-    def _serves(self, config: GatewayConfig, snapshot: Snapshot) -> tuple[Methods, Use]:
+    def _make_older(self, ring: KeyRing) -> OlderEndpoint:
+        """The endpoint for clients with sessions."""
+        store, http, sessions = self.core.stores.sessions, self.config.http, self.config.sessions
+        self._questions = Questions(
+            store,
+            StreamIds(ring),
+            self._clock,
+            max_open=http.max_streams,
+            max_per_caller=http.max_streams_per_caller,
+        )
+        states = Sessions(store, self._clock)
+        calls = SessionCalls(
+            self._older_methods,
+            states,
+            self._questions,
+            store,
+            tracing.set_up(),
+            self._clock,
+            answer_timeout_s=sessions.answer_timeout_s,
+            keep_alive_s=http.keep_alive_s,
+        )
+        return OlderEndpoint(
+            self._older_methods,
+            calls,
+            SessionSealer(ring, self._clock, sessions.lifetime_s),
+            states,
+            self.core.hub,
+            lambda: self.config.server,
+            self._clock,
+            streams=self._using.streams,
+            keep_alive_s=http.keep_alive_s,
+            answer_timeout_s=sessions.answer_timeout_s,
+        )
+
+    def _serves(
+        self, config: GatewayConfig, snapshot: Snapshot, results: ResultFormat | None = None
+    ) -> tuple[Methods, Use]:
         made = Methods(
             config,
             snapshot.catalog,
@@ -130,7 +179,7 @@ class _Gateway:
             self._tasks,
             self._watch,
             self._clock,
-            NEWEST.result_format(server_info(config.server)),
+            results or NEWEST.result_format(server_info(config.server)),
             streams=self._using.streams,
         )
         return made, snapshot.use
@@ -147,6 +196,8 @@ class _Gateway:
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
         self.methods.swap(*serves)
+        for version, methods in self._older_methods.items():
+            methods.swap(*self._serves(config, snapshot, WITH_SESSIONS[version]))
         self.config = config
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
@@ -156,10 +207,11 @@ class _Gateway:
         for name in snapshot.catalog.lists_that_differ(before):
             self.core.hub.publish(notifications.LIST_CHANGED[name])
 
-    def _stop_soon(self) -> None:
+    def _request_stop(self) -> None:
         self.core.hub.close()
+        self._questions.close()
         if self._pool is not None:
-            self._pool.stop_soon()
+            self._pool.request_stop()
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -171,7 +223,7 @@ class _Gateway:
             stack.push_async_callback(self._stop_pool)
             if self._pool is not None:
                 self._pool.start()
-            stack.enter_context(on_stop_signal(loop, self._stop_soon))
+            stack.enter_context(on_stop_signal(loop, self._request_stop))
             stack.enter_context(telling_of_stalls(loop))
             await stack.enter_async_context(self._reloader.running())
             yield
@@ -181,13 +233,17 @@ class _Gateway:
             await self._pool.stop()
 
 
-def make_sealer(config: GatewayConfig, using: Settings, clock: Clock) -> StateSealer:
-    """What seals `requestState`, with the keys from wherever the settings say.
+def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
+    """The keys from wherever the settings say, for all that leaves the house sealed.
 
     Raises:
         ConfigError: there are no keys, or unusable ones.
     """
-    ring = KeyRing(_state_keys(using, clock), config.state.audience)
+    return KeyRing(_state_keys(using, clock), config.state.audience)
+
+
+def make_sealer(config: GatewayConfig, ring: KeyRing, clock: Clock) -> StateSealer:
+    """What seals `requestState`."""
     return StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
 
 
@@ -249,10 +305,10 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
 
 
 def _middleware(
-    config: GatewayConfig, using: Settings, methods: CurrentMethods, resource: ProtectedResource | None, clock: Clock
+    gateway: _Gateway, using: Settings, resource: ProtectedResource | None, clock: Clock
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
-    http = config.http
+    http = gateway.config.http
     hosts = default_hosts(using.public_url, using.on_lambda) if http.allowed_hosts is None else http.allowed_hosts
     own = http.allowed_origins is None
     origins = public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
@@ -276,7 +332,8 @@ def _middleware(
         ),
         Middleware(
             McpEndpoint,
-            methods=methods,
+            methods=gateway.methods,
+            older=gateway.older,
             tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
             budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),

@@ -20,6 +20,7 @@ from roundgate.errors import ConfigError, Problem
 from roundgate.methods.hub import Hub
 from roundgate.storage.once import OnceStore
 from roundgate.storage.queue import TaskQueue
+from roundgate.storage.sessions import SessionStore
 from roundgate.storage.tasks import TaskStore
 from roundgate.tasks.isolation import Children, child_command
 from roundgate.tasks.pool import Pool
@@ -39,6 +40,7 @@ class Stores:
     once: OnceStore
     tasks: TaskStore
     queue: TaskQueue
+    sessions: SessionStore
     prepares: Sequence[Callable[[], None]] = ()
     again: Callable[[], TaskStore] | None = None
     """Makes another object on the same tasks, for another event loop."""
@@ -109,6 +111,7 @@ class Core:
         """Let go of all connections."""
         await self.serving.aclose()
         await self.stores.queue.aclose()
+        await self.stores.sessions.aclose()
         await self.stores.tasks.aclose()
         await self.stores.once.aclose()
 
@@ -140,20 +143,25 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
     once: OnceStore
     tasks: TaskStore
+    sessions: SessionStore
     prepares: list[Callable[[], None]] = []
     if using.dynamodb_table is not None:
         from roundgate.storage.dynamodb import table as dynamodb
+        from roundgate.storage.dynamodb.sessions import DynamoDbSessions
         from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 
         table = dynamodb.Table(using.dynamodb_table, lambda: aws.client("dynamodb", **dynamodb.CONFIG), clock)
         once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
+        sessions = DynamoDbSessions(table, clock)
         prepares.append(table.prepare)
     else:
         from roundgate.storage.sqlite.database import Database, SqliteOnce
+        from roundgate.storage.sqlite.sessions import SqliteSessions
         from roundgate.storage.sqlite.tasks import SqliteTasks
 
         database = Database(using.sqlite_path)
         once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
+        sessions = SqliteSessions(database, clock)
     queue: TaskQueue
     if using.sqs_url is not None:
         from roundgate.storage import sqs
@@ -169,7 +177,13 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         # a message that the machine's death takes with it is one that the sweep replaces
         queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
     return Stores(
-        once, tasks, queue, prepares, again=lambda: make_stores(using, clock).tasks, clock_skew_s=_skew_s(using)
+        once,
+        tasks,
+        queue,
+        sessions,
+        prepares,
+        again=lambda: make_stores(using, clock).tasks,
+        clock_skew_s=_skew_s(using),
     )
 
 

@@ -1,4 +1,4 @@
-"""Alarms ring once, not early, and not when they were dropped; a limit is `asyncio.timeout` on one."""
+"""A coarse timer calls back once, not early, and not what was cancelled; a limit is `asyncio.timeout` on one."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ import asyncio
 
 import pytest
 
-from roundgate.aio.timers import TICK_S, Alarms, Limit, of_this_loop
+from roundgate.aio.timers import TICK_S, CoarseTimer, Limit, of_this_loop
 
 
-async def test_an_alarm_rings_once_and_not_before_its_time() -> None:
-    loop, rung = asyncio.get_running_loop(), list[float]()
+async def test_a_callback_comes_once_and_not_before_its_time() -> None:
+    loop, called = asyncio.get_running_loop(), list[float]()
     began = loop.time()
-    of_this_loop().set("a", 0.05, lambda: rung.append(loop.time() - began))
+    of_this_loop().set("a", 0.05, lambda: called.append(loop.time() - began))
     await asyncio.sleep(0.05 + 4 * TICK_S)
-    assert len(rung) == 1
-    assert rung[0] >= 0.05
+    assert len(called) == 1
+    assert called[0] >= 0.05
 
 
-async def test_an_alarm_that_was_dropped_does_not_ring() -> None:
-    alarms, rung = of_this_loop(), list[str]()
-    alarms.set("a", 0.01, lambda: rung.append("a"))
-    alarms.set("b", 0.01, lambda: rung.append("b"))
-    alarms.drop("a")
-    alarms.drop("unknown")
+async def test_a_callback_that_was_cancelled_does_not_come() -> None:
+    timer, called = of_this_loop(), list[str]()
+    timer.set("a", 0.01, lambda: called.append("a"))
+    timer.set("b", 0.01, lambda: called.append("b"))
+    timer.cancel("a")
+    timer.cancel("unknown")
     await asyncio.sleep(4 * TICK_S)
-    assert rung == ["b"]
+    assert called == ["b"]
 
 
-async def test_an_alarm_can_drop_another_that_is_due_with_it() -> None:
-    alarms, rung = Alarms(), list[str]()
+async def test_a_callback_can_cancel_another_that_is_due_with_it() -> None:
+    timer, called = CoarseTimer(), list[str]()
 
-    def ring() -> None:
-        rung.append("a")
-        alarms.drop("b")
+    def call() -> None:
+        called.append("a")
+        timer.cancel("b")
 
-    alarms.set("a", 0, ring)
-    alarms.set("b", 0, lambda: rung.append("b"))
+    timer.set("a", 0, call)
+    timer.set("b", 0, lambda: called.append("b"))
     await asyncio.sleep(4 * TICK_S)
-    assert rung == ["a"]
+    assert called == ["a"]
 
 
-async def test_alarms_that_are_set_later_ring_as_well() -> None:
-    alarms, rung = of_this_loop(), list[str]()
+async def test_callbacks_that_are_set_later_come_as_well() -> None:
+    timer, called = of_this_loop(), list[str]()
     for name in ("first", "second"):
-        alarms.set(name, 0, lambda name=name: rung.append(name))  # type: ignore[misc]
+        timer.set(name, 0, lambda name=name: called.append(name))  # type: ignore[misc]
         await asyncio.sleep(4 * TICK_S)
-    assert rung == ["first", "second"]
+    assert called == ["first", "second"]
 
 
 async def test_a_limit_ends_what_takes_too_long() -> None:

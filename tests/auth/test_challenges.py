@@ -14,6 +14,7 @@ from roundgate import Context, tool
 from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from tests.support import wire
 from tests.support.asgi import Client, client, config_file, gateway
 from tests.support.issuer import AUDIENCE, ISSUER, PUBLIC_URL, bearer, gateway_for, guarded, jwks, token
 from tests.support.services import Service, answer
@@ -82,6 +83,14 @@ async def test_a_token_that_does_not_hold_is_an_invalid_token(mcp: Client) -> No
     response = await mcp.post("tools/list", headers=bearer(token(exp=1)))
     said = challenge(response)
     assert (response.status_code, said["error"], said["resource_metadata"]) == (401, "invalid_token", ADDRESS)
+    words = {"error": "invalid_token", "error_description": "The token has expired"}
+    error = {"code": -32600, "message": "The token has expired", "data": words}
+    assert response.json() == {"jsonrpc": "2.0", "id": 1, "error": error}
+
+
+async def test_who_cannot_be_answered_under_an_id_is_answered_in_the_words_of_oauth(mcp: Client) -> None:
+    expired = {"authorization": f"Bearer {token(exp=1)}"}
+    response = await mcp.http.post("/mcp", content=b"{", headers={**wire.headers(wire.message("x")), **expired})
     assert response.json() == {"error": "invalid_token", "error_description": "The token has expired"}
 
 

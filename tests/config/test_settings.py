@@ -122,6 +122,7 @@ PLACES: dict[type[Model], str] = {
     config.JwtAuthConfig: "## `auth`",
     config.AuthorizerConfig: "| setting of an authorizer",
     config.StateConfig: "## `state`",
+    config.SessionsConfig: "## `sessions`",
     config.TasksConfig: "## `tasks`",
     config.CachingConfig: "## `caching`",
     config.CacheHint: "## `caching`",

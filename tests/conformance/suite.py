@@ -1,5 +1,8 @@
 """Runs the official conformance suite against the fixture server beside this file; `scripts/conformance` calls it.
 
+Each revision that the server speaks has its scenarios and runs on its own wire: 2026-07-28, and of those with sessions
+2025-11-25 and 2025-06-18 (the suite knows nothing of 2025-03-26 alone).
+
 The server runs once for each profile: as it comes, where everything must pass, and with `subscriptions/listen` off, as
 behind API Gateway, where five checks are skipped and nothing fails. `--stack` runs it behind API Gateway indeed: what
 `template.yaml` describes, on this machine. What the suite wrote and printed and the server's log stay in
@@ -32,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CACHE = ROOT / ".cache/conformance"
 SUITE = CACHE / "suite/node_modules/@modelcontextprotocol/conformance"
+NODE = ROOT / ".cache/node/node"
 REVISION = "2026-07-28"
 
 SERVER_START_S = 120  # the stack builds its zips first
@@ -48,6 +52,7 @@ class Profile:
     environment: Mapping[str, str]
     scenarios: tuple[str, ...] | None  # None: all of them
     skips: Mapping[str, int]  # how many checks a scenario has to skip, where not none
+    revision: str = REVISION
 
 
 CONFIG = str(HERE / "gateway.yaml")
@@ -71,6 +76,24 @@ PROFILES = (
         skips=MappingProxyType({"server-stateless": 5}),
     ),
 )
+OLDER = (
+    Profile(
+        name="2025-11-25",
+        command=SERVE,
+        environment=MappingProxyType({}),
+        scenarios=None,
+        skips=MappingProxyType({}),
+        revision="2025-11-25",
+    ),
+    Profile(
+        name="2025-06-18",
+        command=SERVE,
+        environment=MappingProxyType({}),
+        scenarios=None,
+        skips=MappingProxyType({}),
+        revision="2025-06-18",
+    ),
+)
 BEHIND_API_GATEWAY = Profile(
     name="stack",
     command=STACK,
@@ -80,9 +103,14 @@ BEHIND_API_GATEWAY = Profile(
 )
 
 
-def scenarios_of_the_revision() -> list[str]:
-    """Every server scenario that the suite runs for our revision, scored or not, in the suite's own order."""
-    required = yaml.safe_load((SUITE / f"requirements/{REVISION}.yaml").read_text())
+def scenarios_of(revision: str) -> list[str]:
+    """Every server scenario that the suite runs for a revision, scored or not, in the suite's own order."""
+    requirements = SUITE / f"requirements/{revision}.yaml"
+    if not requirements.exists():
+        command = [str(NODE), str(SUITE / "dist/index.js"), "list", "--server", "--spec-version", revision]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SERVER_START_S).stdout
+        return [line.split()[1] for line in listed.splitlines() if line.startswith("  - ")]
+    required = yaml.safe_load(requirements.read_text())
     unscored = [entry["scenario"] for entry in required["not_scored"] if entry["leg"] == "server"]
     return [*required["server"], *unscored]
 
@@ -133,13 +161,13 @@ def stop(server: subprocess.Popen[bytes]) -> None:
     server.wait()
 
 
-def run_suite(url: str, scenario: str | None, results: Path) -> None:
+def run_suite(url: str, scenario: str | None, revision: str, results: Path) -> None:
     """Lets the suite loose on `url`. All we read is what it writes: `results/server-<scenario>-<time>/checks.json`."""
-    node = ROOT / ".cache/node/node"
     # The version, or older scenarios run on the older wire; --force, or with a version those of extensions are skipped.
-    one = ["--scenario", scenario or "", "--spec-version", REVISION, "--force"]
-    command = [str(node), str(SUITE / "dist/index.js"), "server", "--url", url, "--output-dir", str(results)]
-    command += one if scenario else ["--requirements", REVISION]
+    one = ["--scenario", scenario or "", "--spec-version", revision, "--force"]
+    every = ["--requirements" if (SUITE / f"requirements/{revision}.yaml").exists() else "--spec-version", revision]
+    command = [str(NODE), str(SUITE / "dist/index.js"), "server", "--url", url, "--output-dir", str(results)]
+    command += one if scenario else every
     with (results / "suite.log").open("wb") as sink:
         try:
             subprocess.run(command, cwd=results, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False)
@@ -165,19 +193,85 @@ def run_profile(
     wanted = [chosen] if chosen else list(profile.scenarios or scenarios)
     with serving(profile, results) as url:
         for scenario in wanted if chosen or profile.scenarios else [None]:
-            run_suite(url, scenario, results)
+            run_suite(url, scenario, profile.revision, results)
     return [
         judge(scenario, checks_of(scenario, results), expected.get(scenario), profile.skips.get(scenario, 0))
         for scenario in wanted
     ]
 
 
-def report(profile: Profile, outcomes: list[Outcome], *, every_check: bool) -> None:
-    print(f"\nprofile {profile.name}: {' '.join(f'{k}={v}' for k, v in profile.environment.items()) or 'as it comes'}")
+CLIENT_COMMAND = f"{sys.executable} -m tests.conformance.client"
+CLIENT_REVISIONS = ("2026-07-28", "2025-11-25")
+# Of the older handshake, which the scenario looks for as well.
+CLIENT_SKIPS = MappingProxyType({"http-standard-headers": 2})
+CLIENT_SCENARIO_MS = 120_000  # a scenario takes a second or two; the machine may be busy
+
+
+def client_scenarios(revision: str) -> list[str]:
+    """Every client scenario that the suite runs for a revision, scored or not."""
+    required = yaml.safe_load((SUITE / f"requirements/{revision}.yaml").read_text())
+    return [*required["client"], *(one["scenario"] for one in required["not_scored"] if one["leg"] == "client")]
+
+
+def run_client_profile(revision: str, chosen: str | None) -> list[Outcome]:
+    """`roundgate.client` against the suite's servers, in one revision.
+
+    The suite runs all scenarios at once, and some of them take the time: what fails like that is run again alone.
+    """
+    results = CACHE / f"results/client-{revision}"
+    shutil.rmtree(results, ignore_errors=True)
+    wanted = [one for one in client_scenarios(revision) if chosen in (None, one)]
+    if chosen is None:
+        run_client_suite(["--requirements", revision], results / "all")
+    outcomes = []
+    for scenario in wanted:
+        outcome = judge_client(scenario, results / "all")
+        if outcome.verdict.is_fatal:
+            alone = results / "alone" / scenario.replace("/", "-")
+            status = run_client_suite(["--scenario", scenario, "--spec-version", revision, "--force"], alone)
+            outcome = judge_client(scenario, alone)
+            if status and not outcome.verdict.is_fatal:  # a client that fails where it must not
+                outcome = Outcome(scenario, outcome.checks, Verdict.FAILED, f"the suite says so: {alone}/suite.log")
+        outcomes.append(outcome)
+    return outcomes
+
+
+def judge_client(scenario: str, results: Path) -> Outcome:
+    return judge(scenario, client_checks(scenario, results), None, CLIENT_SKIPS.get(scenario, 0))
+
+
+def run_client_suite(which: list[str], results: Path) -> int:
+    results.mkdir(parents=True)
+    command = [str(ROOT / ".cache/node/node"), str(SUITE / "dist/index.js"), "client", "--command", CLIENT_COMMAND]
+    command += ["--timeout", str(CLIENT_SCENARIO_MS), "--output-dir", str(results), *which]
+    with (results / "suite.log").open("wb") as sink:
+        try:
+            done = subprocess.run(command, cwd=ROOT, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"The suite was stopped after {SUITE_RUN_S} s; what it had not reached counts as failed.")
+            return 1
+    return done.returncode
+
+
+def client_checks(scenario: str, results: Path) -> list[Check]:
+    return [
+        Check(row["id"], Status(row["status"]), row.get("errorMessage") or "")
+        for path in results.glob(f"{scenario}-[0-9][0-9][0-9][0-9]-*/checks.json")
+        for row in json.loads(path.read_text())
+    ]
+
+
+def report(title: str, outcomes: list[Outcome], *, every_check: bool) -> None:
+    print(f"\n{title}")
     print(table(outcomes), flush=True)
     for outcome in outcomes:
         if every_check or outcome.verdict is Verdict.FAILED:
             print(f"\n{details(outcome, every_check=every_check)}")
+
+
+def expected_in(name: str) -> dict[str, str]:
+    """Scenarios that may fail, each with its reason."""
+    return yaml.safe_load((HERE / name).read_text()) or {}
 
 
 def main() -> int:
@@ -189,22 +283,36 @@ def main() -> int:
     if arguments.stack and (reason := why_not()):
         print(f"skipped: conformance on AWS Lambda: {reason}")
         return 0
-    scenarios = scenarios_of_the_revision()
-    if chosen and chosen not in scenarios:
-        parser.error(f"no scenario {chosen!r}; there are: {', '.join(scenarios)}")
+    profiles = (BEHIND_API_GATEWAY,) if arguments.stack else (*PROFILES, *OLDER)
+    scenarios = {revision: scenarios_of(revision) for revision in {profile.revision for profile in profiles}}
+    of_clients = {} if arguments.stack else {one: client_scenarios(one) for one in CLIENT_REVISIONS}
+    known_names = sorted(set().union(*scenarios.values(), *of_clients.values()))
+    if chosen and chosen not in known_names:
+        parser.error(f"no scenario {chosen!r}; there are: {', '.join(known_names)}")
     for number in (signal.SIGTERM, signal.SIGHUP):  # leave by the `finally` that stops the server
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
-    expected: dict[str, str] = yaml.safe_load((HERE / "expected-failures.yaml").read_text()) or {}
-    outcomes = unknown(expected, scenarios)
-    for outcome in outcomes:
-        print(f"expected-failures.yaml: {outcome.scenario}: {outcome.summary}")
-    for profile in (BEHIND_API_GATEWAY,) if arguments.stack else PROFILES:
-        if chosen and profile.scenarios and chosen not in profile.scenarios:
+    outcomes: list[Outcome] = []
+    for name, of_file in (("expected-failures.yaml", PROFILES), ("expected-failures-older.yaml", OLDER)):
+        known = [scenario for profile in of_file for scenario in scenarios.get(profile.revision, ())]
+        stale = unknown(expected_in(name), known) if known else []
+        outcomes += stale
+        for outcome in stale:
+            print(f"{name}: {outcome.scenario}: {outcome.summary}")
+    for profile in profiles:
+        if chosen and chosen not in (profile.scenarios or scenarios[profile.revision]):
             continue
-        of_profile = run_profile(profile, scenarios, chosen, expected)
-        report(profile, of_profile, every_check=bool(chosen))
+        expected = expected_in("expected-failures-older.yaml" if profile in OLDER else "expected-failures.yaml")
+        of_profile = run_profile(profile, scenarios[profile.revision], chosen, expected)
+        differs = " ".join(f"{name}={value}" for name, value in profile.environment.items())
+        title = f"profile {profile.name}, {profile.revision}: {differs or 'as it comes'}"
+        report(title, of_profile, every_check=bool(chosen))
         outcomes += of_profile
+    for revision, names in of_clients.items():
+        if chosen in (None, *names):
+            of_client = run_client_profile(revision, chosen)
+            report(f"the client, in revision {revision}", of_client, every_check=bool(chosen))
+            outcomes += of_client
     print(f"\n{closing_line(outcomes)}")
     return int(any(outcome.verdict.is_fatal for outcome in outcomes))
 

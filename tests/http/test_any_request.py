@@ -28,6 +28,7 @@ from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.json import encode
 from roundgate.logs import JsonFormatter
+from roundgate.protocol import v2025
 from roundgate.startup import Stores, make_stores
 from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef
 from roundgate.tasks.call import owner_of
@@ -180,6 +181,10 @@ def judge(request: Case, answer: Answer) -> str:
 
 def judge_result(asked: dict[str, Any], response: httpx.Response) -> str:
     method, result = asked["method"], response.json()["result"]
+    if method == "initialize":
+        assert result["protocolVersion"] in v2025.VERSIONS
+        assert "mcp-session-id" in response.headers
+        return "session"
     if result["resultType"] == "task":
         assert method == "tools/call"
         assert EXTENSION in asked["params"]["_meta"][wire.PREFIX + "clientCapabilities"]["extensions"]
@@ -196,7 +201,7 @@ def judge_result(asked: dict[str, Any], response: httpx.Response) -> str:
 
 
 def judge_error(request: Case, status: int, code: int, response: dict[str, Any]) -> None:
-    if status in UNREAD and "id" not in response:
+    if (status in UNREAD or request.method != "POST") and "id" not in response:
         return
     try:
         asked = read(request.body)
@@ -250,8 +255,9 @@ class Lines(logging.Handler):
         assert json.loads(line)["msg"]
         assert len(line) < 3000
         self.count += record.name == "roundgate.request"
-        if (
-            record.levelno >= logging.WARNING and record.name != "roundgate.stalls"
+        if record.levelno >= logging.WARNING and record.name not in (
+            "roundgate.stalls",
+            "roundgate.tokens",
         ):  # of the generator, which shares the loop
             self.failures.append(line)
 

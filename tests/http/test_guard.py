@@ -50,7 +50,24 @@ async def test_another_host_is_refused_and_the_setting_named(everything: FastAPI
     message = wire.valid_error(response)["message"]
     assert "http.allowed_hosts" in message
     assert "GATEWAY_PUBLIC_URL" in message
-    assert "id" not in response.json()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [("host", "localhost"), ("host", "localhost")],
+        [("host", "localhost:80"), ("host", "evil.example")],
+        [("host", "evil.example"), ("host", "localhost")],
+        [("host", "localhost"), ("origin", "http://evil.example"), ("origin", "http://localhost")],
+        [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://evil.example")],
+    ],
+)
+async def test_host_and_origin_are_not_sent_twice(everything: FastAPI, lines: list[tuple[str, str]]) -> None:
+    async with client(everything) as mcp:
+        others = [(name, value) for name, value in wire.headers(DISCOVER).items() if name not in ("host", "origin")]
+        response = await mcp.http.post("/mcp", content=json.dumps(DISCOVER), headers=[*others, *lines])
+    assert response.status_code == 403
+    assert "once" in wire.valid_error(response)["message"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from roundgate import Context, tool
-from tests.support import wire
+from roundgate import Context, logs, tool
+from tests.support import root_logger, wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add
 
@@ -174,3 +174,23 @@ async def test_below_the_level_nothing_is_written(caplog: pytest.LogCaptureFixtu
     async with client(gateway(add)) as mcp:
         await mcp.post("tools/list")
     assert lines(caplog) == []
+
+
+async def test_in_a_process_of_ours_the_line_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with root_logger.lent():
+        logs.configure("info", alone=True)
+        async with client(gateway(add)) as mcp:
+            response = await mcp.post("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})
+    line = json.loads(capsys.readouterr().err)
+    assert line.pop("ts").endswith("Z")
+    assert line.pop("ms") >= 0
+    assert line == {
+        "level": "info",
+        "msg": "request",
+        "method": "tools/call",
+        "name": "add",
+        "subject": "local",
+        "status": 200,
+        "outcome": "ok",
+        "bytes": len(response.content),
+    }

@@ -126,11 +126,9 @@ async def test_a_removed_method_is_not_found_and_its_successor_named(mcp: Client
     assert successor in error["message"]
 
 
-async def test_initialize_of_an_older_client_is_told_the_supported_versions(mcp: Client) -> None:
-    asked = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": OLD}}
-    response = await mcp.http.post("/mcp", json=asked)
-    error = wire.valid_error(response)
-    assert (response.status_code, error["code"], response.json()["id"]) == (404, -32601, 0)
+async def test_initialize_with_the_metadata_of_this_revision_is_told_the_supported_versions(mcp: Client) -> None:
+    status, error = await mcp.error("initialize", {"protocolVersion": OLD})
+    assert (status, error["code"]) == (404, -32601)
     assert error["data"] == {"supported": [wire.VERSION]}
     assert wire.VERSION in error["message"]
 

@@ -127,7 +127,7 @@ class Doubtful:
 def doubting(directory: Path, **troubles: Any) -> tuple[Stores, Doubtful]:
     made = make_stores(task_settings(directory), Clock())
     doubtful = Doubtful(made.tasks, **troubles)
-    return Stores(made.once, doubtful, made.queue), doubtful
+    return Stores(made.once, doubtful, made.queue, made.sessions), doubtful
 
 
 def rows(directory: Path) -> int:
@@ -187,7 +187,7 @@ async def test_so_it_does_in_dynamodb(
     with dynamodb.table() as table:
         made = make_stores(task_settings(tmp_path), Clock())
         doubtful = Doubtful(DynamoDbTasks(dynamodb.open(table)), **troubles)
-        stores = Stores(made.once, doubtful, made.queue)
+        stores = Stores(made.once, doubtful, made.queue, made.sessions)
         params: dict[str, Any] = {"name": name, "arguments": {"what": "cake"}}
         async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:
             created, doubts = await until_created(ann, params, **{KEY: "k"})

@@ -34,6 +34,9 @@ class Plain:
     def rest(self, cache: revision.CacheHint | None = None) -> bytes:
         return b"}"
 
+    def entries(self, member: str, entries: bytes) -> bytes:
+        return entries
+
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
         raise TypeError("there are no rounds")
 

@@ -318,7 +318,7 @@ class Broken:
 def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     """Real stores of which these have a method that is down."""
     made = make_stores(task_settings(directory), clock)
-    parts: dict[str, Any] = {name: getattr(made, name) for name in ("once", "tasks", "queue")}
+    parts: dict[str, Any] = {name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")}
     parts |= {name: Broken(parts[name], method) for name, method in broken.items()}
     return Stores(**parts)
 
@@ -403,7 +403,8 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
-        self.stores = Stores(self._made.once, _Told(self._made.tasks, self), _Told(self._made.queue, self))
+        told = _Told(self._made.tasks, self), _Told(self._made.queue, self)
+        self.stores = Stores(self._made.once, *told, self._made.sessions)
 
 
 @dataclass

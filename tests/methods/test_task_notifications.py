@@ -218,7 +218,7 @@ class Counting:
         self.reads: Counter[str] = Counter()
         self.down = False
         self._inner: Any = made.tasks
-        self.stores = Stores(made.once, self, made.queue)
+        self.stores = Stores(made.once, self, made.queue, made.sessions)
 
     async def read(self, ref: Any, now_ms: int) -> Any:
         self.reads[ref.id] += 1

@@ -359,7 +359,7 @@ async def test_a_run_that_is_told_to_yield_stops_before_its_next_step(task: Home
     async def handler(ctx: Context) -> str:
         await ctx.step("one", effects.do, 1)
         assert task_run
-        task_run[0].stop_soon()
+        task_run[0].request_stop()
         await ctx.step("two", effects.do, 2)
         return "done"
 
@@ -384,7 +384,7 @@ async def test_a_step_that_is_remembered_is_no_reason_to_yield(task: Home) -> No
     await task.run(handler)
 
     def yields(run: Any) -> None:
-        run.stop_soon()
+        run.request_stop()
 
     assert value_of(await task.run(handler, prepare=yields)) == "one"
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import httpx
 from fastapi import FastAPI
@@ -125,6 +125,7 @@ class Exchange:
         asked: dict[str, Any] | bytes,
         headers: dict[str, str] | None = None,
         more_headers: Sequence[tuple[str, str]] = (),
+        method: str = "POST",
     ) -> None:
         self._app = app
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -138,11 +139,11 @@ class Exchange:
         sent = headers or (wire.headers(asked) if isinstance(asked, dict) else {})
         lines = [("host", "127.0.0.1"), *sent.items(), *more_headers]
         raw = [(name.lower().encode(), value.encode()) for name, value in lines]
-        self.scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": raw}
+        self.scope = {"type": "http", "method": method, "path": "/mcp", "query_string": b"", "headers": raw}
         self.feed(json.dumps(asked).encode() if isinstance(asked, dict) else asked, more=not isinstance(asked, dict))
         self.running: asyncio.Task[None]
 
-    async def __aenter__(self) -> Exchange:
+    async def __aenter__(self) -> Self:
         self.running = asyncio.create_task(self._app(self.scope, self.receive, self._send))
         return self
 

@@ -177,7 +177,7 @@ class _Life:
         if self.died.is_set():
             raise Suspend
         if happens == "lets go":
-            self.run.stop_soon()
+            self.run.request_stop()
 
 
 def _call(story: Story) -> Call:

@@ -140,8 +140,8 @@ def measured() -> Iterator[Said]:
 
 _ROOTS = {name: name for name in ("ProtocolError", "TransportError", "AuthError", "InternalError", "ToolError")}
 """The classes of errors whose text a caller gets."""
-_PASSED_ON = {"str(error)", "str(leaves[0])", "message"}
-"""Arguments that are the text of an error from elsewhere."""
+_PASSED_ON = re.compile(r"str\(\w+(\[0\])?\)|message")
+"""An argument that is the text of another error."""
 
 
 @cache
@@ -180,23 +180,38 @@ def _told() -> Iterator[Said]:
             if kind == last_name(call.func) and kind in own:
                 continue
             texts = [text for one in call.args for text in module.templates(one) if " " in text]
-            arguments = {ast.unparse(one) for one in call.args}
+            is_passed_on = any(_PASSED_ON.fullmatch(ast.unparse(one)) for one in call.args)
             at = module.place(call)
-            assert texts or arguments & _PASSED_ON, (
-                f"{at}: say a text that stands in this file, so that it can be found"
-            )
+            assert texts or is_passed_on, f"{at}: say a text that stands in this file, so that it can be found"
             yield from (Said(kind, text.replace("\n", " "), at) for text in texts)
 
 
 def _tellings(module: Module) -> Iterator[tuple[str, ast.Call]]:
-    """Calls that make an error, each with its class."""
+    """Calls that make an error, each with its class; a class of this file that becomes another counts as that."""
+    become = dict(_translations(module))
     for name, call in module.calls():
         if name in parents():
             yield name, call
+        elif name in become:
+            yield become[name], call
         elif ast.unparse(call.func) == "ToolResult.error":
             yield "ToolError", call
         elif name == "error_response" and isinstance(call.args[1], ast.UnaryOp):  # a code that is written out
             yield "InternalError", call
+
+
+def _translations(module: Module) -> Iterator[tuple[str, str]]:
+    """Classes that are caught to raise an error with their text: `except Broken as it: raise BackendError(str(it))`."""
+    own = {node.name for node in module.tree.body if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.ExceptHandler(type=ast.Name(id=caught), name=str() as name) if caught in own:
+                for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+                    kind = last_name(call.func)
+                    if kind in parents() and f"str({name})" in map(ast.unparse, call.args):
+                        yield caught, kind
+            case _:
+                pass
 
 
 def _texts_of_classes() -> Iterator[Said]:

@@ -69,9 +69,18 @@ def running(config: Path, environment: dict[str, str] | None = None, *options: s
             _wait_until_it_answers(server)
             yield server
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and what it has started; where coverage is measured it may end by itself, and so say what it ran."""
+    if "COVERAGE_PROCESS_CONFIG" in os.environ and process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _wait_until_it_answers(server: Server) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.server import Server
+from tests.support.server import Server, end
 
 _COMMAND = "import sys; from roundgate.cli import main; sys.exit(main())"
 
@@ -28,5 +28,4 @@ def working(config: Path, log: Path, environment: dict[str, str] | None = None) 
         worker.logged(60, logger="roundgate")
         yield worker
     finally:
-        process.kill()
-        process.wait()
+        end(process)

@@ -220,7 +220,7 @@ async def test_a_turn_that_begins_while_the_pool_stops_lets_go_too(share: Share)
 
     shop = share(Clock()).workshop(steps=steps)
     ref = await shop.begin("steps")
-    shop.worker.stop_soon()
+    shop.worker.request_stop()
     assert await shop.worker.work(ref) == "released"
     assert effects.seen == []
 

@@ -582,10 +582,10 @@ async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
 
 async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
     async def long(ctx: Context) -> str:
-        await ctx.step("long", asyncio.sleep, 1.2)
+        await ctx.step("long", asyncio.sleep, 4.5)
         return "done"
 
-    shared = share(Clock(), lease_s=1, clock_skew_s=0)
+    shared = share(Clock(), lease_s=4, clock_skew_s=0)
     shop, thief = shared.workshop(long=long), shared.workshop(long=long)
     ref = await shop.begin("long")
     flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
@@ -601,10 +601,10 @@ async def test_a_handler_that_cancels_the_heartbeat_does_not_stop_it(share: Shar
         for task in asyncio.all_tasks():
             if "Heartbeat" in repr(task.get_coro()):
                 task.cancel()
-        await ctx.step("long", asyncio.sleep, 1.2)
+        await ctx.step("long", asyncio.sleep, 4.5)
         return "done"
 
-    shared = share(Clock(), lease_s=1, clock_skew_s=0)
+    shared = share(Clock(), lease_s=4, clock_skew_s=0)
     shop, thief = shared.workshop(wild=wild), shared.workshop(wild=wild)
     ref = await shop.begin("wild")
     turn = asyncio.create_task(shop.worker.work(ref))
@@ -896,7 +896,7 @@ async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> N
     (message,) = await shop.messages()
     turn = asyncio.create_task(shop.take(message))
     await began.wait()
-    shop.worker.stop_soon()
+    shop.worker.request_stop()
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
@@ -915,7 +915,7 @@ async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(sh
     ref = await shop.begin("returns")
     turn = asyncio.create_task(shop.worker.work(ref))
     await asyncio.sleep(0)
-    shop.worker.stop_soon()
+    shop.worker.request_stop()
     with pytest.raises(asyncio.CancelledError):
         await turn
     assert (await shop.record(ref)).lease_until_ms == 0

@@ -13,7 +13,7 @@ import pytest
 from roundgate.auth.principal import LOCAL
 from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError, Unavailable
-from roundgate.main import build_app, make_sealer
+from roundgate.main import build_app, make_ring
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.asgi import config_file, gateway
@@ -26,7 +26,7 @@ GOOD = base64.b64encode(bytes(range(32))).decode()
 
 def ring(using: Settings) -> list[str]:
     """The names of the keys that a gateway with these settings has."""
-    return [key.id for key in make_sealer(config_file(add).config, using, FixedClock()).ring.keys]
+    return [key.id for key in make_ring(config_file(add).config, using, FixedClock()).keys]
 
 
 def test_a_new_key_is_usable_and_never_the_same() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError
-from roundgate.main import create_app, make_sealer
+from roundgate.main import create_app, make_ring
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key
 from tests.support import root_logger
@@ -52,7 +52,7 @@ def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def ring(**environment: str) -> list[str]:
     """The names of the keys that a gateway with these variables has."""
     using: Settings = from_environment(environment)
-    return [key.id for key in make_sealer(config_file(add).config, using, FixedClock()).ring.keys]
+    return [key.id for key in make_ring(config_file(add).config, using, FixedClock()).keys]
 
 
 def secret(**value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Alarms that hardly ever ring: one timer of the event loop for all of them.
+"""A coarse timer: callbacks that are nearly always cancelled before their time, at little cost.
 
-Every call has a deadline, and most are over long before it. A timer of the loop for each costs 10 µs, a tenth of a
-call; here an alarm is an entry in a dictionary, looked through every `TICK_S` while there are any. Alarms ring up to
-that much late, never early.
+Every call has a deadline, and most are over long before it. A timer of the event loop for each costs 10 µs, a tenth of
+a call. Here a callback is an entry in a dictionary that is gone through every `TICK_S` seconds while it has any. It is
+called up to that much late, never early.
 """
 
 from __future__ import annotations
@@ -16,56 +16,62 @@ from weakref import WeakKeyDictionary, ref
 TICK_S: Final = 0.02
 
 
-class Alarms:
-    """The alarms of one event loop."""
+class CoarseTimer:
+    """The callbacks of one event loop."""
 
     def __init__(self) -> None:
         self._set: dict[object, tuple[float, Callable[[], None]]] = {}
         self._ticking = False
 
-    def set(self, key: object, after_s: float, ring: Callable[[], None]) -> None:
-        """Ring after a time, once, unless `drop` comes before."""
+    def set(self, key: object, after_s: float, callback: Callable[[], None]) -> None:
+        """Call back once, after a time, unless `cancel` comes before.
+
+        Args:
+            key: what to cancel it by; a callback that was set under the same key is replaced.
+            after_s: in seconds; the callback comes up to `TICK_S` later.
+            callback: must not block.
+        """
         loop = asyncio.get_running_loop()
-        self._set[key] = (loop.time() + after_s, ring)
+        self._set[key] = (loop.time() + after_s, callback)
         if not self._ticking:
             self._ticking = True
             loop.call_later(TICK_S, self._tick)
 
-    def drop(self, key: object) -> None:
-        """Forget an alarm, rung or not."""
+    def cancel(self, key: object) -> None:
+        """Forget a callback, whether it has been called or not."""
         self._set.pop(key, None)
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for key, (due, ring) in list(self._set.items()):
+        for key, (due, callback) in list(self._set.items()):
             if due <= now and self._set.pop(key, None) is not None:
-                ring()
+                callback()
         self._ticking = bool(self._set)
         if self._ticking:
             loop.call_later(TICK_S, self._tick)
 
 
-_alarms: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Alarms]] = WeakKeyDictionary()
-_latest: tuple[ref[asyncio.AbstractEventLoop], Alarms] | None = None
+_timers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, CoarseTimer]] = WeakKeyDictionary()
+_latest: tuple[ref[asyncio.AbstractEventLoop], CoarseTimer] | None = None
 """The loop that was asked for last: nearly always the only one, and found in a quarter of the time."""
 
 
-def of_this_loop() -> Alarms:
-    """The alarms of the running event loop."""
+def of_this_loop() -> CoarseTimer:
+    """The coarse timer of the running event loop."""
     global _latest
     loop, latest = asyncio.get_running_loop(), _latest  # one look at it: other threads may have other loops
     if latest is not None and latest[0]() is loop:
         return latest[1]
-    found = _alarms.get(loop)
+    found = _timers.get(loop)
     if found is None:
-        found = _alarms[loop] = Alarms()
+        found = _timers[loop] = CoarseTimer()
     _latest = (ref(loop), found)
     return found
 
 
 class Limit:
-    """`with Limit(seconds) as limit:` is `asyncio.timeout` on an alarm: cancels the task, and raises `TimeoutError`."""
+    """`with Limit(seconds) as limit:` is `asyncio.timeout` on a coarse timer."""
 
     def __init__(self, after_s: float | None) -> None:
         self.after_s = after_s
@@ -76,8 +82,8 @@ class Limit:
             task = asyncio.current_task()
             if task is None:
                 raise RuntimeError("a limit needs a task to cancel")
-            self._task, self._cancelling, self._alarms = task, task.cancelling(), of_this_loop()
-            self._alarms.set(self, self.after_s, self._expire)
+            self._task, self._cancelling, self._timer = task, task.cancelling(), of_this_loop()
+            self._timer.set(self, self.after_s, self._expire)
         return self
 
     def __exit__(
@@ -85,7 +91,7 @@ class Limit:
     ) -> None:
         if self.after_s is None:
             return
-        self._alarms.drop(self)
+        self._timer.cancel(self)
         # ours alone becomes a time-out: a cancellation that came from elsewhere as well goes on
         is_ours = self.expired and self._task.uncancel() <= self._cancelling
         if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):

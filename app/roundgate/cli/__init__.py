@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from roundgate.cli import remote_options
 from roundgate.cli.arguments import age_ms, task_ref
 from roundgate.errors import ConfigError
 
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     arguments = _parser().parse_args(argv)
     try:
-        status: int = import_module(f"roundgate.cli.{arguments.command}").run(arguments)
+        module = remote_options.MODULES.get(arguments.command, arguments.command)
+        status: int = import_module(f"roundgate.cli.{module}").run(arguments)
     except ConfigError as error:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
         return 1
@@ -70,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))
 
     commands.add_parser("schema", help="print the JSON Schema of gateway.yaml, for editors")
+    remote_options.add_commands(commands)
     return parser
 
 

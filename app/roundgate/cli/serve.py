@@ -82,6 +82,7 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
         "access_log": False,  # one structured line a request instead
         "server_header": False,
         "timeout_graceful_shutdown": GRACEFUL_SHUTDOWN_S,
+        "timeout_keep_alive": http.idle_timeout_s,
     }
 
 

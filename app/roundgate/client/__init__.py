@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from roundgate.client.answers import defaults as defaults
     from roundgate.client.auth.base import Auth as Auth
     from roundgate.client.auth.base import Bearer as Bearer
+    from roundgate.client.elicitation import InputRequest as InputRequest
+    from roundgate.client.elicitation import InputRequiredResult as InputRequiredResult
+    from roundgate.client.elicitation import InputResponse as InputResponse
+    from roundgate.client.elicitation import build_retry_params as build_retry_params
+    from roundgate.client.elicitation import collect_responses as collect_responses
+    from roundgate.client.elicitation import recognize_input_required as recognize_input_required
+    from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
     from roundgate.client.limits import Limits as Limits
     from roundgate.client.listening import Change as Change
     from roundgate.client.questions import ACCEPT as ACCEPT
@@ -48,6 +55,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "answers": ("Answers", "by_schema", "defaults"),
     "auth.base": ("Auth", "Bearer"),
+    "elicitation": (
+        "InputRequest",
+        "InputRequiredResult",
+        "InputResponse",
+        "build_retry_params",
+        "collect_responses",
+        "recognize_input_required",
+        "run_elicitation_chain",
+    ),
     "limits": ("Limits",),
     "listening": ("Change",),
     "questions": ("ACCEPT", "CANCEL", "DECLINE", "Kind", "Question"),

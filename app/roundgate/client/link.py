@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from itertools import count
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +17,7 @@ from roundgate.carrier import carrier
 from roundgate.client.auth.base import Auth, Refusal
 from roundgate.client.events import EventReader, ServerEvent
 from roundgate.client.flows import rpc_error
+from roundgate.client.headers import of_request
 from roundgate.client.limits import Limits
 from roundgate.client.transport import HttpRequest, HttpResponse, Transport, Url, read_body
 from roundgate.client.types import Json, is_modern
@@ -30,20 +31,11 @@ from roundgate.errors import (
     TimedOut,
 )
 from roundgate.json import decode, encode
-from roundgate.protocol.v2026_07_28.headers import encode_value
 
 Observer: TypeAlias = Callable[[str, Json, int | None], None]
 """Sees each message: "sent" or "received", the message, the HTTP status of a response."""
 
 _META: Final = "io.modelcontextprotocol/"
-_NAMED_BY: Final = {
-    "tools/call": "name",
-    "prompts/get": "name",
-    "resources/read": "uri",
-    "tasks/get": "taskId",
-    "tasks/update": "taskId",
-    "tasks/cancel": "taskId",
-}
 _ACCEPT: Final = ("Accept", "application/json, text/event-stream")
 _JSON: Final = ("Content-Type", "application/json")
 _IDENTITY: Final = ("Accept-Encoding", "identity")
@@ -54,6 +46,7 @@ _RETRIES: Final = 2
 _LONGEST_RETRY_AFTER_S: Final = 30
 _PATIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
 _MAX_ANSWERING: Final = 32
+_SETTLE_S: Final = 1.0
 _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 30.0
 
@@ -163,9 +156,13 @@ class Link:
         finally:
             await response.close()
 
-    async def legacy_stream(self, last_id: str | None = None) -> AsyncGenerator[ServerEvent, None]:
+    async def legacy_stream(
+        self, last_id: str | None = None, is_open: asyncio.Event | None = None
+    ) -> AsyncGenerator[ServerEvent, None]:
         """The stream on which an older server sends what belongs to no request, or goes on with one that broke."""
         response = await self._get(last_id)
+        if is_open is not None:
+            is_open.set()
         try:
             async with aclosing(self._events(response)) as events:
                 async for event in events:
@@ -177,20 +174,28 @@ class Link:
         """The message in an event, `None` if it is empty."""
         return self._decoded(event.data)
 
-    def open_session_stream(self) -> None:
-        """Read the stream on which an older server says what belongs to no request. Not every server has one."""
-        self._session_stream = asyncio.create_task(self._read_session_stream())
+    async def open_session_stream(self) -> None:
+        """Read the stream on which an older server says what belongs to no request. Not every server has one.
+
+        What a server asks there before the stream is open may be lost, so the first call waits for it, for a moment:
+        some servers send nothing, not even a head, before they have something to say.
+        """
+        is_settled = asyncio.Event()
+        self._session_stream = asyncio.create_task(self._read_session_stream(is_settled))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                await is_settled.wait()
 
     @property
     def has_session_stream(self) -> bool:
         return self._session_stream is not None and not self._session_stream.done()
 
-    async def _read_session_stream(self) -> None:
+    async def _read_session_stream(self, is_settled: asyncio.Event) -> None:
         last_id: str | None = None
         wait = _FIRST_WAIT_S
         while True:
             try:
-                async with aclosing(self.legacy_stream(last_id)) as events:
+                async with aclosing(self.legacy_stream(last_id, is_settled)) as events:
                     async for event in events:
                         wait = _FIRST_WAIT_S
                         last_id = event.id or last_id
@@ -199,6 +204,8 @@ class Link:
                 pass
             except ClientError:
                 return
+            finally:
+                is_settled.set()
             await asyncio.sleep(wait)
             wait = min(wait * 2, _LONGEST_WAIT_S)
 
@@ -352,12 +359,7 @@ class Link:
     def _mirrored(self, message: Json, version: str, listener: Listener) -> list[tuple[str, str]]:
         if not is_modern(version):
             return self._older_headers([])
-        method = message["method"]
-        headers = [("MCP-Protocol-Version", version), ("Mcp-Method", method)]
-        if (named_by := _NAMED_BY.get(method)) is not None:
-            headers.append(("Mcp-Name", encode_value(str(message["params"].get(named_by, "")))))
-        headers += listener.headers
-        return headers
+        return [*of_request(message["method"], message["params"], version), *listener.headers]
 
     def _older_headers(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
         if self.version is not None:

@@ -33,6 +33,7 @@ from roundgate.client.flows import (
     follow,
     negotiate,
 )
+from roundgate.client.headers import of_arguments
 from roundgate.client.limits import Limits
 from roundgate.client.link import Link, Listener, Observer, SessionOver
 from roundgate.client.listening import Subscription
@@ -55,7 +56,6 @@ from roundgate.client.types import (
 )
 from roundgate.clock import Clock
 from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, WrongHandle
-from roundgate.protocol.v2026_07_28.headers import encode_value
 
 if TYPE_CHECKING:
     import ssl
@@ -175,7 +175,7 @@ class Client:
                     found = await self._drive(flow, Listener(), self._answers)
                     self._link.version = found.protocol_version
                     if not found.is_modern:
-                        self._link.open_session_stream()
+                        await self._link.open_session_stream()
                     self.server = found
         return self.server
 
@@ -377,7 +377,7 @@ class Client:
             tool = (self._tools or {}).get(name)
             if tool is None and name in self.rejected:
                 raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
-            headers = [] if tool is None or not server.is_modern else mirrored(tool, arguments)
+            headers = [] if tool is None or not server.is_modern else of_arguments(tool, arguments)
             flow = call(
                 "tools/call", params, name, self.limits,
                 may_repeat=tool is not None and tool.may_be_repeated, max_rounds=options.max_rounds, detach=detach,
@@ -418,7 +418,9 @@ class Client:
             task.state = state
             return on_task(state) if on_task is not None else None
 
-        flow = follow(task.id, self.limits, task.state, task._target)
+        # Questions that were seen may have been answered since, here or elsewhere.
+        known = None if task.state is None or task.state.status == "input_required" else task.state
+        flow = follow(task.id, self.limits, known, task._target)
         result = await self._in_time(self._drive(flow, Listener(), answers, seen), timeout_s, "the task")
         return CallResult.read(result, 1)
 
@@ -520,20 +522,6 @@ class Client:
             return {"result": (await answer_all([question], self._sources(options.answers)))[question.key]}
 
         return Listener(heard, asked, meta or None, headers)
-
-
-def mirrored(tool: Tool, arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The `Mcp-Param-*` headers of a call (streamable-http, "Custom Headers")."""
-    headers: list[tuple[str, str]] = []
-    for one in tool.param_headers:
-        value: Any = arguments
-        for key in one.path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, bool):
-            headers.append((one.header, "true" if value else "false"))
-        elif isinstance(value, (str, int, float)):
-            headers.append((one.header, encode_value(str(value))))
-    return headers
 
 
 def _progress(params: Json) -> Progress:

@@ -134,7 +134,7 @@ class SocketTransport:
         self._tls = tls
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
         self._open: set[_Connection] = set()
-        self._places = asyncio.Semaphore(limits.max_connections)
+        self._places = asyncio.Semaphore(limits.max_connections)  # one for each request under way
 
     async def send(self, request: HttpRequest) -> HttpResponse:
         sent = request_head(
@@ -143,14 +143,18 @@ class SocketTransport:
             [("Host", request.url.authority), *request.headers],
             None if request.body is None else len(request.body),
         ) + (request.body or b"")
-        kept = self._take_idle(request.url.origin)
-        connection = kept or await self._connect(request.url)
+        await self._places.acquire()
         try:
-            head, rest = await connection.begin(sent)
+            connection = self._take_idle(request.url.origin) or await self._connect(request.url)
+            try:
+                head, rest = await connection.begin(sent)
+                return _SocketResponse(self, connection, head, rest)
+            except BaseException:
+                self._drop(connection)
+                raise
         except BaseException:
-            self._drop(connection)
+            self._places.release()
             raise
-        return _SocketResponse(self, connection, head, rest)
 
     async def close(self) -> None:
         self._idle.clear()
@@ -168,12 +172,11 @@ class SocketTransport:
         return None
 
     async def _connect(self, url: Url) -> _Connection:
-        await self._places.acquire()
-        try:
-            connection = await self._open_connection(url)
-        except BaseException:
-            self._places.release()
-            raise
+        if len(self._open) >= self._limits.max_connections:  # no more requests than that are under way: some are idle
+            for idle in self._idle.values():
+                while idle:
+                    self._drop(idle.pop())
+        connection = await self._open_connection(url)
         self._open.add(connection)
         return connection
 
@@ -208,7 +211,6 @@ class SocketTransport:
     def _drop(self, connection: _Connection) -> None:
         if connection in self._open:
             self._open.discard(connection)
-            self._places.release()
             connection.abort()
 
 
@@ -282,11 +284,7 @@ class _SocketResponse:
         self._head = head
         self._rest = rest
         self._is_over = False
-        try:
-            self._body = Body(head)
-        except BadAnswer:
-            transport._drop(connection)
-            raise
+        self._body = Body(head)
 
     @property
     def status(self) -> int:
@@ -325,6 +323,7 @@ class _SocketResponse:
         if self._is_over:
             return
         self._is_over = True
+        self._transport._places.release()
         if keep:
             self._transport._keep(self._connection)
         else:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from roundgate.client.annotations import ParamHeader, mirrored_arguments
 from roundgate.errors import BadAnswer
-from roundgate.protocol.v2026_07_28.headers import ParamHeader, mirrored_arguments
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -110,7 +110,8 @@ class Tool:
     input_schema: Json
     output_schema: Json | None
     annotations: Json
-    param_headers: tuple[ParamHeader, ...]
+    param_headers: Sequence[ParamHeader]
+    """Which arguments are repeated in headers."""
     raw: Json = field(repr=False)
 
     @property

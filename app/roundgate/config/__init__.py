@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roundgate.config.models import JwtAuthConfig as JwtAuthConfig
     from roundgate.config.models import LimitsConfig as LimitsConfig
     from roundgate.config.models import ServerConfig as ServerConfig
+    from roundgate.config.models import SessionsConfig as SessionsConfig
     from roundgate.config.models import StateConfig as StateConfig
     from roundgate.config.models import TasksConfig as TasksConfig
     from roundgate.config.settings import Settings as Settings
@@ -31,7 +32,7 @@ else:
             ".base": "Model Origin TaskMode",
             ".loading": "ConfigFile load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig GatewayConfig HttpConfig JwtAuthConfig"
-            " LimitsConfig ServerConfig StateConfig TasksConfig",
+            " LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
             ".settings": "Settings",
         },
     )

@@ -67,6 +67,13 @@ class HttpConfig(Model):
         " room for one that has fewer. Unset: an eighth of all.",
         ge=1,
     )
+    idle_timeout_s: int = Field(
+        75,
+        description="Seconds for which a connection without a request stays open: longer than a balancer in front keeps"
+        " one (60 is common), or it sends requests into connections that are being closed.",
+        ge=1,
+        le=3_600,
+    )
     head_timeout_s: float = Field(10, description="Seconds within which a request's head has to arrive.", gt=0)
     body_timeout_s: float = Field(60, description="Seconds within which a request's body has to arrive.", gt=0)
     send_timeout_s: float = Field(
@@ -102,6 +109,20 @@ class StateConfig(Model):
         "roundgate", description="Bound into every token; keeps apart deployments that share keys.", min_length=1
     )
     max_rounds: int = Field(25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1)
+
+
+class SessionsConfig(Model):
+    """Sessions: what clients open that speak a revision before 2026-07-28."""
+
+    lifetime_s: float = Field(
+        604_800, description="Seconds after which a session ends; its client opens another.", ge=60, le=31_536_000
+    )
+    answer_timeout_s: float = Field(
+        300,
+        description="Seconds within which a client has to answer a question; then its call ends with an error.",
+        ge=1,
+        le=86_400,
+    )
 
 
 class TasksConfig(Model):
@@ -295,6 +316,9 @@ class GatewayConfig(Model):
         " authorizer in front has verified.",
     )
     state: StateConfig = Field(StateConfig.model_construct(), description="What a call remembers between its rounds.")
+    sessions: SessionsConfig = Field(
+        SessionsConfig.model_construct(), description="Clients that speak a revision before 2026-07-28."
+    )
     tasks: TasksConfig = Field(TasksConfig.model_construct(), description="Calls that outlive their request.")
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(

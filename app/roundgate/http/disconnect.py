@@ -1,7 +1,7 @@
 """A client that hangs up cancels its call (streamable-http, "Cancellation").
 
-Most calls are over before anyone could hang up, so nothing is watched for the first moments: an alarm that never rings
-costs a microsecond, a task that reads `receive` costs thirty.
+Most calls are over before anyone could hang up, so nothing is watched for the first moments: a coarse timer that is
+cancelled costs a microsecond, a task that reads `receive` costs thirty.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import Receive
 
-from roundgate.aio import timers as alarms
+from roundgate.aio import timers
 
 GRACE_S: Final = 0.02
 
@@ -27,17 +27,17 @@ class DisconnectWatch:
         self._receive = receive
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
-        self._alarms = alarms.of_this_loop()
+        self._timer = timers.of_this_loop()
         self.disconnected = False
 
     def __enter__(self) -> DisconnectWatch:
-        self._alarms.set(self, GRACE_S, self._start)
+        self._timer.set(self, GRACE_S, self._start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._alarms.drop(self)
+        self._timer.cancel(self)
         if self._watcher is not None:
             self._watcher.cancel()
         if not self.disconnected or self._watched is None:

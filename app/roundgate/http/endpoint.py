@@ -1,5 +1,7 @@
 """POST /mcp: raw bytes in; JSON, an event stream or 202 out (basic/transports/streamable-http).
 
+Requests of revision 2026-07-28 are answered here, those of the revisions with sessions in `roundgate.http.older`.
+
 A plain ASGI callable in front of FastAPI's router: routing and FastAPI's own request machinery would cost more than
 serving the call does (docs/decisions/0002). By now the head is looked at and the caller known; what is raised here, the
 layers outside answer.
@@ -12,17 +14,20 @@ from typing import Final
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from roundgate import json
 from roundgate.errors import ProtocolError, TransportError
+from roundgate.http import early
 from roundgate.http import exchange as exchanges
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
+from roundgate.http.older import OlderEndpoint
 from roundgate.http.responder import Responder, State
 from roundgate.methods.current import CurrentMethods
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Stream
-from roundgate.protocol import jsonrpc
+from roundgate.protocol import jsonrpc, opening
 from roundgate.protocol.inbound import Meta
 from roundgate.protocol.jsonrpc import Notification, RequestId
 from roundgate.tracing import Tracing, context_of
@@ -40,6 +45,7 @@ class McpEndpoint:
         app: ASGIApp,
         *,
         methods: CurrentMethods,
+        older: OlderEndpoint,
         tracing: Tracing,
         max_body_bytes: int,
         budget: BodyBudget,
@@ -47,6 +53,7 @@ class McpEndpoint:
     ) -> None:
         self._app = app
         self._methods = methods
+        self._older = older
         self._tracing = tracing
         self._max_body_bytes = max_body_bytes
         self._budget = budget
@@ -64,8 +71,18 @@ class McpEndpoint:
                 self._budget.give_back(exchange.held_bytes)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        if scope["method"] != "POST":
+            await self._older.answer(scope["method"], None, receive, exchange)
+            return
         body, responder = await self._read(receive, exchange), exchange.responder
-        message = jsonrpc.parse(body)
+        if opening.may_be_older(exchange.headers):
+            decoded = json.decode(body)
+            if opening.is_older(exchange.headers, decoded):
+                await self._older.answer("POST", decoded, receive, exchange)
+                return
+            message = jsonrpc.message_of(decoded)
+        else:
+            message = jsonrpc.parse(body)
         exchange.method = message.method
         if message.method == _LISTEN and len(body) > _MAX_LISTEN_BYTES:
             raise TransportError(413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes")
@@ -116,6 +133,7 @@ class McpEndpoint:
             self._methods.end(stream)
 
     async def _read(self, receive: Receive, exchange: Exchange) -> bytes:
+        exchange.is_read = True
         length = exchange.headers.get(b"content-length")
         if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
             raise self._too_large()
@@ -134,7 +152,11 @@ class McpEndpoint:
             more = message.get("more_body", False)
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if size > SMALL:
-            exchange.held_bytes += self._budget.take_nodes(body)
+            try:
+                exchange.held_bytes += self._budget.take_nodes(body)
+            except TransportError:
+                exchange.request_id = early.id_of(body)
+                raise
         return body
 
     def _too_large(self) -> TransportError:

@@ -1,7 +1,7 @@
 """Whatever is raised in the layers inside becomes exactly one well-formed answer, and one line in the log.
 
-An `AuthError` is answered in OAuth's words, any other `GatewayError` as a JSON-RPC error. What nobody expected is told
-by a reference to the log; outside the MCP endpoint it is left to Starlette.
+An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a JSON-RPC error. What nobody expected is
+told by a reference to the log; outside the MCP endpoint it is left to Starlette.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, GatewayError, InternalError
+from roundgate.http import early
 from roundgate.http.challenge import ProtectedResource
 from roundgate.http.exchange import Exchange
 from roundgate.http.responder import Responder, State
@@ -44,8 +45,10 @@ class ExceptionMiddleware:
             try:
                 await self._app(scope, receive, send)
             except AuthError as error:
+                await self._find_id(scope, receive, exchange)
                 await self._challenge(error, exchange)
             except GatewayError as error:
+                await self._find_id(scope, receive, exchange)
                 await self._fail(error, exchange)
             except ClientDisconnect:
                 exchange.outcome = "cancelled"
@@ -62,10 +65,16 @@ class ExceptionMiddleware:
             if exchange.is_mcp or exchange.error is not None:
                 exchange.write_line((time.perf_counter() - started) * 1000)
 
+    async def _find_id(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        """What is refused before it was read is answered under its id all the same, where that is easily had."""
+        if exchange.is_mcp and not exchange.is_read and exchange.request_id is None:
+            exchange.is_read = True
+            exchange.request_id = await early.read_id(scope["method"], exchange.headers, receive)
+
     async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
         exchange.outcome, exchange.error = "unauthorized", str(error)
         challenge = b"Bearer" if self._resource is None else self._resource.challenge(error)
-        await exchange.responder.refused(error, challenge)
+        await exchange.responder.refused(error, challenge, exchange.request_id)
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
         exchange.code = exchange.revision.look_up(error).code

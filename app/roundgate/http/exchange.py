@@ -40,6 +40,8 @@ class Exchange:
     outcome: str = "ok"
     error: str | None = None
     trace: str | None = None
+    is_read: bool = False
+    """Whether somebody has read its body, or begun to."""
     held_bytes: int = 0
     """What its body has taken of the budget."""
 

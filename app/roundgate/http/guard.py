@@ -20,8 +20,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
+from roundgate.http import early
 from roundgate.http.exchange import headers_of
 from roundgate.http.responder import Responder
+from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.revisions import NEWEST
 
 log = logging.getLogger("roundgate.request")
@@ -29,6 +31,7 @@ log = logging.getLogger("roundgate.request")
 HEALTH: Final = "/healthz"
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
+_ONCE: Final = frozenset({b"host", b"origin"})
 _USUAL: Final = ("127.0.0.1", "::1")
 _EXPOSED: Final = (
     "There is no authentication, so the gateway serves this machine alone: configure auth, or set"
@@ -53,7 +56,13 @@ class Guard:
     ) -> None:
         self._app = app
         # for browsers alone, and for allowed origins alone: the check has refused every other by then
-        self._cors = CORSMiddleware(app, allow_origins=["*"], allow_methods=["POST"], allow_headers=["*"])
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=["*"],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["WWW-Authenticate", "Mcp-Session-Id"],
+        )
         self._hosts = frozenset(host.lower() for host in hosts)
         # a name that `*` alone lets pass may be anybody's: pages from there are not from here
         self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
@@ -67,14 +76,21 @@ class Guard:
         headers = headers_of(scope)
         origin = headers.get(b"origin")
         is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
-        if not is_probe and (refusal := self._refusal(headers.get(b"host", b""), origin, scope.get("server"))):
+        if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
             log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
-            return Responder(send).error(TransportError(403, refusal), None, NEWEST)
+            return self._refuse(refusal, scope, receive, send)
         return (self._app if origin is None else self._cors)(scope, receive, send)
 
-    def _refusal(self, host: bytes, origin: bytes | None, server: Any) -> str | None:
+    async def _refuse(self, refusal: str, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = await early.read_id(scope["method"], headers_of(scope), receive)
+        await Responder(send).error(TransportError(403, refusal), request_id, NEWEST)
+
+    def _refusal(self, headers: Headers, server: Any) -> str | None:
         if self._loopback_only and not _is_loopback(server):
             return _EXPOSED
+        if not _ONCE.isdisjoint(headers.repeated):  # who is in front of us, or behind, might look at the other one
+            return "Host and Origin may be sent once"
+        host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host not in self._known_hosts:
             if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
                 return f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set GATEWAY_PUBLIC_URL"

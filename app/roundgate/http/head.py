@@ -1,4 +1,5 @@
-"""What streamable HTTP wants of the head of a request to the MCP endpoint: POST, JSON in, JSON or a stream out.
+"""What streamable HTTP wants of the head of a request to the MCP endpoint: POST, JSON in, JSON or a stream out; in a
+session of an older revision GET and DELETE too.
 
 Looked at before anybody is asked who they are: a client that tries GET learns that there is none, not that it needs a
 token.
@@ -14,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
 from roundgate.http import exchange
+from roundgate.protocol import opening
+from roundgate.protocol.opening import SESSION_HEADER as SESSION
 
 EVENT_STREAM: Final = b"text/event-stream"
 MAX_KEPT_BYTES: Final = 256
@@ -38,6 +41,12 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     Raises:
         TransportError: the HTTP method or a media type is none that this endpoint has.
     """
+    accept = headers.get(b"accept")
+    if method in ("GET", "DELETE") and SESSION in headers and opening.may_be_older(headers):
+        accepted = _BOTH if accept is None or method == "DELETE" else _media(accept)
+        if EVENT_STREAM not in accepted:
+            raise TransportError(406, "GET answers with a stream: the Accept header must list text/event-stream")
+        return accepted
     if method != "POST":
         raise TransportError(
             405,
@@ -47,7 +56,6 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     content_type = headers.get(b"content-type", b"")
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise TransportError(415, "Content-Type must be application/json")
-    accept = headers.get(b"accept")
     accepted = _BOTH if accept is None else _accepted(accept) if len(accept) <= MAX_KEPT_BYTES else _media(accept)
     if not accepted:
         raise TransportError(406, "The Accept header must list application/json and text/event-stream")

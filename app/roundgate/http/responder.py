@@ -22,6 +22,8 @@ from roundgate.protocol.jsonrpc import RequestId
 from roundgate.protocol.revision import Revision
 
 JSON: Final = b"application/json"
+REFUSED: Final = -32600
+"""The code of an error whose reason is a status of HTTP: every revision has it."""
 GRACE_S: Final = 5.0
 """What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
 _STREAM_HEADERS: Final = ((b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no"))
@@ -70,12 +72,16 @@ class Responder:
         Raises:
             ClientDisconnect: the client does not read, which is as if it were gone.
         """
+        await self.raw(sse.KEEP_ALIVE if message is None else sse.event(message))
+
+    async def raw(self, event: bytes) -> None:
+        """Send an event as it stands, or several. Raises as `event`."""
         try:
             with Limit(self._send_s):
                 if self.state is State.NOTHING_SENT:
                     await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
                     self.state = State.STREAMING  # only now: a call can be ended while it waits for a slow client
-                await self._body(sse.KEEP_ALIVE if message is None else sse.event(message), more=True)
+                await self._body(event, more=True)
         except TimeoutError:
             self.state = State.DONE
             raise ClientDisconnect from None
@@ -89,10 +95,32 @@ class Responder:
         status, body = revision.render(error, request_id)
         await self._finish(status, body, error.headers if isinstance(error, TransportError) else ())
 
-    async def refused(self, error: AuthError, challenge: bytes) -> None:
-        """Send 401 or 403 in OAuth's words (RFC 6750 section 3) and finish."""
-        body = json.encode({"error": error.error or "unauthorized", "error_description": str(error)})
+    async def refused(self, error: AuthError, challenge: bytes, request_id: RequestId | None) -> None:
+        """Send 401 or 403 with its challenge (RFC 6750 section 3) and finish.
+
+        The body is a JSON-RPC error where the id of the request is known, because clients show no other; else it is in
+        OAuth's words.
+        """
+        words = {"error": error.error or "unauthorized", "error_description": str(error)}
+        if request_id is None:
+            body = json.encode(words)
+        else:
+            body = jsonrpc.error_response(request_id, REFUSED, str(error), words)
         await self._finish(error.status, body, [(b"www-authenticate", challenge)])
+
+    async def answer(
+        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), as_event: bool = False
+    ) -> None:
+        """Send what somebody else has written and finish."""
+        await self._finish(status, body, headers, as_event)
+
+    async def end(self) -> None:
+        """Finish a stream without a response: it goes on elsewhere, or nobody waits for it any more."""
+        if self.state is State.STREAMING:
+            self.state = State.DONE
+            await self._body(b"", more=False)
+        else:
+            await self.answer(202, b"")
 
     async def accepted(self) -> None:
         """202 without a body: a notification was taken."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -54,10 +55,16 @@ class Subscription:
     async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
         """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
         yield self._tell(notifications.ACKNOWLEDGED, notifications=self.acknowledged)
+        async with aclosing(self.changes(keep_alive_s)) as changes:
+            async for change in changes:
+                yield None if change is None else self._message(*change)
+
+    async def changes(self, keep_alive_s: float) -> AsyncGenerator[tuple[Topic, bytes | None] | None, None]:
+        """Each change with what there is to say of it; `None` and the end as in `messages`."""
         while True:
             while self._pending:
                 topic = next(iter(self._pending))
-                yield self._message(topic, self._pending.pop(topic))
+                yield topic, self._pending.pop(topic)
             if self._closing:
                 return
             self._wake.clear()

@@ -16,6 +16,7 @@ class Listing:
     """One list. Nothing is serialised per request: a page and what stands around it are joined, and kept."""
 
     def __init__(self, member: str, cache: CacheHint, results: Results) -> None:
+        self._member, self._results = member, results
         self._head, self._rest = b'{"%b":[' % member.encode(), results.rest(cache)
         self._made: dict[Page, Reply] = {}
 
@@ -29,7 +30,8 @@ class Listing:
         reply = self._made.get(page)
         if reply is None:
             more = b"" if page.next_cursor is None else b',"nextCursor":%b' % encode(page.next_cursor)
-            reply = Reply(b"%b%b]%b%b" % (self._head, page.entries, more, self._rest))
+            entries = self._results.entries(self._member, page.entries)
+            reply = Reply(b"%b%b]%b%b" % (self._head, entries, more, self._rest))
             if len(self._made) < MAX_PAGES_KEPT:
                 self._made[page] = reply
         return reply

@@ -112,7 +112,7 @@ def _packed(error: GatewayError) -> bytes:
     """An error as an outcome: what it takes to raise it again for a twin."""
     match error:
         case MissingCapability():
-            facts: list[Any] = ["MissingCapability", str(error), dict(error.missing)]
+            facts: list[Any] = ["MissingCapability", error.what_for, dict(error.missing)]
         case ResourceNotFound():
             facts = ["ResourceNotFound", error.uri]
         case InternalError():

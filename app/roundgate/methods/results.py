@@ -47,6 +47,7 @@ class Results:
         self._format = result_format
         self._clock = clock
         self.rest = result_format.rest
+        self.entries = result_format.entries
         self.acknowledged = Reply(result_format.write({}))
         """What says no more than that a request was taken."""
 

@@ -37,7 +37,7 @@ from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Failed, Restarted, Suspended
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run
-from roundgate.tokens.request_state import Binding, Destiny, Opened, StateSealer
+from roundgate.tokens.request_state import Binding, FixedTask, Opened, StateSealer
 
 T = TypeVar("T")
 
@@ -88,11 +88,11 @@ class Round:
         return self._task_id
 
     @property
-    def destiny(self) -> Destiny | None:
+    def fixed_task(self) -> FixedTask | None:
         """What later rounds have to keep of which task this is."""
-        if self.opened is not None and self.opened.destiny is not None:
-            return self.opened.destiny
-        return Destiny(self.task_id) if self.is_keyed else None
+        if self.opened is not None and self.opened.fixed_task is not None:
+            return self.opened.fixed_task
+        return FixedTask(self.task_id) if self.is_keyed else None
 
     @property
     def once_id(self) -> str | None:
@@ -161,7 +161,7 @@ class Rounds:
         except (ValueError, TypeError, KeyError):
             raise self._sealer.refused("sealed by an incompatible version", principal) from None
         journal.receive(responses)
-        known_id = keyed_id if opened.destiny is None else opened.destiny.task_id
+        known_id = keyed_id if opened.fixed_task is None else opened.fixed_task.task_id
 
         def make_id() -> str:
             return known_id or digest(["state", opened.id, responses])
@@ -203,7 +203,7 @@ class Rounds:
             return Failed(error)
 
     def _input_required(self, outcome: Suspended, round_: Round, principal: Principal) -> InputRequired:
-        return InputRequired(outcome.requests, self._seal(outcome.journal, round_, principal, round_.destiny))
+        return InputRequired(outcome.requests, self._seal(outcome.journal, round_, principal, round_.fixed_task))
 
     async def in_doubt(self, round_: Round, call: Call, journal: Journal, ended: Any = None) -> InputRequired:
         """The end of a round whose task may have been written or not: state alone, with the task's id inside.
@@ -218,19 +218,19 @@ class Rounds:
             raise Unavailable("The task of this call could not be written; send the same request again")
         await asyncio.sleep(min(_DOUBT_PAUSE_S, (call.deadline.remaining_ms() or 0) / 2000))
         try:
-            state = self._seal(journal, round_, call.principal, Destiny(round_.task_id, ended))
+            state = self._seal(journal, round_, call.principal, FixedTask(round_.task_id, ended))
         except (StateTooLarge, TypeError):
             raise Unavailable("The task of this call could not be written; send the same request again") from None
         return InputRequired({}, state)
 
-    def _seal(self, journal: Journal, round_: Round, principal: Principal, destiny: Destiny | None) -> str:
+    def _seal(self, journal: Journal, round_: Round, principal: Principal, fixed_task: FixedTask | None) -> str:
         return self._sealer.seal(
             journal.to_json(),
             principal,
             round_.target.binding(),
             round_=round_.number,
             origin=round_.origin,
-            destiny=destiny,
+            fixed_task=fixed_task,
         )
 
 

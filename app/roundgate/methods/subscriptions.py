@@ -80,7 +80,7 @@ class SubscriptionMethods:
             with suppress(TaskNotFound, InsufficientScope):
                 task = self._tasks.find(context.principal, task_id)
                 self._scopes.check(await task.tool(), context.principal)
-                known.append((task, None if task.home else await task.look()))
+                known.append((task, None if task.backend else await task.look()))
         return known
 
     def _follow(self, subscription: Subscription, task: NamedTask, view: TaskView | None) -> None:

@@ -141,18 +141,18 @@ class ToolMethods:
                 self._tasks.check_size(_task_call(served, round_, call, round_.journal))
             except ToolError as error:  # before anything is run that would be lost
                 return self._results.tool(ToolResult.error(str(error)))
-        destiny = round_.destiny
-        if destiny is None:
+        fixed_task = round_.fixed_task
+        if fixed_task is None:
             return None
         try:
-            created = await self._tasks.created(call.principal, destiny.task_id)
+            created = await self._tasks.created(call.principal, fixed_task.task_id)
         except Unavailable as error:
-            return await self._in_doubt(error, round_, call, round_.journal, destiny.ended)
+            return await self._in_doubt(error, round_, call, round_.journal, fixed_task.ended)
         if created is not None:
             return self._results.task(created)
-        if destiny.ended is None:
+        if fixed_task.ended is None:
             return None
-        return await self._create_task(served, round_, call, Journal(), end=Ended.from_json(destiny.ended))
+        return await self._create_task(served, round_, call, Journal(), end=Ended.from_json(fixed_task.ended))
 
     async def _create_task(
         self,

@@ -41,7 +41,7 @@ class ClientCapabilities:
             MissingCapability: names exactly what is not.
         """
         if missing := _missing(required, self._explicit()):
-            raise MissingCapability(f"{what_for} needs client capabilities that this request does not declare", missing)
+            raise MissingCapability(what_for, missing)
 
     def has(self, required: Mapping[str, Any]) -> bool:
         """Whether all of `required` is declared."""

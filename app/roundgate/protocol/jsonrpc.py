@@ -44,10 +44,18 @@ def parse(body: bytes) -> Request | Notification:
         ParseError: the body is not the JSON we accept.
         InvalidRequest: it is JSON, but not one request or notification; carries the id where it could be read.
     """
-    message = decode(body)
+    return message_of(decode(body))
+
+
+def message_of(message: Any) -> Request | Notification:
+    """A decoded body as a message.
+
+    Raises:
+        InvalidRequest: it is not one request or notification; carries the id where it could be read.
+    """
     if not isinstance(message, dict):
         raise InvalidRequest(_not_an_object(message))
-    request_id = _readable_id(message)
+    request_id = readable_id(message)
     if message.get("jsonrpc") != JSONRPC_VERSION:
         raise InvalidRequest('"jsonrpc" must be the string "2.0"', request_id)
     method = message.get("method")
@@ -93,7 +101,8 @@ def notification_of(method: str, params: dict[str, Any], more: bytes) -> bytes:
     return b"%b,%b}" % (head, more[1:])
 
 
-def _readable_id(message: dict[str, Any]) -> RequestId | None:
+def readable_id(message: dict[str, Any]) -> RequestId | None:
+    """The id of a message, if it is one that we take."""
     request_id = message.get("id")
     if isinstance(request_id, str):
         return request_id if len(request_id) <= MAX_ID else None

@@ -38,6 +38,14 @@ class ResultFormat(Protocol):
     def rest(self, cache: CacheHint | None = None) -> bytes:
         """What follows the members of a result that are serialised already: all up to the last brace."""
 
+    def entries(self, member: str, entries: bytes) -> bytes:
+        """The entries of a list as this revision has them, from what the catalog has serialised.
+
+        Args:
+            member: the member of the result that has them, such as "tools".
+            entries: the inside of a JSON array.
+        """
+
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
         """The result that asks: questions by key, or none, and the state of the call.
 

@@ -1,4 +1,4 @@
-"""The protocol revisions that this server speaks, each in a package of its own beside this module."""
+"""The protocol revisions in which every request says what it is of; `protocol.v2025` has those with sessions."""
 
 from __future__ import annotations
 

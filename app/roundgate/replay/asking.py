@@ -1,6 +1,7 @@
-"""Asking: what of a handler's questions is known, and what has to be put to the client.
+"""Asking: returns the answers that are known, and asks the client for the others.
 
-An answer counts for the question as it was shown. One that reads differently by now is asked again, under a new key.
+An answer counts for the question as it was shown. If the handler asks something else by now, the question is asked
+again under a new key.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ MAX_CHANGES: Final = 3
 async def ask(
     run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
 ) -> dict[str, Answer]:
-    """The answers, if all are known; otherwise what is open is asked and the run suspends.
+    """The answers by name, once all are known. Until then the open questions are asked, and the run suspends.
 
-    After `timeout_s` seconds from the first asking, the default stands for an answer that has not come.
+    Args:
+        run: the run of the handler that asks.
+        asked: the questions by name.
+        timeout_s: seconds from the first asking after which a missing answer is `default`; `None` for no limit.
+        default: that value.
 
     Raises:
         MissingCapability: the client did not declare what a question needs; nothing is asked.
@@ -60,14 +65,14 @@ async def ask(
 
 
 def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
-    """Ask the client no more: nobody waits for the answers."""
+    """Take the questions back: the handler no longer waits for the answers."""
     for _, entry, _ in opened:
         kept = run.journal.questions[entry.key]
         run.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
 
 
 async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
-    """Ask, whether or not there was an answer before: the low-level form, which looks answers up itself."""
+    """Ask even if there are answers: the low-level form, whose handler looks up answers itself."""
     branch = await run.enter("question", *asked)
     opened: list[tuple[str, Asked, Question]] = []
     for name, question in asked.items():
@@ -108,7 +113,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
 
 
 def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
-    """What is known of a question; where the handler takes them, an answer to what was never asked too."""
+    """What is known of a question. For a handler that takes unasked answers, those count too."""
     entry = run.journal.questions.get(key)
     if entry is None and run.call.takes_unasked and name in run.journal.unasked:
         return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))
@@ -116,7 +121,7 @@ def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | 
 
 
 def _in_time(run: Run, entry: Asked) -> Asked | None:
-    """The question if it may still be answered; else its default stands from here on."""
+    """The question, or `None` once its time is over; from then on its default is the answer."""
     if entry.until_ms is None or run.clock.now_ms() < entry.until_ms:
         return entry
     run.journal.add(Unanswered(entry.key, entry.digest, entry.attempt, entry.wire))
@@ -127,7 +132,7 @@ def _in_time(run: Run, entry: Asked) -> Asked | None:
 def _open(run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None) -> int | None:
     """Put questions to the client: all of them, or none if it lacks a capability for any.
 
-    Returns when the first of them loses its time, if they have any.
+    Returns the earliest end of their time limits in milliseconds since the epoch, or `None`.
     """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
@@ -147,7 +152,7 @@ def _open(run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: fl
 
 
 def _wire(run: Run, key: str, name: str) -> str | None:
-    """What clients are to know a new question by: its name, or with a number if another question has that."""
+    """The wire name of a new question: its name, with a number if another question has that already."""
     if run.journal.version == 1:
         return None
     base = name if run.journal.generation == 1 else f"{name}@{run.journal.generation}"

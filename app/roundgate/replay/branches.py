@@ -8,8 +8,8 @@ coroutine function and by the order in which its parent created it, which is the
     async with ctx.branch("refund"):                refund/charge
 
 The key of a step or question is the path of its branch, its name, and which use of that name in the branch it is if
-not the first. So it does not matter which branch comes first to where. Tasks that a library creates inside the handler
-have other names and shift nobody's number; those created inside a step are none of ours.
+not the first. So it does not matter which branch gets anywhere first. Tasks that a library creates inside the handler
+have other names, so they change no number; those created inside a step have no branch.
 
 `TaskFactory` numbers tasks where they are created. It is set on the loop with the first run and asks one context
 variable of any task that belongs to no run.
@@ -39,9 +39,9 @@ _PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "she
 
 
 class Branch:
-    """One of the lines along which a handler runs.
+    """One of the concurrent parts of a handler.
 
-    `owner` stands for its run, and does not lead to it: a circle would wait for the garbage collector after each call.
+    `owner` identifies its run without referring to it: a reference cycle would wait for the garbage collector.
     `path` is empty, or segments that each end in a slash.
     """
 
@@ -176,7 +176,7 @@ class _WaitFor:
 
 @dataclass(frozen=True, slots=True)
 class InStep:
-    """Where the function of a step runs: nothing of the engine is to be used there."""
+    """The place of a step's function, which must not call the engine."""
 
     owner: object
     key: str
@@ -224,7 +224,7 @@ log = logging.getLogger("roundgate.replay")
 
 
 class Driven(Coroutine[Any, Any, T]):
-    """A coroutine of a handler, driven so that it cannot take the process along.
+    """A coroutine of a handler, driven so that it cannot end the process.
 
     `while True: try: await ctx.elicit(…) except BaseException: pass` catches whatever ends it: once it awaits `END`,
     it is not resumed any more. `sys.exit()` in a task would leave the event loop; it becomes an error of the handler.
@@ -271,7 +271,7 @@ class Driven(Coroutine[Any, Any, T]):
 
 
 def _end(error: BaseException) -> NoReturn:
-    """What comes of one that is not to leave an event loop, or to be complained of."""
+    """The exception to end with, instead of one that would leave the event loop."""
     if isinstance(error, Suspend):
         task = asyncio.current_task()
         if isinstance(task, _BranchTask):  # perhaps nobody waits for this branch, and looks at how it ended
@@ -348,7 +348,7 @@ def notice_timeout(frame: FrameType) -> None:
 
 
 def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the loop give branches to the tasks of handlers, if it does not yet."""
+    """Set the task factory of the event loop, if it is not set yet."""
     factory = loop.get_task_factory()
     if not isinstance(factory, TaskFactory):
         loop.set_task_factory(TaskFactory(factory))

@@ -87,7 +87,12 @@ class Context:
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
-        """Whether the client can be asked these questions, or has these capabilities (`{"sampling": {}}`)."""
+        """Whether the client can answer.
+
+        Args:
+            required: questions, or capabilities shaped as `ClientCapabilities`, such as `{"sampling": {}}`. All of them
+                are meant.
+        """
         try:
             for one in required:
                 self._call.meta.capabilities.require(one if isinstance(one, Mapping) else one.requires, "this")
@@ -122,7 +127,13 @@ class Context:
     ) -> Any:
         """Ask the user to fill in a form; returns the model, or a dict for a JSON Schema.
 
-        `timeout_s` seconds after it was first asked, `default` stands for an answer that has not come.
+        Args:
+            name: the key of the question, of A-Z a-z 0-9 _ . - and at most 64 characters. Clients see it.
+            message: what the user is told.
+            fields: a pydantic model or a JSON Schema of type object, whose properties are strings, numbers, booleans or
+                choices.
+            timeout_s: seconds from the first asking after which `default` is the answer.
+            default: that answer; without one, `TimeoutError` is raised.
 
         Raises:
             Refused: the user declined or dismissed it. Not catching it ends the call politely.
@@ -135,7 +146,13 @@ class Context:
     async def elicit_url(self, name: str, message: str, url: str) -> None:
         """Send the user to a page, for anything the client must not see; returns when they have agreed to go there.
 
+        Args:
+            name: the key of the question, as for `elicit`.
+            message: why they should go there.
+            url: https, or http on a loopback address; without a user name.
+
         Raises:
+            ValueError: it is another URL.
             Refused, MissingCapability: as `elicit`.
         """
         (await self.ask({name: Url(message, url)}))[name].get()
@@ -155,6 +172,17 @@ class Context:
     ) -> Sampled:
         """Ask the client's model; with `tools`, it may answer with tool_use blocks.
 
+        Args:
+            name: the key of the question, as for `elicit`.
+            messages: a text of the user's, or messages as in the schema's `SamplingMessage`.
+            max_tokens: of the answer, at most.
+            system_prompt: the client may change it or leave it out.
+            temperature: from 0, the same each time, to 1 or what the client's model takes.
+            stop_sequences: texts at which the model ends.
+            model_preferences: the schema's `ModelPreferences`, which the client may weigh.
+            tools: the schema's `Tool` objects that the model may ask for.
+            tool_choice: the schema's `ToolChoice`: whether it has to.
+
         Raises:
             MissingCapability: the client offers no sampling, or none with tools.
         """
@@ -167,6 +195,9 @@ class Context:
     async def roots(self, name: str = "roots") -> list[Root]:
         """Ask which roots the client has.
 
+        Args:
+            name: the key of the question, as for `elicit`.
+
         Raises:
             MissingCapability: it offers none.
         """
@@ -178,8 +209,10 @@ class Context:
     ) -> dict[str, Answer]:
         """Ask several things at once; each `Answer` says whether it was accepted, declined or cancelled.
 
-        `timeout_s` seconds after they were first asked, those without an answer have the action "timeout" and the
-        value `default`.
+        Args:
+            questions: `Form`, `Url`, `Sample` or `Roots` by name; names as for `elicit`.
+            timeout_s: seconds from the first asking after which those without an answer have the action "timeout".
+            default: the value of these.
 
         Raises:
             MissingCapability: names all that the client would have to declare in addition.
@@ -197,7 +230,15 @@ class Context:
         return response if isinstance(response, dict) else None
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
-        """The low-level form: end this round with these `InputRequest` objects; `state` is there in the next."""
+        """The low-level form: end this round with questions; `state` is there in the next.
+
+        Args:
+            requests: the schema's `InputRequest` objects by key.
+
+        Raises:
+            MissingCapability: the client did not declare what one of them needs.
+            ValueError: one is none of the protocol's.
+        """
         await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
 
     # remembering
@@ -244,6 +285,9 @@ class Context:
         """A key for a service that does a thing once however often it is asked: the same in every run of this call.
 
         Pass it to a step. It differs for another call, another name, and another branch.
+
+        Args:
+            name: its place in the handler, as for `step`.
         """
         return await stepping.key_for(self._run, name)
 
@@ -287,7 +331,12 @@ class Context:
 
     def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:
         """A time limit that outlives its process: `async with ctx.timeout(3600): …` raises `TimeoutError` when it is
-        over, also if that is during a question or a sleep, and no worker is held until then."""
+        over, also if that is during a question or a sleep, and no worker is held until then.
+
+        Args:
+            seconds: from when the block was first entered; the same in every run.
+            name: its place in the handler, as for `step`.
+        """
         return TimeLimit(self._run, name, seconds)
 
     @property
@@ -296,7 +345,11 @@ class Context:
         return self._run.journal.state
 
     async def shed(self, name: str = "shed") -> None:
-        """End this round once without asking anything; the client's retry goes on from here."""
+        """End this round once without asking anything; the client's retry goes on from here.
+
+        Args:
+            name: its place in the handler, as for `step`.
+        """
         await waiting.shed(self._run, name)
 
     # going on later
@@ -312,18 +365,30 @@ class Context:
         """Begin the handler anew, with these arguments and nothing remembered: for a task that would go on for ever.
 
         Steps that are being run come to their end first. Clients know its questions by other keys than before.
+
+        Args:
+            arguments: of the handler; JSON.
+
+        Raises:
+            NotJson: they are not.
         """
         await waiting.restart(self._run, arguments)
 
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
         """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between.
 
-        The seconds must be the same in every run: to wait for a moment, use `sleep_until`.
+        Args:
+            seconds: the same in every run: to wait for a moment, use `sleep_until`.
+            name: its place in the handler, as for `step`.
         """
         await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
-        """Wait for a moment, which has a time zone; nothing happens if it has passed.
+        """Wait for a moment; nothing happens if it has passed.
+
+        Args:
+            moment: with a time zone; the same in every run.
+            name: its place in the handler, as for `step`.
 
         Raises:
             ValueError: it has no time zone, so nobody knows when that is.
@@ -337,6 +402,11 @@ class Context:
 
         A task holds no worker between two times. The function must be safe to call again.
 
+        Args:
+            name: its place in the handler, as for `step`.
+            function: called with `args`, which must be the same in every run.
+            every_s: seconds between two calls.
+
         Raises:
             StepFailed, NotJson: as `step`.
         """
@@ -345,14 +415,23 @@ class Context:
     # telling
 
     async def status(self, message: str) -> None:
-        """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one."""
+        """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one.
+
+        Args:
+            message: cut after 1,000 characters.
+        """
         self._run.say(message.encode(errors="replace").decode()[:MAX_STATUS_CHARS])
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
 
-        The value must increase with each notification (basic/patterns/progress); one that does not is not sent.
         Inside a task there are no notifications: it becomes the task's `statusMessage`.
+
+        Args:
+            progress: how much is done. It must increase with each call (basic/patterns/progress); what does not is not
+                sent.
+            total: how much there is to do, in the same unit, if that is known.
+            message: what is being done.
         """
         if self._call.task_id is not None:
             done = f"{progress:.12g}" if total is None else f"{progress:.12g} of {total:.12g}"
@@ -370,8 +449,12 @@ class Context:
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
         """Send a log message to the client, if it asked for messages of this level or below with `logLevel`.
 
-        `level` is one of RFC 5424's names, "debug" to "emergency"; `data` is any JSON value. Inside a task it goes to
-        the server's log.
+        Inside a task it goes to the server's log.
+
+        Args:
+            level: one of RFC 5424's names, "debug" to "emergency".
+            data: any JSON value.
+            logger: the name of the part of the handler that says it.
 
         Raises:
             ValueError: there is no such level.

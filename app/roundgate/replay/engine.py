@@ -41,7 +41,7 @@ class Completed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The handler waits: for answers to `requests` (by wire key), or, if there are none, for its next turn."""
+    """The handler waits for answers to `requests` (by wire key) or, if there are none, for its next turn."""
 
     requests: Mapping[str, Any]
     journal: Journal
@@ -71,7 +71,11 @@ Outcome: TypeAlias = Completed[T] | Suspended | Restarted | Failed
 async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[T]:
     """Run a handler to its end, to its next question, or to its deadline.
 
-    Cancellation of the call is no outcome: it passes through, because nobody is waiting any more.
+    Cancellation of the call is raised, not returned: nobody waits for an outcome then.
+
+    Args:
+        handler: called once, without arguments.
+        run: a new run; it is closed when this returns.
     """
     number_tasks(asyncio.get_running_loop())
     remaining_ms = run.call.deadline.remaining_ms()
@@ -128,7 +132,7 @@ def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> Driven[T]:
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
-    """Run the handler of a task: who cancels it is known."""
+    """Run the handler of a task in an asyncio task of its own, which shows who cancels it."""
     root = spawn(run.root, _coroutine(handler))
     run.begin(root)
     try:
@@ -145,13 +149,13 @@ async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Have no loop complain that nobody looked at the error of a task that was given up."""
+    """Retrieve the exception of an abandoned task, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 def _failed(error: Exception, run: Run) -> Suspended | Restarted | Failed:
-    """What a handler raises after it was told to suspend is what came of not being told what it asked."""
+    """The outcome of a handler that raised. After a suspension its exception is ignored: it follows from that."""
     return Failed(error) if run.stopped is None else _suspended(run)
 
 
@@ -164,11 +168,11 @@ def _suspended(run: Run) -> Suspended | Restarted | Failed:
 
 
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
-    """What branches of a TaskGroup raised: the first error where all are meant for the caller, else the group."""
+    """The error of a TaskGroup: the first one if all are meant for the caller, else the group."""
     leaves = list(_leaves(group))
-    missing = [leaf.missing for leaf in leaves if isinstance(leaf, MissingCapability)]
+    missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):
-        return MissingCapability(str(leaves[0]), merged(missing))
+        return MissingCapability(missing[0].what_for, merged(leaf.missing for leaf in missing))
     if isinstance(leaves[0], GatewayError) and all(isinstance(leaf, GatewayError) for leaf in leaves):
         return leaves[0]
     return group if isinstance(group, Exception) else _caused_by(group, "branches of the handler failed")
@@ -183,7 +187,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _was_enforced(run: Run) -> bool:
-    """Whether it was the engine that cancelled a handler which went on; takes that back."""
+    """Whether the engine cancelled the handler, because it went on after its end; undoes the cancellation."""
     task = asyncio.current_task()
     if not run.is_enforced or task is None:
         return False

@@ -1,6 +1,7 @@
 """`ctx.map`: one function for many items, side by side, each a branch that is named after its item.
 
-So an item keeps its place whatever its neighbours do, when the list grows, and when another process goes on.
+So what is remembered of an item stays with it, whatever is done for the others, when the list grows, and in another
+process.
 """
 
 from __future__ import annotations

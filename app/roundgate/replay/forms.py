@@ -12,7 +12,7 @@ from roundgate.protocol.content import without_none
 from roundgate.protocol.schemas import Schema
 
 _KEPT: Final = {
-    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "oneOf"),
+    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "enumNames", "oneOf"),
     "number": ("title", "description", "minimum", "maximum", "default"),
     "integer": ("title", "description", "minimum", "maximum", "default"),
     "boolean": ("title", "description", "default"),

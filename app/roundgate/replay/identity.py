@@ -1,11 +1,10 @@
 """What a remembered thing was: its kind, the function behind it, and a digest of what that was called with.
 
-It stands beside each step in the journal. A replay that finds another function or other arguments at the same place has
-gone another way than the run before, and is told so (`errors.NondeterminismError`) instead of being served what belongs
+It is kept with each step in the journal. A replay that finds another function or other arguments at the same place has
+taken another path than the run before. It ends with `errors.NondeterminismError`, and is not given a value that belongs
 to something else.
 
-Only what is a value counts. Of a client, a file or a lock that is passed along, only the type does: two runs have two
-of them.
+Only values are compared. Of a client, a file or a lock only the type counts, because each run has another one.
 """
 
 from __future__ import annotations

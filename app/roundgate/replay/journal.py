@@ -1,10 +1,11 @@
-"""The journal: all that is known of one call, so that its handler can be run again from the top.
+"""The journal: everything that is known of a call, so that its handler can be run again from the top.
 
 Two kinds of things are remembered, each under its place in the handler (`branches.Branch.key`): what was done (steps,
 sleeps, time limits), and what was asked, with the answers. Between the rounds of a request the journal travels to the
 client and back, sealed; nothing in it depends on the process that wrote it.
 
-Version 1 knew no branches: a place was a name, and which use of it in the run. What began under it goes on under it.
+Version 1 had no branches: a place was a name and the number of its use in the run. A journal of version 1 is continued
+as one.
 
     question:  (nothing) ──asked──▶ Asked ──answer arrives──▶ Answered
                                       ▲                           │ unusable, or the question reads differently now
@@ -111,7 +112,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A question whose time was over before there was an answer: its default stands."""
+    """A question whose time was over before there was an answer; its default is the answer."""
 
     key: str
     digest: str
@@ -121,7 +122,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A place that the handler has passed and will not stop at again: where it shed its load."""
+    """A place where the handler gave its turn back, and where it will not do so again."""
 
     key: str
 
@@ -137,7 +138,7 @@ class Slept:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Something that has no outcome of its own came to its branch here, among the outcomes of steps: a sleep was over,
+    """The place, among the outcomes of steps, of something that has no outcome of its own: a sleep was over,
     questions were answered. Kept in a handler that has branches."""
 
     key: str
@@ -197,7 +198,7 @@ class Journal:
     """Responses that came with a request that had no state: nobody had asked. Not kept."""
 
     def add(self, entry: Entry) -> None:
-        """Remember something, in place of what was known under its key. Steps stand in the order of their outcomes."""
+        """Remember an entry; it replaces the one of its key. Steps are kept in the order of their outcomes."""
         if isinstance(entry, (Asked, Answered, Unanswered)):
             self.questions[entry.key] = entry
         else:
@@ -217,8 +218,8 @@ class Journal:
         self.unasked = dict(responses)
 
     def withdraw_unanswered(self) -> None:
-        """Have what still waits be asked under another key: a task went on without the answers, and took the questions
-        back. Who answers the old one now would not be heard, and is not to believe that the new one is answered."""
+        """Ask what is still open under new keys, because the task went on without the answers. An answer to an old key
+        must not count for the new question."""
         for entry in self.outstanding():
             self.add(replace(entry, attempt=entry.attempt + 1))
 
@@ -348,7 +349,7 @@ def _plain_key(key: Any, where: str) -> str:
 
 
 def _plain_text(value: str, where: str) -> str:
-    """The text itself, without the subclass that a member of an enum is."""
+    """The text as a plain `str`; a member of a `StrEnum` is a subclass."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Learning in order: branches that wait for each other's results learn them in the order of the first run.
+"""Learning in order: in a replay, branches get what is remembered in the order in which the first run got it.
 
-A handler may branch on which of two steps ended first. So what is remembered has a rank, and a branch is told only
-after everything of a lower rank has been told, and what follows from it has happened.
+A handler may depend on which of two steps ended first. So everything remembered has a rank, and a branch is given its
+value only after all values of lower ranks have been given, and the code that follows them has run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from roundgate.replay.run import Run
 
 
 async def in_order(run: Run, branch: Branch, key: str) -> None:
-    """Wait until all has been told that became known before, and what follows from it has happened.
+    """Wait until every branch has what became known before this entry, and has run on from there.
 
-    What the branch learned in an earlier run before it was given up it learns before that in this run, too.
+    If the branch was cancelled in an earlier run after it had got a value, it gets the value first in this run too.
     """
     order = run.order
     if order is None or order.is_over:
@@ -42,7 +42,7 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
 
 
 async def learn(run: Run, branch: Branch, place: str) -> None:
-    """Return when a branch may learn what has no entry of its own: that a sleep is over, or what was answered."""
+    """Wait for the turn of something that has no entry of its own: the end of a sleep, or an answer."""
     if run.journal.version == 1 or (run.order is None and not run.root.has_branched):
         return
     entry = Told.of(place)
@@ -54,7 +54,7 @@ async def learn(run: Run, branch: Branch, place: str) -> None:
 
 
 async def tell(run: Run, branch: Branch, rank: float) -> None:
-    """Return when a branch may learn what has a rank. If it is given up before, nobody does."""
+    """Wait for the turn of a rank. If the branch is cancelled before, the rank is dropped."""
     try:
         await _turn(run, branch, run.order_here, rank)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Coming to rest: when nothing in a handler moves any more but what waits for something outside of it.
+"""Coming to rest: when all branches of a handler wait for something outside of it.
 
 Branches *park* at what cannot be had now. The run is suspended once all have come to rest, so that questions asked side
 by side go out together, and so that a step that is being run is not cut.
@@ -32,12 +32,17 @@ class Parked:
 
 
 class Quiescence:
-    """What moves in one run, and what waits."""
+    """What is busy in one run, and what waits."""
 
     __slots__ = ("_activity", "_hold_s", "_in_flight", "_on_rest", "_watching", "parked")
 
     def __init__(self, on_rest: Callable[[], None], hold_s: Callable[[], float]) -> None:
-        """`hold_s` says for how many seconds more a run at rest is worth waiting for."""
+        """A watch over one run.
+
+        Args:
+            on_rest: called once all branches wait.
+            hold_s: says for how many more seconds it is worth waiting before that, because something will go on soon.
+        """
         self._on_rest = on_rest
         self._hold_s = hold_s
         self.parked: dict[Parked, None] = {}
@@ -47,7 +52,7 @@ class Quiescence:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Something moves while the block runs, though it calls the engine for nothing."""
+        """Count as busy while the block runs, though it does not call the engine."""
         self.begin()
         try:
             yield
@@ -55,11 +60,11 @@ class Quiescence:
             self.end()
 
     def begin(self) -> None:
-        """Something has begun to move."""
+        """Something is busy from now on."""
         self._in_flight += 1
 
     def end(self) -> None:
-        """It moves no more."""
+        """It is busy no more."""
         self._in_flight -= 1
         self.stir()
 
@@ -89,13 +94,13 @@ class Quiescence:
                 one.future.set_exception(error())
 
     def close(self) -> None:
-        """Nobody is to be told of a rest any more, and no wait goes on."""
+        """Call nobody any more, and cancel every wait."""
         self._on_rest, self._hold_s = _nothing, _no_time
         for one in self.parked:
             one.future.cancel()
 
     def stir(self) -> None:
-        """Something moved: start over counting quiet turns, if there is anybody to wake."""
+        """Something happened: count quiet turns of the event loop from the start, if any branch waits."""
         self._activity += 1
         if self.parked and not self._watching:
             self._watching = True
@@ -116,7 +121,7 @@ class Quiescence:
 
 
 def _nothing() -> None:
-    """Told to nobody."""
+    """Do nothing."""
 
 
 def _no_time() -> float:

@@ -1,4 +1,4 @@
-"""Remembering: an entry is durable before the handler goes on, and something else at its place ends the run."""
+"""Remembering: an entry is durable before the handler goes on. If something else is at its place, the run ends."""
 
 from __future__ import annotations
 
@@ -12,14 +12,27 @@ from roundgate.replay.run import Run
 
 
 async def be_admitted(run: Run) -> None:
-    """Return once it is certain that a step may begin; raises Suspend if it may not."""
+    """Return once it is certain that a step may begin.
+
+    Raises:
+        Suspend: it may not.
+    """
     if run.checkpointer is not None:
         with run.quiescence.moving():
             await run.checkpointer.admit()
 
 
 def compare(run: Run, key: str, what: str | None) -> None:
-    """Raises Suspend, and ends the run, if something else is remembered at a place."""
+    """End the run if something else is remembered at a place.
+
+    Args:
+        run: the run.
+        key: the place.
+        what: the identity of what the handler does there now.
+
+    Raises:
+        Suspend: the run has ended with `NondeterminismError`.
+    """
     known = run.journal.steps.get(key)
     before = getattr(known, "what", None)
     if before is not None and before != what:
@@ -28,9 +41,9 @@ def compare(run: Run, key: str, what: str | None) -> None:
 
 
 async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
-    """Make an entry durable, and wait for the turn of the branch to which it is told.
+    """Make an entry durable, then wait for the turn of the branch that gets it, if `told_to` is one.
 
-    A handler that is being cancelled waits first until the entry is durable.
+    If the handler is cancelled meanwhile, that is raised only once the entry is durable.
     """
     if told_to is None or not run.root.has_branched or run.journal.version == 1:
         await _write(run, entry)

@@ -1,18 +1,18 @@
-"""One run of a handler: the object that its context asks, from the handler's begin to its end.
+"""One run of a handler: its state from the beginning to the end, and how it is stopped.
 
-Everything that is remembered has a place (`branches`). What is known there is served; what is not is done, remembered,
-and then served as every later run will have it. A run that cannot go on is suspended once its handler has come to rest
-(`quiescence`); one that finds something else at a place than was there before ends with `NondeterminismError`.
+Everything that is remembered has a place (`branches`). What is known there is returned; what is not is done,
+remembered, and then returned as every later run will get it. A run that cannot go on is suspended once all branches
+wait (`quiescence`). One that finds something else at a place than was there before ends with `NondeterminismError`.
 
 What a handler can ask of its run has modules of its own, as functions that take the run:
 
     asking        questions and their answers
     stepping      steps, polls, idempotency keys
-    waiting       sleeps, giving the turn back
+    waiting       sleeps; ending a round or a turn, to go on later
     scopes        durable time limits
-    cuts          what the handler itself gave up
+    cuts          what the handler itself cancelled
     remembering   entries made durable
-    learning      the order in which branches learn what is known
+    learning      the order in which branches get what is known
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stop(StrEnum):
 
 
 class Checkpointer(Protocol):
-    """Where a journal is kept that does not travel with the client."""
+    """Keeps a journal that does not travel with the client."""
 
     async def admit(self) -> None:
         """Return once it is certain that a step may begin.
@@ -100,7 +100,7 @@ class Run:
     """The task in which the handler runs, while it does."""
     is_enforced = False
     """Whether the handler was cancelled because it went on after its run had ended."""
-    is_stopping = False
+    stop_requested = False
     """Whether it is to let go at its next step, because the process is about to stop."""
     steps_run = 0
     """Steps that have come to their end in this run."""
@@ -136,7 +136,7 @@ class Run:
         """Stands for the run in its branches."""
         self.root = Branch(self.owner)
         self.order = Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
-        """In which order branches learn what is known; `None` while nothing is."""
+        """In which order branches get what is known; `None` while nothing is."""
         self.unwritten: list[Entry] = []
         """What is written with the next step."""
         if message is not None:
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody wants the outcome any more."""
+        """Whether the task was cancelled, or is another worker's."""
         return self.stopped is Stop.LOST
 
     # what its modules ask of it
@@ -158,16 +158,26 @@ class Run:
         self._driver_cancelling = 0 if self._driver is None else self._driver.cancelling()
 
     def begin_thread(self) -> None:
-        """The handler is a plain function: between two calls of the engine its thread moves, and nobody sees that."""
+        """The handler is a plain function. Its thread counts as busy between two calls of the engine."""
         self.root.is_thread = True
         self.quiescence.begin()
 
     def place(self, branch: Branch) -> Branch:
-        """What numbers uses of a name: the branch, or in version 1 the run as a whole."""
+        """Where uses of a name are counted: in the branch, or under version 1 in the run as a whole."""
         return self.root if self.journal.version == 1 else branch
 
     async def enter(self, kind: str, *names: str) -> Branch:
-        """The branch that asks. Nothing begins once the run has ended, nor under a name that cannot be a key."""
+        """The branch that calls the engine, checked.
+
+        Args:
+            kind: what it is about to do, for error messages.
+            names: under which names.
+
+        Raises:
+            Suspend: the run has ended.
+            ValueError: a name cannot be a key.
+            RuntimeError: the caller is no branch of this run, or is inside a step.
+        """
         place = here.get()
         if getattr(place, "owner", None) is not self.owner:
             ended = ", and that has ended" if self.stopped is not None else ""
@@ -188,7 +198,7 @@ class Run:
         return place
 
     async def refuse(self) -> NoReturn:
-        """What a handler gets that goes on although its run has ended: at first the suspension, in the end nothing."""
+        """Answer a handler that goes on although its run has ended: with `Suspend`; in the end it is not resumed."""
         self._refusals += 1
         since_ms = self.clock.monotonic_ms() - self._stopped_at_ms
         is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
@@ -208,14 +218,14 @@ class Run:
 
     @property
     def quiescence(self) -> Quiescence:
-        """What moves and what waits; made for a handler that asks for the first time, most never do."""
+        """What is busy and what waits; made with the first call of the engine, because most handlers make none."""
         if self._made_quiescence is None:
             self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s)
         return self._made_quiescence
 
     @property
     def order_here(self) -> Order:
-        """The order in which branches learn what is known; made if a handler has branches from the start."""
+        """The order in which branches get what is known; made if a handler has branches from the start."""
         if self.order is None:
             self.order = Order(())
         return self.order
@@ -231,27 +241,27 @@ class Run:
     # what is noted of it
 
     def say(self, message: str) -> None:
-        """What the handler is doing, in words."""
+        """Set what the handler is doing, in words."""
         self.message = message
 
     def note_step(self, took_ms: float, *, has_ended: bool) -> None:
-        """A step took this long, in milliseconds, until it ended or was given up."""
+        """Note a step that took so many milliseconds until it ended (`has_ended`) or was cancelled."""
         self.longest_ms = max(self.longest_ms, took_ms)
         self.steps_run += has_ended
 
     def want_task(self) -> None:
-        """It is to go on as a task, or in another turn of one."""
+        """Note that it has to go on as a task, or in another turn of its task."""
         self.wants_task = True
 
     def begin_anew(self, arguments: dict[str, Any]) -> None:
-        """Once it has come to rest, its handler is to begin anew with these arguments, and nothing remembered."""
+        """Once it has come to rest, have its handler begin again with these arguments and an empty journal."""
         self.restart_arguments = arguments
 
     # ending
 
     @property
     def is_being_ended(self) -> bool:
-        """Whether it is not the handler that cancels: an event loop that ends cancels all its tasks, in any order."""
+        """Whether it is not the handler that cancels, but an event loop that ends, which cancels all its tasks."""
         return self._driver is not None and self._driver.cancelling() > self._driver_cancelling
 
     @property
@@ -259,12 +269,16 @@ class Run:
         """Whether the handler has gone on asking for too long after its run has ended."""
         return self._refusals > MAX_REFUSALS
 
-    def stop_soon(self) -> None:
-        """Have it let go at its next step, because the process is about to stop."""
-        self.is_stopping = True
+    def request_stop(self) -> None:
+        """Have it suspend at its next step, because the process is about to stop."""
+        self.stop_requested = True
 
     def stop(self, why: Stop) -> None:
-        """End the run from outside: whatever waits ends now, whatever asks anything of the engine ends then."""
+        """End the run: what waits ends now, everything else with its next call of the engine.
+
+        Args:
+            why: the reason. Of several the first counts.
+        """
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self.clock.monotonic_ms()
@@ -284,11 +298,11 @@ class Run:
         self.stop(Stop.FAULT)
 
     def close(self) -> None:
-        """The handler has ended: branches that it left behind begin nothing more."""
+        """Note that the handler has ended. Branches that it left running can begin nothing more."""
         if self.stopped is None:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
         else:
-            of_this_loop().drop(self)
+            of_this_loop().cancel(self)
         self.root_task = None
         if self._made_quiescence is not None:
             self._made_quiescence.close()
@@ -307,11 +321,11 @@ class Run:
         self.stop(Stop.SUSPENDED)
 
     def _hold_s(self) -> float:
-        """For how long a task at rest is worth keeping: until a time limit ends one of its waits, if that is soon.
+        """For how many seconds to keep the worker of a task at rest: until a time limit ends one of its waits, if soon.
 
-        One that has something to do in its next turn is not kept from it.
+        A task that has something to do in its next turn is not kept.
         """
-        if self.call.task_id is None or self.requests or self.is_stopping or self._must_go_on():
+        if self.call.task_id is None or self.requests or self.stop_requested or self._must_go_on():
             return 0.0
         branches = [one.branch for one in self._parked]
         limits = {scope for branch in branches for scope in around(branch) if scope.is_pending}
@@ -320,7 +334,7 @@ class Run:
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:
-        """When `asyncio.timeout` will end a wait: not in another process, so this one has to wait for it."""
+        """In how many seconds each `asyncio.timeout` ends a wait. No other process knows of it, so this one waits."""
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
         whens = [] if self.root.timeouts is None else self.root.timeouts.whens(now_s)

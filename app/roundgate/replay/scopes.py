@@ -31,7 +31,12 @@ def around(branch: Branch) -> list[Scope]:
 
 
 async def within_scopes(run: Run, branch: Branch) -> None:
-    """Go on only if every durable time limit around it has time left; else wait to be cancelled by it."""
+    """Return if every durable time limit around the branch has time left; else wait to be cancelled by the one that
+    is over.
+
+    Raises:
+        TimeoutError: one is over, and the branch is a thread, which cannot be cancelled.
+    """
     while over := fire_scopes(run, branch):
         if branch.is_thread:  # which nobody can cancel
             raise TimeoutError("the time limit around it is over")

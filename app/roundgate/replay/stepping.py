@@ -1,4 +1,4 @@
-"""Steps: a function is run once, and what came of it is remembered; every later run of the handler is served that."""
+"""Steps: a function is run once and its outcome remembered; later runs of the handler get the remembered outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ async def step(
     kwargs: Mapping[str, Any] | None = None,
     options: Options = ONCE,
 ) -> Any:
-    """What the function returned, now or in an earlier run; it is run once, and remembered.
+    """What the function returned, now or in an earlier run. It is run once, and its outcome remembered.
+
+    Args:
+        run: the run of the handler.
+        name: the step's place in its branch.
+        function: called with `args` and `kwargs`, in a thread if it is a plain function.
+        args: must be the same in every run.
+        kwargs: the same.
+        options: time limit, retries, and whether it may be run again after a crash.
 
     Raises:
         StepFailed: it raised, now or then. (A `ToolError` is raised again as such.)
@@ -58,7 +66,7 @@ async def step(
 
 
 async def poll(run: Run, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float) -> Any:
-    """What the function returned when for the first time that was not `None`; asked now and then, then remembered.
+    """Call a function every `every_s` seconds until it returns something other than `None`; that is remembered.
 
     Raises:
         StepFailed, NotJson: as `step`.
@@ -103,7 +111,7 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) ->
     becomes_task = run.call.may_become_task and (run.call.needs_row or needs_task)
     remaining_ms = run.call.deadline.remaining_ms()
     short = remaining_ms is not None and remaining_ms < run.longest_ms * SLOWER + SHED_MARGIN_MS
-    if run.is_stopping or becomes_task or (short and run.steps_run > 0):
+    if run.stop_requested or becomes_task or (short and run.steps_run > 0):
         run.want_task()
         await run.park(branch)
     await be_admitted(run)
@@ -112,7 +120,7 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) ->
 async def _run_step(
     run: Run, branch: Branch, task: Task, options: Options, attempts: int, *, only_values: bool = False
 ) -> Entry | None:
-    """What is remembered of the step now; `None` if that is nothing."""
+    """Run a step; returns what is remembered of it, or `None` if nothing is."""
     with run.quiescence.moving():
         begun_ms = run.clock.monotonic_ms()
         if options.at_most_once:
@@ -142,7 +150,7 @@ async def _note(
 
 
 async def key_for(run: Run, name: str) -> str:
-    """A key for a service that takes one to do a thing once: the same in every run, another for another place."""
+    """An idempotency key: the same in every run of the call, another for each place in its handler."""
     branch = await run.enter("key", name)
     key = run.place(branch).key("key", name)
     known = run.journal.steps.get(key)

@@ -148,7 +148,7 @@ def _of_this_loop() -> Threads:
 
 
 def check_return(function: Callable[..., Any], name: str) -> None:
-    """Find a value that cannot be remembered before there is an effect, where the function says what it returns.
+    """Refuse a function that says it returns what JSON cannot hold, before it is called and has an effect.
 
     Raises:
         NotJson: its annotation is a class that JSON cannot hold.

@@ -1,6 +1,6 @@
 """`ctx.map` for a handler that is a plain function: its own thread runs items, and others help while any are free.
 
-That the thread of the handler works itself is why nobody ever waits for a place that only he could free.
+The thread of the handler works on items too, so it never waits for a thread that only itself could free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HELPERS = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadLimit:
-    """A durable time limit of a thread, which nobody can cancel: it is looked at."""
+    """A durable time limit of a thread. A thread cannot be cancelled, so the limit is checked at each engine call."""
 
     until_ms: int
     is_left: bool = False
@@ -90,7 +90,7 @@ _limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakK
 
 
 def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:
-    """A thread that does the work, if there is one to be had."""
+    """Start a thread that does the work, or return `None` if none is free."""
     limiter = _limiters.setdefault(asyncio.get_running_loop(), CapacityLimiter(HELPERS))
     if limiter.available_tokens < 1:
         return None

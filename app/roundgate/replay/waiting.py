@@ -1,7 +1,7 @@
-"""Waiting: sleeps, time limits, and the places where a handler gives its turn back.
+"""Waiting: sleeps, time limits, and the places where a handler ends its round or turn, to go on later.
 
-A short wait is sat out. A longer one gives the turn back: an ordinary call answers its client or becomes a task, a task
-lets go of its worker.
+A short wait holds the round or the worker. A longer one ends it: an ordinary call answers its client or becomes a task,
+a task frees its worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHED_MARGIN_MS: Final = 250
 
 
 async def shed(run: Run, name: str) -> None:
-    """Give the turn back once: the client's next retry, or another worker, goes on from here."""
+    """End this round or turn once; the client's next retry, or another worker, goes on from here."""
     branch = await run.enter("shed", name)
     key = run.place(branch).key("shed", name)
     if key not in run.journal.steps:
@@ -46,7 +46,7 @@ async def continue_as_task(run: Run) -> None:
 
 
 async def _pass(run: Run, branch: Branch, key: str) -> None:
-    """Go on behind a place where the turn was given back."""
+    """Go on after a place where a round or turn ended."""
     await be_cut_if_before(run, branch, key)
     async with noting_cut(run, key):
         await learn(run, branch, key)
@@ -60,7 +60,7 @@ async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
 
 
 async def sleep(run: Run, name: str, seconds: float) -> None:
-    """Wait, once: a later run waits for what is left, a task without holding a worker."""
+    """Wait `seconds` once; a later run waits for what is left of them. A task holds no worker meanwhile."""
     branch = await run.enter("sleep", name)
     key = run.place(branch).key("sleep", name)
     until_ms = _time_of(run, key, "sleep", seconds)
@@ -88,15 +88,15 @@ async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
 
 
 async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, int]:
-    """The branch of a time limit, and when it is over, in milliseconds since the epoch."""
+    """Begin a time limit; returns its branch, and when it is over in milliseconds since the epoch."""
     branch = await run.enter("timeout", name)
     key = run.place(branch).key("timeout", name)
     return branch, _time_of(run, key, "timeout", seconds)
 
 
 def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
-    """When what began at a place is over. It is kept with whatever the run leaves; if that is nothing, nobody was
-    waiting."""
+    """When a sleep or time limit is over, in milliseconds since the epoch. A new one is written with whatever the run
+    writes next; if that is nothing, no later run depends on it."""
     what = _time_identity(run, kind, seconds)
     compare(run, key, what)
     known = run.journal.steps.get(key)
@@ -113,10 +113,10 @@ def _time_identity(run: Run, kind: str, seconds: float) -> str | None:
 
 
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
-    """Wait for a moment: here if it is near, otherwise by giving the turn back.
+    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending the round or turn.
 
-    An ordinary call that may become a task does so if the moment is beyond its deadline; one that may not gives its
-    turn back just before that, and goes on waiting in its next round.
+    An ordinary call that may become a task does so if the moment is beyond its deadline. One that may not ends its
+    round just before the deadline, and goes on waiting in the next one.
     """
     if until_ms <= run.clock.now_ms() and all(until_ms <= scope.until_ms for scope in around(branch)):
         return

@@ -1,4 +1,4 @@
-"""What clients know questions by. No name is used twice in a call."""
+"""The names by which clients know questions. None is used twice in a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class WireNames:
         self._numbers: dict[str, int] = {}
 
     def take(self, wire: str) -> None:
-        """It belongs to a question."""
+        """Mark a name as taken."""
         self._taken.add(wire)
 
     def new(self, base: str) -> str:

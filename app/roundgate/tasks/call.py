@@ -1,4 +1,4 @@
-"""What a task is about: the call that became it, as bytes that any worker can take up."""
+"""The call that became a task, as bytes that any worker can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def owner_of(principal: Principal) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A `tools/call`, and all of its request that its handler may still want to know."""
+    """A `tools/call`, with everything from its request that the handler may need later."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -34,7 +34,7 @@ class TaskCall:
     """See `Journal.generation`."""
 
     def to_bytes(self) -> bytes:
-        """As it is kept."""
+        """The call as the store keeps it."""
         who = self.principal
         facts = {
             "tool": self.tool,
@@ -59,6 +59,8 @@ class TaskCall:
         return cls(principal=Principal(issuer, subject, client_id, frozenset(scopes)), **facts)
 
     def meta(self) -> Meta:
-        """The envelope as the handler sees it inside the task: nothing is sent to anybody from there."""
+        """The request's `_meta` as the handler sees it inside the task. There is no progress token and no log level,
+        because a task sends no notifications on a request's stream.
+        """
         info = None if self.client_info is None else dict(self.client_info)
         return Meta(ClientCapabilities(self.capabilities), info, log_level=None, progress_token=None)

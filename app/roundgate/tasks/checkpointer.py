@@ -1,4 +1,4 @@
-"""The journal of one run of one task, written under its lease; and who may begin a step.
+"""The journal of one run of one task, written under its lease, and the check that a step may begin.
 
 Every finished step is a conditional write before the handler goes on. Before a step begins, the lease is known to hold
 for long enough; a worker that was stopped and went on finds out first whether the task is still its own:
@@ -36,7 +36,7 @@ log = logging.getLogger("roundgate.tasks")
 
 
 class Checkpointer:
-    """Where the run of a claimed task has its journal. `lost` once the task is somebody else's, or nobody's."""
+    """Keeps the journal of a claimed task in the store. `lost` once another worker has it, or it is over."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Checkpointer:
         """Return once it is certain that a step may begin.
 
         Raises:
-            Suspend: it may not: the task is not ours any more, or nobody can say.
+            Suspend: the lease is lost, or the store cannot say whether it is.
         """
         if self._time.lets_begin:
             return
@@ -106,12 +106,12 @@ class Checkpointer:
             self._give_up(error)
 
     async def checkpoint(self, *entries: Entry) -> None:
-        """Return once a step is remembered, and what led to it.
+        """Return once these entries are durable, with everything that was not written before them.
 
         The engine calls this in an asyncio task of its own, which a cancellation of the handler does not reach.
 
         Raises:
-            Suspend: it cannot be.
+            Suspend: they cannot be written.
         """
         try:
             self._account(entries)
@@ -143,7 +143,7 @@ class Checkpointer:
         self._note(added)
 
     async def _renew_in_time(self) -> None:
-        """A renewal that is known of early enough to begin something on it."""
+        """Renew the lease, and fail if the answer took so long that no step could begin on it."""
         await self.renew()
         if not self._time.lets_begin:
             raise TimeoutError("the store took longer to answer than the lease lasts")
@@ -151,7 +151,10 @@ class Checkpointer:
     # for the heartbeat
 
     async def attend(self, *, look: bool) -> None:
-        """One beat: renew the lease and write the message if that is due; else, if told to, see if it is still ours.
+        """One heartbeat: renew the lease and write the status message if either is due.
+
+        Args:
+            look: if nothing is due, read the row to see whether the lease is still ours.
 
         Raises:
             LeaseLost
@@ -165,7 +168,7 @@ class Checkpointer:
             await self._look()
 
     async def renew(self) -> None:
-        """Extend the lease, and write the message; the handler may be in the middle of changing its state.
+        """Extend the lease and write the status message. `ctx.state` is not written: the handler may be changing it.
 
         Raises:
             LeaseLost
@@ -189,17 +192,17 @@ class Checkpointer:
     # the end of the run
 
     def lose(self) -> None:
-        """The task is not ours any more: the handler ends at its next engine call."""
+        """Another worker has the task, or it is over: the handler ends at its next call of the context."""
         self.lost = True
         self.run.stop(Stop.LOST)
 
     def end(self, error: Exception) -> None:
-        """Let the run end with this error, whatever its handler does from now on."""
+        """End the run with this error, whatever its handler does from now on."""
         self.fault = self.fault or error
         self.run.stop(Stop.FAULT)
 
     def hurry(self) -> None:
-        """The process is about to end: wait no longer for a store that cannot be reached."""
+        """Stop retrying a store that cannot be reached, because the process is about to end."""
         self._patience.hurry()
 
     def _give_up(self, error: Exception) -> NoReturn:
@@ -207,7 +210,11 @@ class Checkpointer:
         raise Suspend from None
 
     async def suspend(self, requests: Mapping[str, Any], wake_ms: int | None) -> None:
-        """Put questions to the client; the task waits for `tasks/update`, or for a moment if that comes first.
+        """Store the questions and free the worker. The task waits for `tasks/update`.
+
+        Args:
+            requests: the questions by wire key.
+            wake_ms: when to go on without answers, in milliseconds since the epoch; `None` for never.
 
         Raises:
             LeaseLost, Unavailable
@@ -218,7 +225,11 @@ class Checkpointer:
         await self._last(lambda: self._store.suspend(self._lease, rest, wire, self._clock.now_ms(), wake_ms=wake_ms))
 
     async def release(self, *, wake_ms: int, due_ms: int) -> None:
-        """Let go of the task until its next turn.
+        """Free the task until its next turn.
+
+        Args:
+            wake_ms: when it may be claimed again, in milliseconds since the epoch; 0 for at once.
+            due_ms: when a sweep should look at it.
 
         Raises:
             LeaseLost, Unavailable
@@ -229,7 +240,7 @@ class Checkpointer:
         )
 
     async def finish(self, ended: Ended) -> None:
-        """The task is over.
+        """Write the end of the task.
 
         Raises:
             LeaseLost, Unavailable
@@ -238,7 +249,7 @@ class Checkpointer:
         await self._last(lambda: self._store.finish(self._lease, status, outcome, message, self._clock.now_ms()))
 
     async def restart(self, arguments: Mapping[str, Any], due_ms: int) -> None:
-        """Begin anew with these arguments, and nothing remembered.
+        """Replace the call's arguments and empty the journal; the task begins again from the top.
 
         Raises:
             LeaseLost, Unavailable
@@ -261,7 +272,7 @@ class Checkpointer:
     # what is written
 
     def _rest(self) -> Added:
-        """What the run leaves that is not written yet: questions, sleeps, what it made of answers, state, a message."""
+        """What the run leaves that is not written yet: questions, sleeps, answers it has read, state, a message."""
         return self._added([one for one in self.run.journal.entries() if self._saved.get(_place(one)) != one])
 
     def _added(self, entries: Sequence[Entry]) -> Added:
@@ -273,7 +284,7 @@ class Checkpointer:
         )
 
     def _news(self) -> str | None:
-        """The handler's message, if the client has not got it yet."""
+        """The handler's status message, if it is not in the row yet."""
         message = None if self.run.message is None else _shown(self.run.message)
         return message if message != self._message else None
 

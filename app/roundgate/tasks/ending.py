@@ -1,4 +1,4 @@
-"""How a turn ends: what is written to the task, and the message that has it taken up again.
+"""How a turn ends: what is written to the task, and the message that makes a worker claim it again.
 
 | turn | the row | attempts | blame |
 |---|---|---|---|
@@ -59,15 +59,15 @@ class Turn(StrEnum):
 
 
 class Fault(Exception):
-    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+    """The gateway failed, not the tool. The text may be shown as a `statusMessage`."""
 
 
 class Declined(Exception):
-    """This worker cannot serve the task, another may. The text says what that one must be able to do."""
+    """This worker cannot run the task, but another may. The text says what that one has to be able to do."""
 
 
 class GivenUp(Exception):
-    """The task fails now; the text says why, fit for a `statusMessage`."""
+    """The task fails now. The text says why, and may be shown as a `statusMessage`."""
 
 
 class Endings:
@@ -80,7 +80,7 @@ class Endings:
         self._config = config
 
     async def commit(self, checkpointer: Checkpointer, tool: str, outcome: Outcome) -> Turn:
-        """What the outcome of a handler makes of its task.
+        """Write what the outcome of the handler means for its task.
 
         Raises:
             Fault, LeaseLost, Unavailable
@@ -119,7 +119,7 @@ class Endings:
         )
 
     async def release(self, checkpointer: Checkpointer, wake_ms: int) -> None:
-        """Let go, and have the task taken up again at its time.
+        """Free the task, and have it claimed again at `wake_ms` (milliseconds since the epoch).
 
         Raises:
             LeaseLost, Unavailable
@@ -130,12 +130,12 @@ class Endings:
         await self._wake(checkpointer.ref, delay_ms)
 
     async def stopped(self, checkpointer: Checkpointer) -> None:
-        """The process is stopping: another one shall not have to wait for our lease to run out."""
+        """Free the task because this process stops, so that nobody has to wait until its lease is over."""
         checkpointer.hurry()
         await self._quietly(checkpointer.ref, lambda: self.release(checkpointer, 0))
 
     async def crashed(self, checkpointer: Checkpointer) -> None:
-        """Something ends the whole process, or harms all that it runs: each of them may have been the cause."""
+        """Free the task as a suspect: the process is ending, and any task that it runs may be the cause."""
         now_ms, ref, fence = self._clock.now_ms(), checkpointer.ref, checkpointer.lease.fence
 
         async def let_go() -> None:
@@ -151,7 +151,7 @@ class Endings:
             log.warning("a task could not be let go of", extra={"fields": {"task": ref.id, "error": str(error)}})
 
     async def decline(self, claimed: Claimed, needs: Declined) -> Turn:
-        """Leave it to a worker that can serve it, if one comes in time.
+        """Free the task for a worker that can run it; fail it once none has come for `tasks.unserved_s`.
 
         Raises:
             LeaseLost, Unavailable
@@ -178,7 +178,7 @@ class Endings:
         return Turn.DECLINED
 
     async def retry_or_fail(self, claimed: Claimed, error: Exception) -> Turn:
-        """After a fault of ours.
+        """After a fault of the gateway: try again after a pause, or fail the task after `tasks.max_attempts`.
 
         Raises:
             LeaseLost, Unavailable
@@ -214,7 +214,9 @@ class Endings:
         return Turn.GIVEN_UP
 
     def _next(self, wake_ms: int) -> tuple[int, int | None]:
-        """When the sweep should look at a task that is to go on at a time, and the delay of its message, if any."""
+        """For a task that goes on at `wake_ms`: when a sweep should look at it, and the delay of its message in
+        milliseconds, or `None` if it is too long for a message.
+        """
         now_ms = self._clock.now_ms()
         delay_ms = max(0, wake_ms - now_ms)
         if delay_ms > MAX_MESSAGE_DELAY_MS:

@@ -1,4 +1,4 @@
-"""A heartbeat that beats until it is told to stop, whatever else happens.
+"""A heartbeat that goes on until it is told to stop, whatever else happens.
 
 It is an asyncio task of its own. Its errors are logged and never end it, nor does a handler that cancels every task of
 the event loop.
@@ -43,7 +43,7 @@ class Heartbeat:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Begin again, unless this is the end. (It may have been cancelled before it even began.)"""
+        """Start again if something else ended it. It may have been cancelled before it started."""
         if self._is_over:
             return
         log.warning("a heartbeat was stopped, and goes on", extra={"fields": self._fields})

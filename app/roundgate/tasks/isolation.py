@@ -1,4 +1,4 @@
-"""Suspects run alone: whoever's worker died or stalled is run where its end hurts nobody else.
+"""Suspects run alone: a task whose worker died or stalled is run where its next crash ends nothing else.
 
 When a process dies, everything that ran there may have been the cause. The store then gives these tasks only to a claim
 with `alone=True`. A pool puts them into its quarantine, and from there they are run one at a time:
@@ -9,7 +9,7 @@ with `alone=True`. A pool puts them into its quarantine, and from there they are
                                       after `tasks.max_deaths` of them the task fails
 
 Where no process can be begun (AWS Lambda, an app in a test) a suspect is run when all other turns have ended, and no
-other begins meanwhile. With its first progress a task is no suspect any more.
+other begins meanwhile. A task stops being a suspect with its first progress.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("roundgate.tasks")
 
 
 class Quarantine:
-    """Suspects that wait, each once, first come first served."""
+    """Suspects that wait, each once, in the order in which they came."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[TaskRef, None] = OrderedDict()
@@ -57,13 +57,13 @@ class Quarantine:
         return len(self._waiting)
 
     def put(self, ref: TaskRef) -> None:
-        """Let a suspect wait, if there is room."""
+        """Add a suspect, if there is room."""
         if len(self._waiting) < MAX_WAITING:
             self._waiting.setdefault(ref)
             self._some.set()
 
     def take(self) -> TaskRef:
-        """The one that has waited longest.
+        """Remove and return the one that has waited longest.
 
         Raises:
             KeyError: none waits.
@@ -74,13 +74,13 @@ class Quarantine:
         return ref
 
     async def get(self) -> TaskRef:
-        """The same, as soon as there is one."""
+        """Wait until there is one, then remove and return it."""
         await self._some.wait()
         return self.take()
 
 
 def child_command() -> list[str]:
-    """What runs this program again, with the modules and the environment that this process has."""
+    """The command that starts this program again, with the same modules and environment."""
     return [sys.executable, "-c", _COMMAND, json.dumps(sys.path), "worker"]
 
 
@@ -103,7 +103,7 @@ class Child:
 
     @classmethod
     async def begin(cls, command: Sequence[str]) -> Child:
-        """Start one."""
+        """Start a process."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -115,7 +115,7 @@ class Child:
         return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
     async def run(self, ref: TaskRef) -> tuple[bool, int | None]:
-        """Have it take a turn at a suspect: whether it has survived that, and the fence of its claim if it had one."""
+        """Run one turn of a suspect there; returns whether the process survived, and the fence of the claim, if any."""
         fence = None
         with suppress(ConnectionError):
             self._writer.write(f"{ref}\n".encode())
@@ -126,11 +126,11 @@ class Child:
         return False, fence
 
     def dismiss(self) -> None:
-        """Nothing more comes: it ends."""
+        """Tell it that nothing more comes, so that it ends."""
         self._writer.close()
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, if it is still there."""
+        """Send a signal, if the process still runs."""
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
@@ -145,13 +145,13 @@ class Children:
         self._busy: set[Child] = set()
         self._idle: dict[Child, asyncio.TimerHandle] = {}
         self._ending: dict[asyncio.Task[int], Child] = {}
-        self._is_stopping = False
+        self._stop_requested = False
 
     async def run(self, ref: TaskRef) -> bool:
-        """One turn of a suspect; whether its process died with it, so that there should be another."""
+        """Run one turn of a suspect; returns whether its process died, so that another turn is needed."""
         child = self._take() or await Child.begin(self._command)
         self._busy.add(child)
-        if self._is_stopping:
+        if self._stop_requested:
             child.send(signal.SIGTERM)
         try:
             is_well, fence = await child.run(ref)
@@ -163,7 +163,7 @@ class Children:
         return await self._died(ref, fence, await self._end(child))
 
     def _take(self) -> Child | None:
-        """One that waits, if one does."""
+        """An idle process, if there is one."""
         while self._idle:
             child, timer = self._idle.popitem()
             timer.cancel()
@@ -172,13 +172,13 @@ class Children:
         return None
 
     def _keep(self, child: Child) -> None:
-        if self._is_stopping or child.is_outdated:
+        if self._stop_requested or child.is_outdated:
             self._end(child)
         else:
             self._idle[child] = asyncio.get_running_loop().call_later(IDLE_S, self._dismiss, child)
 
     def renew(self) -> None:
-        """Keep none that serves what was served before: those that wait end now, the others after their turn."""
+        """Replace the processes that serve the old catalog: idle ones end now, the others after their turn."""
         for child in self._busy:
             child.is_outdated = True
         self._end_idle()
@@ -194,7 +194,7 @@ class Children:
         self._end(child)
 
     def _end(self, child: Child) -> asyncio.Task[int]:
-        """Have one end by itself; its exit status."""
+        """Let a process end by itself; returns its exit status."""
         child.dismiss()
         ending = asyncio.create_task(child.process.wait())
         self._ending[ending] = child
@@ -204,27 +204,27 @@ class Children:
     async def _died(self, ref: TaskRef, fence: int | None, status: int) -> bool:
         fields = {"task": ref.id, "status": status}
         if fence is None:
-            if not self._is_stopping:
+            if not self._stop_requested:
                 log.error("the process for a suspect ended before it had claimed it", extra={"fields": fields})
             return False
         log.warning("a process ended while it ran nothing but one task", extra={"fields": fields})
         now_ms = self._clock.now_ms()
         try:  # nobody has to wait for the lease to run out
-            await self._store.let_go(ref, fence, now_ms, now_ms, blame=not self._is_stopping)
+            await self._store.let_go(ref, fence, now_ms, now_ms, blame=not self._stop_requested)
         except Unavailable as error:
             log.warning("a lease has to run out", extra={"fields": {**fields, "error": str(error)}})
-        return not self._is_stopping
+        return not self._stop_requested
 
-    def stop_soon(self) -> None:
-        """Have each let go of its task at its next step, and end."""
-        self._is_stopping = True
+    def request_stop(self) -> None:
+        """Ask each process to free its task at its next step, and to end."""
+        self._stop_requested = True
         self._end_idle()
         for child in self._busy:
             child.send(signal.SIGTERM)
 
     async def aclose(self, within_s: float = END_GRACE_S) -> None:
-        """Have them end, and kill what has not by then."""
-        self.stop_soon()
+        """Let them end, and kill those that have not ended by then."""
+        self.request_stop()
         for child in self._busy:
             child.send(signal.SIGKILL)
         if self._ending:
@@ -235,7 +235,7 @@ class Children:
 
 
 class Lone:
-    """What such a process does: turns at suspects, one at a time, until nothing more comes or it is told to stop."""
+    """The loop of such a process: one suspect after another, until there are no more or it is told to stop."""
 
     def __init__(self, worker: Worker, stop: asyncio.Event, grace_s: float) -> None:
         self._worker = worker
@@ -243,13 +243,13 @@ class Lone:
         self._grace_s = grace_s
 
     async def work(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until the stream ends."""
+        """Run until the stream ends."""
         async with Heartbeat(PARENT_EVERY_S, lambda: self._look_after(reader)):
             await self._go_on(reader, writer)
         writer.close()
 
     async def _look_after(self, reader: asyncio.StreamReader) -> None:
-        """In the middle of a turn too: if the other process is gone, this one lets go at the next step."""
+        """Also during a turn: if the parent is gone, free the task at its next step."""
         if reader.at_eof():
             self._stop.set()
 
@@ -282,7 +282,7 @@ class Lone:
         await asyncio.wait([turn, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not turn.done():
-            self._worker.stop_soon()
+            self._worker.request_stop()
             await asyncio.wait([turn], timeout=self._grace_s)
             turn.cancel()
             await asyncio.wait([turn], timeout=END_GRACE_S)

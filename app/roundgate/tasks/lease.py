@@ -1,7 +1,7 @@
-"""What a worker knows of its lease: for how long it surely holds, whatever the clocks do.
+"""How long a worker can rely on its lease, whatever the clocks do.
 
     renewal sent ──────▶ store writes until = sent + lease ──────▶ answer
-         └ from here on we count, by two clocks, and believe the one that says less is left
+         └ counted from here, by two clocks; the one that says less is left is believed
 
 Wall clocks are set back and forth; a monotonic clock stands still while a machine sleeps. Each covers for the other.
 """
@@ -25,7 +25,7 @@ class Moment:
 
     @classmethod
     def now(cls, clock: Clock) -> Moment:
-        """This one."""
+        """The present moment."""
         return cls(clock.now_ms(), clock.monotonic_ms())
 
 
@@ -42,30 +42,30 @@ class LeaseTime:
         self._sent = Moment.now(self.clock)
 
     def claimed(self, until_ms: int) -> None:
-        """It was claimed until then, a while ago: how long is told by the wall clock alone."""
+        """Note a claim that holds until `until_ms`. How long ago it was made only the wall clock knows."""
         now = Moment.now(self.clock)
         sent_ms = until_ms - self.lease_ms
         self._sent = Moment(sent_ms, now.monotonic_ms - max(0, now.wall_ms - sent_ms))
 
     def renewed(self, sent: Moment) -> None:
-        """A renewal that was sent then has been written."""
+        """Note that a renewal sent at that moment has been written."""
         self._sent = sent
 
     @property
     def left_ms(self) -> float:
-        """For how long it surely holds; nobody takes it up before that, unless clocks differ by more than they may."""
+        """For how many milliseconds it holds for certain, if clocks differ by no more than `skew_ms`."""
         now = Moment.now(self.clock)
         gone_ms = max(now.wall_ms - self._sent.wall_ms, now.monotonic_ms - self._sent.monotonic_ms)
         return self.lease_ms - gone_ms
 
     @property
     def lets_begin(self) -> bool:
-        """Whether it holds for long enough that a step may begin. (A heartbeat renews it long before.)"""
+        """Whether enough of it is left for a step to begin. The heartbeat normally renews it long before."""
         return self.left_ms >= min(max(MARGIN_MS, self.lease_ms / 4), self.lease_ms / 3)
 
     @property
     def is_half_over(self) -> bool:
-        """Whether it is time to renew it: a quick step does not pay for that."""
+        """Whether it is time to renew it. A quick step ends before, and costs no renewal."""
         return self.left_ms < self.lease_ms / 2
 
     def until_ms(self, sent: Moment) -> int:
@@ -73,5 +73,5 @@ class LeaseTime:
         return sent.wall_ms + self.lease_ms
 
     def due_ms(self, sent: Moment) -> int:
-        """When somebody has to look whether its worker died: as soon as others may take it."""
+        """When a sweep has to look whether its worker died: as soon as others may claim the task."""
         return self.until_ms(sent) + self.skew_ms

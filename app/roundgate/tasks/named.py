@@ -1,12 +1,12 @@
-"""One face for tasks of both kinds: ours, which have a row, and others', which a source of a back end has.
+"""Tasks of both kinds under one interface: ours, which have a row, and those that a service behind a back end has.
 
     id                                   whose        what is done with it
     1 to 64 of A-Z a-z 0-9 _ -           ours         `tasks.service`: the store
     sealed (`tokens.task_ids`)           a service's  the source that the back end of this name offers now
 
-Nothing of a task of the second kind is kept here, so that any replica passes on what is asked of it. A source that is
-slow, away or confused is this caller's trouble alone: it has `SOURCE_S`, and what it says is looked at before it is
-passed on.
+Nothing of a task of the second kind is kept here, so any replica can serve requests about it. A source has `SOURCE_S`
+for an answer, and what it says is checked before it is passed on: one that is slow, down or wrong affects only who asks
+for its tasks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NamedTask(Protocol):
         """The same for the same task of the same caller."""
 
     @property
-    def home(self) -> str:
+    def backend(self) -> str:
         """The name of the back end that has it; empty if it is ours."""
 
     async def tool(self) -> str:
@@ -124,7 +124,7 @@ class NamedTasks:
 class _OwnTask:
     """A task that has a row."""
 
-    home = ""
+    backend = ""
 
     def __init__(self, tasks: Tasks, principal: Principal, task_id: str) -> None:
         self._tasks = tasks
@@ -175,7 +175,7 @@ class _SourceTask:
         return (self._principal.identity, self.id)
 
     @property
-    def home(self) -> str:
+    def backend(self) -> str:
         return self._place.backend
 
     async def tool(self) -> str:

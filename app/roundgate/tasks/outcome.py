@@ -1,7 +1,7 @@
 """How a tool's call ended, in the protocol's terms: the same for a request and for a task.
 
-A tool's own failure is a result with `isError`, and so is what it did not expect; of that the caller learns a reference
-to the log and no more. Only an error that the protocol has a code for is a JSON-RPC error.
+A tool's own failure is a result with `isError`. So is an unexpected exception, of which the caller learns only a
+reference to the log. Only an error for which the protocol has a code becomes a JSON-RPC error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tool_result(outcome: Completed[Returned] | Failed, tool: str, clock: Clock) 
 
 
 def log_failure(what: str, error: Exception, clock: Clock) -> str:
-    """Write down what went wrong; returns the reference under which."""
+    """Log an error with its traceback; returns the reference that stands beside it in the log."""
     reference = clock.new_id()
     log.error("%s failed", what, exc_info=error, extra={"fields": {"reference": reference}})
     return reference
@@ -60,7 +60,7 @@ class Ended:
     status_message: str | None = None
 
     def to_json(self) -> Any:
-        """As it travels with a client whose task could not be written."""
+        """As JSON, to travel with a client whose task could not be written."""
         return [self.status.value, self.outcome.decode(), self.status_message]
 
     @classmethod

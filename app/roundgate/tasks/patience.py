@@ -1,4 +1,4 @@
-"""Work that must not be left halfway: it survives cancellation of whoever waits for it, and is tried again."""
+"""Writes that must not be left halfway: shielded from the cancellation of their caller, and retried."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("roundgate.tasks")
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns. A cancellation meanwhile does not reach it, and is raised once it is over."""
+    """What the work returns. A cancellation meanwhile does not reach it; it is raised when the work is done."""
     task = _apart(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -35,20 +35,20 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Patience:
-    """Tries again after any error, until it succeeds, the lease is known to be lost, or there is no more time."""
+    """Retries after any error, until the write succeeds, the lease is known to be lost, or time is up."""
 
     def __init__(self, is_over: Callable[[], bool], **fields: Any) -> None:
-        """`is_over` is whether there is no more time; `fields` go into the log."""
+        """`is_over` says whether time is up; `fields` are logged beside each failure."""
         self._is_over = is_over
         self._fields = fields
         self._hurry = asyncio.Event()
 
     def hurry(self) -> None:
-        """From now on there is one attempt: the process is about to end."""
+        """Make one more attempt at most, because the process is about to end."""
         self._hurry.set()
 
     async def attempt(self, what: str, write: Callable[[], Awaitable[T]]) -> T:
-        """What the write returns in the end.
+        """What the write returns when it succeeds.
 
         Raises:
             LeaseLost: at once.
@@ -79,6 +79,6 @@ class Patience:
 
 
 def _apart(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that is no part of a handler, whoever has it made."""
+    """An asyncio task that belongs to no handler, even if one caused it."""
     with inside(None):
         return asyncio.create_task(work)

@@ -1,4 +1,4 @@
-"""The workers of one process: messages in, turns at tasks, suspects alone, and the sweep beside them."""
+"""The workers of one process: they receive messages, take turns at tasks, run suspects alone, and sweep."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Pool:
         self._turns: set[asyncio.Task[None]] = set()
         self._isolated: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
-        self._is_stopping = False
+        self._stop_requested = False
 
     def start(self) -> None:
-        """Begin to work, in this event loop."""
+        """Start the loops in this event loop."""
         loops = [self._take, self._keep_sweeping, self._keep_counting]
         if self._children is not None:
             loops.append(self._keep_isolating)
@@ -83,24 +83,24 @@ class Pool:
         if self._watchdog is not None:
             self._watchdog.start()
 
-    def stop_soon(self) -> None:
-        """Take nothing more, and have runs let go at their next step."""
-        self._is_stopping = True
+    def request_stop(self) -> None:
+        """Take no more messages, and ask the runs to free their tasks at their next step."""
+        self._stop_requested = True
         for loop in self._loops:
             loop.cancel()
-        self._worker.stop_soon()
+        self._worker.request_stop()
         if self._children is not None:
-            self._children.stop_soon()
+            self._children.request_stop()
 
     def renew_children(self) -> None:
-        """Have processes for suspects begin anew, with what is served now; a turn that runs there comes to its end."""
+        """Replace the processes for suspects, so that they serve the present catalog. Running turns end first."""
         if self._children is not None:
             self._children.renew()
 
     async def stop(self) -> None:
-        """Let runs come to their next step, and let go of what is not there by then."""
+        """Give runs time to come to their next step, then free the tasks of those that have not."""
         if not self._is_crashing:
-            self.stop_soon()
+            self.request_stop()
             await asyncio.gather(*self._loops, return_exceptions=True)
             await _over(self._turns | self._isolated, self._stop_grace_s)
             for turn in self._turns:
@@ -115,11 +115,11 @@ class Pool:
 
     @property
     def _is_crashing(self) -> bool:
-        """Whether all of the event loop's tasks are being cancelled, and not by us.
+        """Whether all tasks of the event loop are being cancelled by somebody else.
 
-        So ends a process in which something called `sys.exit`. The turns let go of their tasks as suspects.
+        That is how a process ends in which something called `sys.exit`. The turns free their tasks as suspects.
         """
-        return not self._is_stopping and any(loop.cancelling() for loop in self._loops)
+        return not self._stop_requested and any(loop.cancelling() for loop in self._loops)
 
     # messages
 
@@ -145,7 +145,7 @@ class Pool:
                 await asyncio.sleep(PUT_BACK_MS / 1000)  # a queue that cannot skip them would give us the next ones
 
     def _busy(self) -> Sequence[str]:
-        """Owners that have their share of the turns."""
+        """Owners that already have as many turns as one may."""
         return [owner for owner, running in self._running_of.items() if running >= self._share]
 
     def _begin(self, message: Message) -> None:
@@ -240,20 +240,20 @@ class Pool:
 
 
 async def _over(turns: set[asyncio.Task[None]], within_s: float) -> None:
-    """Wait for their ends."""
+    """Wait until they have ended."""
     if turns:
         await asyncio.wait({*turns}, timeout=within_s)
 
 
 def end_soon() -> None:
-    """End the process in a while, if it has not ended by then: something that a handler left behind would keep it."""
+    """End the process after a while if it has not ended by itself: a thread that a handler left may keep it alive."""
     last = threading.Timer(HANGING_S, os._exit, (0,))
     last.daemon = True
     last.start()
 
 
 def _trouble(what: str, error: Exception) -> None:
-    """Say so, and go on: a loop that ends leaves a process that works on nothing and looks well."""
+    """Log an error and go on: a loop that ended would leave a process that looks healthy and does nothing."""
     if isinstance(error, Unavailable):
         log.warning("%s has to wait", what, extra={"fields": {"error": str(error)}})
     else:

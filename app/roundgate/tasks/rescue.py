@@ -1,4 +1,4 @@
-"""Ending leases from outside the event loop that stands still: what a watchdog does before it ends its process."""
+"""Ending leases from outside a blocked event loop: what the watchdog does before it ends its process."""
 
 from __future__ import annotations
 

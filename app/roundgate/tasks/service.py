@@ -1,6 +1,6 @@
-"""What the owner of a task can do with it: have it created, look at it, answer it, cancel it.
+"""What the owner of a task can do: create it, read it, answer its questions, cancel it.
 
-Creation is durable before it is spoken:
+A task is durable before its client is told of it:
 
     row written ──▶ message sent ──▶ client told
          │               │ lost, or the queue is down: the sweep finds the row when it is due
@@ -52,11 +52,16 @@ class Tasks:
     ) -> dict[str, Any]:
         """A task for a call that is to go on, or that has ended already; the schema's `CreateTaskResult`.
 
-        Whoever comes with an id that the caller has a task of is told of that one, which is left as it is. Without an
-        id it is a new one.
+        Args:
+            task_call: the call that becomes the task.
+            journal: what is known of it from earlier rounds.
+            task_id: its id; if the caller has a task of this id, that one is told, and left as it is. `None` makes a
+                new one.
+            message: what the handler said last.
+            ended: how the call ended, if it is over already.
 
         Raises:
-            Unavailable: there is a task, or there is none; calling again under the same id finds out.
+            Unavailable: the task may have been written or not; calling again with the same id finds out.
             ToolError: the caller has too many open tasks, or the call is too large.
             NotJson: in `ctx.state`.
         """
@@ -85,10 +90,10 @@ class Tasks:
         return None if record is None else await self._created_before(record.ref, record)
 
     def check_size(self, task_call: TaskCall) -> bytes:
-        """The call as it is kept.
+        """The call as bytes.
 
         Raises:
-            ToolError: it is larger than a task may have it.
+            ToolError: it is larger than `tasks.max_call_bytes`.
         """
         data, most = task_call.to_bytes(), self._config.max_call_bytes
         if len(data) > most:
@@ -118,7 +123,7 @@ class Tasks:
         return self._told(record.view())
 
     def _is_young(self, record: TaskRecord) -> bool:
-        """Whether the sweep has had no reason yet to send a message of its own."""
+        """Whether no sweep has sent a message for it yet."""
         return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
 
     def _told(self, view: TaskView) -> dict[str, Any]:
@@ -156,7 +161,7 @@ class Tasks:
         """Take answers; those that are not for an outstanding question are dropped.
 
         Raises:
-            TaskNotFound: whatever the reason.
+            TaskNotFound: the caller has no such task.
         """
         ref = _ref(principal, task_id)
         if ref is None:
@@ -172,21 +177,21 @@ class Tasks:
                 pass
 
     async def cancel(self, principal: Principal, task_id: str) -> None:
-        """End it, unless it has ended. A worker that has it learns of that at its next write.
+        """Cancel the task, unless it has ended. Its worker learns of that at its next write.
 
         Raises:
-            TaskNotFound: whatever the reason.
+            TaskNotFound: the caller has no such task.
         """
         ref = _ref(principal, task_id)
         if ref is None or not await self._store.cancel(ref, CANCELLED_BY_CLIENT, self._clock.now_ms()):
             raise TaskNotFound
 
     def _due_ms(self, now_ms: int) -> int:
-        """When the sweep may take it that the message to be sent now was lost."""
+        """When a sweep may assume that the message sent now was lost."""
         return now_ms + int(self._config.requeue_after_s * 1000)
 
     async def _wake(self, ref: TaskRef) -> None:
-        """Tell the workers. The row is written: without a message it only takes longer."""
+        """Send a message to the workers. Without it the task only takes longer, since the row is written."""
         try:
             await self._queue.send(ref)
         except Unavailable as error:

@@ -1,4 +1,4 @@
-"""The sweep: what no message reminds anybody of any more.
+"""The sweep: finds tasks that have something to do and for which no message is left.
 
 A message that was lost, a worker that died with its lease, a sleep longer than a queue can delay, a task past its time:
 each is an open task whose `due_ms` has come. Any number of processes may sweep. They share the work by shards of the
@@ -44,7 +44,7 @@ log = logging.getLogger("roundgate.tasks")
 
 
 class Sweep:
-    """Finds late tasks and has them taken up."""
+    """Finds late tasks and sends messages for them."""
 
     def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
         self._store = store
@@ -55,7 +55,7 @@ class Sweep:
         self._me = clock.new_id()
 
     async def sweep(self, deadline: Deadline | None = None) -> int:
-        """One sweep; how many tasks were late. At the deadline it stops: the rest is found by the next one.
+        """Sweep once; returns how many tasks were late. What is left at the deadline is found by the next sweep.
 
         Raises:
             Unavailable: the same.
@@ -78,7 +78,7 @@ class Sweep:
         return zlib.crc32(f"{self._me} {shard}".encode())
 
     async def _sweep_one_of(self, shards: Sequence[int], deadline: Deadline) -> int:
-        """The first of these that nobody has."""
+        """Sweep the first of these shards that nobody else is sweeping."""
         for shard in shards:
             if found := await self._sweep_shard(shard, deadline):
                 return found
@@ -100,7 +100,7 @@ class Sweep:
         return await self._store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
 
     async def _see_to(self, late: Sequence[OpenTask]) -> int:
-        """How many of these were late indeed, and not seen to by another: the index is a moment behind."""
+        """How many of these really were late and not handled by another sweep; the index is a moment behind."""
         now_ms = self._clock.now_ms()
         past = [task for task in late if task.expires_ms <= now_ms]
         await asyncio.gather(*(self._store.expire(task.ref, now_ms) for task in past))
@@ -111,7 +111,7 @@ class Sweep:
         return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
 
     async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
-        """The time of a question, or of a wait beside it, is over: these go on without the answers."""
+        """Let these tasks go on without answers: the time of a question, or of a wait beside it, is over."""
         due_ms = now_ms + self._pause_ms
         went = await asyncio.gather(*(self._store.go_on(task.ref, now_ms, due_ms) for task in asking))
         refs = [task.ref for task, has_gone_on in zip(asking, went, strict=True) if has_gone_on]
@@ -119,7 +119,7 @@ class Sweep:
         return len(refs)
 
     async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> int:
-        """Each has until its next due time to be claimed; those that may need a message get one."""
+        """Set the next due time of each, and send a message for those that may need one."""
         have_one = await self._queue.waiting([task.ref for task in late])
         if have_one is None:
             have_one, send = (), await self._probably_lost(late)
@@ -132,13 +132,13 @@ class Sweep:
         return len(refs)
 
     async def _probably_lost(self, late: Sequence[OpenTask]) -> set[TaskRef]:
-        """Those that need a message, where nobody knows which the queue has."""
+        """Those that need a message, where the queue cannot say which messages it has."""
         sent_before = {task.ref for task in late if not task.unsent and task.resends < SENT_ANYWAY}
         is_long = bool(sent_before) and await self._depth() > max(LONG, len(sent_before))
         return {task.ref for task in late} - (sent_before if is_long else set())
 
     async def _depth(self) -> int:
-        """How many messages wait; 0 where nobody knows, or cannot say just now."""
+        """How many messages wait; 0 if the queue cannot say."""
         try:
             return await self._queue.depth() or 0
         except Unavailable:

@@ -1,4 +1,4 @@
-"""One run of a task's handler: kept alive by a heartbeat, brought to its end, abandoned if it does not come to one.
+"""One run of a task's handler: a heartbeat keeps its lease; one that does not end is cancelled, then abandoned.
 
     told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
@@ -40,7 +40,7 @@ log = logging.getLogger("roundgate.tasks")
 
 
 class Running:
-    """A run, from its beginning until it is over or abandoned."""
+    """A run in progress, until it is over or abandoned."""
 
     def __init__(self, checkpointer: Checkpointer, tool: str, clock: Clock, *, lease_s: float, give_up_ms: int) -> None:
         """`give_up_ms` is when the task has taken as long as it may, in milliseconds since the epoch."""
@@ -54,12 +54,12 @@ class Running:
         self._root: asyncio.Task[Outcome] | None = None
 
     def facts(self) -> dict[str, Any]:
-        """What the log says of it."""
+        """Fields for the log."""
         return {"task": self.checkpointer.ref.id, "name": self.tool}
 
-    def stop_soon(self) -> None:
-        """Have it let go of its task at its next step."""
-        self.checkpointer.run.stop_soon()
+    def request_stop(self) -> None:
+        """Ask it to free its task at its next step."""
+        self.checkpointer.run.request_stop()
 
     @property
     def is_abandoned(self) -> bool:
@@ -72,7 +72,7 @@ class Running:
 
         Raises:
             LeaseLost: the task is not ours any more.
-            Exception: a fault of ours: what the store said, for instance.
+            Exception: a fault of the gateway, for instance what the store raised.
         """
         if self._is_late:
             return Failed(TaskTimeout(TOO_LONG))
@@ -121,7 +121,7 @@ class Running:
             log.error("a handler does not end and is abandoned", extra={"fields": self.facts()})
 
     async def _cancel(self) -> None:
-        """The process is stopping: end the handler, within bounds."""
+        """End the handler because the process stops, and wait for that no longer than a bound."""
         assert self._root is not None, "it has begun"
         self._root.cancel()
         with suppress(asyncio.CancelledError):
@@ -150,7 +150,7 @@ class Running:
         return is_time
 
     def _is_given_up(self) -> bool:
-        """Whether it was told to stop so long ago that nobody waits for it any more; cancels it halfway to that."""
+        """Whether it was told to stop so long ago that it is abandoned. Halfway to that it is cancelled."""
         run = self.checkpointer.run
         if run.stopped is None and not run.call.deadline.is_past:
             return False
@@ -163,6 +163,6 @@ class Running:
 
 
 def _seen(root: asyncio.Task[Any]) -> None:
-    """Take note of how an abandoned handler ended, so that nobody reports it as forgotten."""
+    """Retrieve the exception of an abandoned handler, so that asyncio does not report it as never retrieved."""
     if not root.cancelled():
         root.exception()

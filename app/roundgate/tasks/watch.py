@@ -1,8 +1,8 @@
 """Watching tasks: a change that any process makes is told here within the poll interval, because the task is looked at.
 
 One look per task and interval, however many streams of this process watch it; a terminal task is not looked at again.
-Where the tasks are (our store, and each source of others' tasks) decides who looks: each home has a loop of its own, so
-that one which is slow delays nobody else's. A source may say that a task has changed; then it is looked at sooner.
+Our store, and each back end that has tasks of a service, is polled by a loop of its own, so that a slow one delays no
+other. A service may say that a task has changed; then it is looked at sooner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roundgate.protocol.tasks import TaskView
 from roundgate.tasks.named import NamedTask
 
 AT_ONCE: Final = 8
-"""Tasks of one home that are looked at at the same time."""
+"""Tasks of one back end, or of our store, that are looked at at the same time."""
 SLOWEST_S: Final = 60.0
 """A source that fails is asked after twice the pause each time, up to this."""
 LEAST_PAUSE_S: Final = 0.1
@@ -36,7 +36,7 @@ class Watch:
     def __init__(self, every_s: float) -> None:
         """`every_s` is how often a task is looked at, in seconds; a source may want that more seldom."""
         self._every_s = every_s
-        self._homes: dict[str, _Home] = {}
+        self._pollers: dict[str, _Poller] = {}
 
     def begin(self, task: NamedTask, view: TaskView | None, tell: Tell) -> Callable[[], None]:
         """Call `tell` with each later state of a task, perhaps not with every one; returns what ends that.
@@ -48,15 +48,15 @@ class Watch:
         """
         if view is not None and view.status.is_terminal:
             return lambda: None
-        home = self._homes.get(task.home)
-        if home is None:
-            slowest_s = max(SLOWEST_S, self._every_s) if task.home else self._every_s
-            home = self._homes[task.home] = _Home(self._every_s, slowest_s)
-        return home.begin(task, view, tell)
+        poller = self._pollers.get(task.backend)
+        if poller is None:
+            slowest_s = max(SLOWEST_S, self._every_s) if task.backend else self._every_s
+            poller = self._pollers[task.backend] = _Poller(self._every_s, slowest_s)
+        return poller.begin(task, view, tell)
 
     async def aclose(self) -> None:
         """Look no more."""
-        await asyncio.gather(*(home.aclose() for home in self._homes.values()))
+        await asyncio.gather(*(poller.aclose() for poller in self._pollers.values()))
 
 
 @dataclass(slots=True)
@@ -69,8 +69,8 @@ class _Watched:
     end_news: Callable[[], None] = lambda: None
 
 
-class _Home:
-    """The watched tasks of one home, and the loop that looks at them."""
+class _Poller:
+    """The watched tasks of one back end, or of our store, and the loop that looks at them."""
 
     def __init__(self, every_s: float, slowest_s: float) -> None:
         self._every_s = every_s
@@ -139,7 +139,7 @@ class _Home:
                 self._failures = 0 if any(looked) else self._failures + 1
 
     async def _pause(self) -> None:
-        """Until the next round of looks; less if somebody is in a hurry, unless the home fails just now."""
+        """Until the next round of looks; less if a task is due at once, unless looks fail just now."""
         pause_s = min(self._every_s * 2 ** min(self._failures, 16), self._slowest_s)
         if self._failures:
             await asyncio.sleep(pause_s)

@@ -6,8 +6,8 @@
                   │ a suspect: claim it alone          ├─▶ decline    nobody here can serve it; others may
                   ▼                                    └─▶ (nothing)  the lease is lost: whoever has it carries on
 
-A fault of ours (the store cannot be reached) is retried with growing pauses; when that does no good the task fails. A
-worker that died is counted only against a task that it ran alone: see `app/roundgate/tasks/isolation.py`.
+A fault of the gateway (the store cannot be reached) is retried with growing pauses; if that does not help, the task
+fails. The death of a worker counts only against a task that it ran alone: see `tasks.isolation`.
 """
 
 from __future__ import annotations
@@ -71,10 +71,14 @@ class Worker:
         self._endings = Endings(store, queue, clock, config)
         self._running: dict[Running, None] = {}
         self._abandoned: set[Running] = set()
-        self._is_stopping = False
+        self._stop_requested = False
 
     async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
-        """Make a task ours, if it is to be had; a suspect only for a worker that runs it `alone`.
+        """Claim a task: get its lease, if it is free.
+
+        Args:
+            ref: the task.
+            alone: nothing else runs in this process. Only then is a suspect claimed.
 
         Raises:
             Unavailable
@@ -85,9 +89,10 @@ class Worker:
         return await self._store.claim(ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone)
 
     async def remind(self, ref: TaskRef) -> None:
-        """Have sweeps look soon at a suspect that waits for its turn alone, in the memory of a process that may die.
+        """Move the due time of a suspect forward. It waits in the memory of a process that may die, so a sweep has to
+        find it soon.
 
-        However often it was sent before: messages do arrive. Otherwise each such death would double the pause.
+        How often it was sent before does not count here; otherwise each death of a process would double the pause.
 
         Raises:
             Unavailable
@@ -100,7 +105,7 @@ class Worker:
             await self._store.postpone_many([Move(task, due_ms, resends=0, unsent=True)])
 
     async def work(self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False) -> Turn:
-        """A whole turn.
+        """Claim a task and take a turn at it.
 
         Raises:
             Unavailable: the store or the queue cannot be reached; the message should be delivered again.
@@ -115,7 +120,7 @@ class Worker:
                 return await self.run(claimed, deadline)
 
     async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
-        """The turn at a task that is ours; it has to be over by the deadline, if there is one."""
+        """Take a turn at a claimed task; it has to be over by the deadline, if there is one."""
         begun_ms = self._clock.monotonic_ms()
         turn = Turn.FAULT
         try:
@@ -132,19 +137,19 @@ class Worker:
         facts = {"name": record.tool, "outcome": turn.value, "attempt": record.attempts + 1, "ms": took_ms}
         log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
 
-    def stop_soon(self) -> None:
-        """Have every run let go of its task at its next step, also one that has yet to begin."""
-        self._is_stopping = True
+    def request_stop(self) -> None:
+        """Ask every run to free its task at its next step, including those that have not begun."""
+        self._stop_requested = True
         for running in self._running:
-            running.stop_soon()
+            running.request_stop()
 
     def held(self) -> Sequence[Running]:
-        """The runs whose leases we have; may be called from any thread."""
+        """The runs that have a lease. May be called from any thread."""
         return list(self._running)
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether there are handlers that go on though their turns are over."""
+        """Whether a handler goes on although its turn is over."""
         return any(running.is_abandoned for running in self._abandoned)
 
     async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
@@ -163,7 +168,7 @@ class Worker:
             return await self._endings.retry_or_fail(claimed, error)
 
     def _check(self, record: TaskRecord) -> None:
-        """See that there is any sense in another turn.
+        """Check that another turn makes sense.
 
         Raises:
             GivenUp, Declined
@@ -203,13 +208,13 @@ class Worker:
 
     async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
         self._running[running] = None
-        if self._is_stopping:
-            running.stop_soon()
+        if self._stop_requested:
+            running.request_stop()
         try:
             outcome = await self._outcome(running, task_call, served)
             return await self._endings.commit(running.checkpointer, task_call.tool, outcome)
         except asyncio.CancelledError:
-            end = self._endings.stopped if self._is_stopping else self._endings.crashed
+            end = self._endings.stopped if self._stop_requested else self._endings.crashed
             await to_its_end(end(running.checkpointer))
             raise
         finally:

@@ -1,4 +1,4 @@
-"""What the log is told of states that were not taken: one line per caller and minute, however many are sent.
+"""What is logged of states that were refused: one line per caller and minute, however many are sent.
 
 Everybody may send as many states as they like; without a bound each would be a line, and the log's disk the limit.
 """
@@ -28,12 +28,13 @@ class _Told:
 
 @dataclass(slots=True)
 class Refusals:
-    """Who was refused of late."""
+    """Who was refused of late; `event` is what the log calls it."""
 
+    event: str = "requestState refused"
     _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
-        """Write down a refusal, unless this caller had one within the last minute; `at_ms` is monotonic."""
+        """Log a refusal, unless this caller had one within the last minute; `at_ms` is monotonic."""
         caller = digest([owner.issuer, owner.subject, owner.client_id])
         before = self._told.get(caller)
         if before is not None and at_ms - before.at_ms < EVERY_MS:
@@ -45,4 +46,4 @@ class Refusals:
         if len(self._told) > MAX_CALLERS:
             self._told.popitem(last=False)
         fields = {"reason": reason, "subject": owner.subject[:200], **untold}
-        log.warning("requestState refused", extra={"fields": fields})
+        log.warning(self.event, extra={"fields": fields})

@@ -1,9 +1,8 @@
 """`requestState`: the journal of a call on its way through the client (basic/patterns/mrtr, "Server Requirements").
 
-Inside the seal stand the claims that tie it to one call: when it was issued and until when it holds, the method and the
-name or URI it was called with, a digest of the arguments, the round, and an id. Every one is compared when it comes
-back, whatever the handler does with it. A refusal is always the same sentence; the reason is for the log, once per
-caller and minute.
+The token contains claims that tie it to one call: when it was issued and when it expires, the method and the name or
+URI that was called, a digest of the arguments, the round, and an id. All of them are compared when it comes back. A
+refusal is always the same sentence; the reason goes to the log, once per caller and minute.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Destiny:
-    """Which task a call becomes, whatever is still answered: a client's key or a write in doubt has decided it."""
+class FixedTask:
+    """The task that a call becomes, once that is decided: by the client's key, or because its write is in doubt."""
 
     task_id: str
     ended: Any = None
@@ -52,7 +51,7 @@ class Opened:
     round: int
     origin: Mapping[str, str]
     payload: Any
-    destiny: Destiny | None = None
+    fixed_task: FixedTask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,17 @@ class StateSealer:
         *,
         round_: int,
         origin: Mapping[str, str],
-        destiny: Destiny | None = None,
+        fixed_task: FixedTask | None = None,
     ) -> str:
         """A token for the end of a round.
+
+        Args:
+            payload: the journal as JSON.
+            owner: the caller, who alone can bring it back.
+            binding: the call that it is for.
+            round_: the number of the round that ends, 1 for the first.
+            origin: the trace context in which the call began.
+            fixed_task: the task that the call becomes, if that is decided.
 
         Raises:
             StateTooLarge: the payload is over `max_bytes`.
@@ -94,8 +101,8 @@ class StateSealer:
             dict(origin),
             payload,
         ]
-        if destiny is not None:  # not otherwise: replicas of the version before open nine claims
-            claims.append([destiny.task_id, destiny.ended])
+        if fixed_task is not None:  # not otherwise: replicas of the version before open nine claims
+            claims.append([fixed_task.task_id, fixed_task.ended])
         plaintext = json.encode(claims)
         if len(plaintext) > self.max_bytes:
             raise StateTooLarge(f"{len(plaintext)} bytes, {self.max_bytes} may travel")
@@ -124,7 +131,7 @@ class StateSealer:
         try:
             claims = json.decode(self.ring.open(token, owner))
             issued_ms, expires_ms, method, target, arguments, round_, token_id, origin, payload, *more = claims
-            destiny = Destiny(*more[0]) if more else None
+            fixed_task = FixedTask(*more[0]) if more else None
             late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()
         except (ParseError, ValueError, TypeError):
             raise SealBroken("sealed by an incompatible version") from None
@@ -134,4 +141,4 @@ class StateSealer:
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
         if Binding(method, target, arguments) != binding:
             raise SealBroken("for another method, target or arguments")
-        return Opened(token_id, round_, origin, payload, destiny)
+        return Opened(token_id, round_, origin, payload, fixed_task)

@@ -4,8 +4,8 @@
     key    = HKDF-SHA256(ring key, info = "mcp-gateway/v1" ‖ issuer ‖ subject ‖ client)     RFC 5869
     bound  = version ‖ key-id ‖ audience, as associated data
 
-The key depends on who the caller is, so what was sealed for one cannot be opened by another, whatever the code above
-forgets to compare; and no key comes near the 2³² messages that random nonces allow (NIST SP 800-38D section 8.3).
+The key is derived for the caller, so what was sealed for one cannot be opened by another, even if the code above
+forgets to compare them; and no key comes near the 2³² messages that random nonces allow (NIST SP 800-38D section 8.3).
 Nothing is compressed: the length of a token would tell about its content.
 """
 

@@ -1,9 +1,9 @@
-"""Ids of tasks that are somebody else's: where the task is, sealed for its owner.
+"""Ids of tasks that a service runs: where the task is, sealed for its owner.
 
-The id is all that is kept of such a task, and its owner keeps it. Inside the seal stand the back end, the tool that was
-called and the id that the service knows the task by. Any process with the keys opens it; for another caller it is no id
-at all, and says nothing. It holds for as long as one of the ring's keys opens it; how long there is a task is its
-service's affair.
+The id is all that is kept of such a task, and its owner keeps it. It holds the name of the back end, the tool that
+was called and the service's own id of the task, encrypted. Any process with the keys can open it, but only for the
+caller that it was sealed for. It is valid as long as one of the ring's keys opens it; how long the task exists, the
+service decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_CHARS: Final = 2_048
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Where a task of somebody else's is."""
+    """Where a task of a service is."""
 
     backend: str
     """The name of the back end that has it."""
@@ -41,7 +41,7 @@ class TaskIds:
         self._ring = ring
 
     def seal(self, place: TaskPlace, owner: Principal) -> str:
-        """The id that `owner` is given. Two of one place differ."""
+        """The id that `owner` is given. Two calls for the same place return different ids."""
         return self._ring.seal(json.encode([PURPOSE, place.backend, place.tool, place.id]), owner)
 
     def open(self, task_id: str, owner: Principal) -> TaskPlace | None:

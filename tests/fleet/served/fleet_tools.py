@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 from pydantic import BaseModel
 
@@ -49,3 +50,18 @@ async def change(ctx: Context) -> str:
     """Says that the tools have changed."""
     await ctx.tools_changed()
     return "told"
+
+
+@tool
+async def journey(ctx: Context, log: str) -> str:
+    """Asks twice, between steps that leave a line in a file; its call is none of a task."""
+
+    def note(what: str) -> None:
+        with Path(log).open("a") as file:
+            file.write(what + "\n")
+
+    await ctx.step("packed", note, "packed")
+    who = await ctx.elicit("who", "Who?", Name)
+    await ctx.step("left", note, f"left {who.name}")
+    where = await ctx.elicit("where", "Where?", Name)
+    return f"{who.name} in {where.name}"

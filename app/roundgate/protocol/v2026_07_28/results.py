@@ -40,6 +40,10 @@ class Results:
         """What follows the members of a result that are serialised already: a comma, and all up to the last brace."""
         return b"," + self.write({}, cache)[1:]
 
+    def entries(self, member: str, entries: bytes) -> bytes:
+        """The entries of a list as the catalog has them: in the shape of this revision."""
+        return entries
+
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
         """The schema's `InputRequiredResult`: questions by key, or none, and the state of the call."""
         asked = {"inputRequests": dict(requests)} if requests else {}

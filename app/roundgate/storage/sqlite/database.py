@@ -110,6 +110,15 @@ insert into waiting (owner, task, visible_ms)
     select substr(task, 1, instr(task, '.') - 1), task, min(visible_ms) from messages group by task;
 drop table messages;
 """,
+    """
+create table sessions (
+    key text primary key,
+    value blob not null,
+    version integer not null,
+    forget_ms integer not null
+) without rowid;
+create index sessions_by_forget on sessions (forget_ms);
+""",
 )
 """What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
 

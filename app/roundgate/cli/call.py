@@ -1,0 +1,64 @@
+"""`roundgate call URL TOOL key=value …`: a call through its rounds, and through its task.
+
+`--detach` prints a handle as soon as the call is a task; `roundgate wait HANDLE` goes on, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import sys
+
+from roundgate.cli import answering, given, output, remote
+from roundgate.cli.status import Status
+from roundgate.cli.terminal import say
+from roundgate.client import Answers, CallResult, Client, Task
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Call a tool; the exit status is one of `cli.remote`."""
+    return remote.run(arguments, _call)
+
+
+async def _call(client: Client, arguments: argparse.Namespace) -> int:
+    tool = await client.tool(arguments.tool)
+    values = given.arguments(arguments.given, tool.input_schema)
+    with Status(sys.stderr) as status:
+        answers = answering.sources(arguments, status.hide)
+        task = await client.start(
+            tool.name,
+            values,
+            answers=answers,
+            max_rounds=arguments.max_rounds,
+            timeout_s=arguments.timeout,
+            on_progress=status.progressed,
+            on_log=status.logged if arguments.log_level else None,
+            log_level=arguments.log_level or "info",
+        )
+        if arguments.detach and task.handle is not None:
+            print(task.handle)
+            return remote.DONE
+        result = await finished(task, answers, status, arguments.timeout)
+    answering.report_unused(answers)
+    return show(result, arguments)
+
+
+async def finished(task: Task, answers: Answers, status: Status, timeout_s: float | None) -> CallResult:
+    """The result of a task; whoever is interrupted is told how to go on with it."""
+    try:
+        return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        status.hide()
+        if task.handle is not None:
+            say(f"The task goes on without you. To come back: roundgate wait {shlex.quote(task.handle)}", to=sys.stderr)
+        raise
+
+
+def show(result: CallResult, arguments: argparse.Namespace) -> int:
+    """Print a result; returns the exit status that it stands for."""
+    if arguments.json:
+        output.show_json(result.raw)
+    else:
+        output.show_result(result)
+    return remote.FAILED if result.is_error else remote.DONE

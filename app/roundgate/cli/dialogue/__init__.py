@@ -1,0 +1,1 @@
+"""Questions of a server, asked on a terminal."""

@@ -1,0 +1,76 @@
+"""What a call is doing, while it does it: one line at the bottom of a terminal, or a line for each change in a log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import TracebackType
+from typing import Final, TextIO
+
+from roundgate.cli.terminal import say
+from roundgate.client import Log, Progress, TaskState
+from roundgate.logs import escaped
+
+_CLEAR: Final = "\r\x1b[2K"
+_BAR: Final = 20
+
+
+class Status:
+    """Shows progress, log messages and the state of a task. Use it as a context: the line is gone afterwards."""
+
+    def __init__(self, to: TextIO) -> None:
+        self._to = to
+        self._is_live = to.isatty()
+        self._line = ""
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hide()
+
+    def progressed(self, progress: Progress) -> None:
+        """Take in how far a request is; a log has no use for it."""
+        if not self._is_live:
+            return
+        message = progress.message or ""
+        if not progress.total or progress.total <= 0:
+            self._show(f"{progress.progress:g} {message}")
+            return
+        share = min(max(progress.progress / progress.total, 0.0), 1.0)
+        bar = "#" * round(share * _BAR)
+        self._show(f"[{bar:.<{_BAR}}] {share:4.0%} {message}")
+
+    def logged(self, log: Log) -> None:
+        """A log message of the server, on a line of its own."""
+        text = log.data if isinstance(log.data, str) else json.dumps(log.data, ensure_ascii=False)
+        line = self._line
+        self.hide()
+        say(f"{log.level}: {text}", to=self._to)
+        self._show(line)
+
+    def task(self, state: TaskState) -> None:
+        """The state of a task, each time that it was looked at."""
+        text = f"{state.status}: {state.message}" if state.message else state.status
+        if self._is_live:
+            self._show(text)
+        elif text != self._line:
+            self._line = text
+            say(text, to=self._to)
+
+    def hide(self) -> None:
+        """Take the line away, for something else to be written."""
+        if self._is_live and self._line:
+            self._to.write(_CLEAR)
+            self._to.flush()
+        self._line = ""
+
+    def _show(self, text: str) -> None:
+        if not self._is_live:
+            return
+        self._line = text
+        width = max(shutil.get_terminal_size().columns - 1, 10)
+        self._to.write(_CLEAR + escaped(text)[:width])
+        self._to.flush()

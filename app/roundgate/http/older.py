@@ -1,0 +1,393 @@
+"""The MCP endpoint for the revisions with sessions: POST, GET and DELETE of 2025-11-25, 2025-06-18 and 2025-03-26.
+
+    POST    initialize      a session: its id is all that there is of it
+            a request       one JSON object, or a stream that ends with the response
+            a notification, an answer to a question     202
+    GET     Last-Event-ID   the rest of a stream that ended
+            without         what changes: lists, resources that the session has subscribed to
+    DELETE                  the end of the session
+
+Any replica serves any of it. Which requests come here, `roundgate.protocol.opening` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.types import Receive
+
+from roundgate import json
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.config import ServerConfig
+from roundgate.errors import (
+    AuthError,
+    GatewayError,
+    InvalidParams,
+    InvalidRequest,
+    TransportError,
+)
+from roundgate.http.disconnect import DisconnectWatch
+from roundgate.http.exchange import Exchange
+from roundgate.http.head import EVENT_STREAM
+from roundgate.http.responder import State
+from roundgate.http.session_calls import Caller, Responded, SessionCalls
+from roundgate.http.session_stream import SessionStream
+from roundgate.methods.current import CurrentMethods
+from roundgate.methods.discovery import capabilities, server_info
+from roundgate.methods.hub import Hub, Subscription
+from roundgate.methods.sessions import Sessions
+from roundgate.protocol import jsonrpc, messages
+from roundgate.protocol.inbound import LOG_LEVELS
+from roundgate.protocol.jsonrpc import Notification, Request, RequestId
+from roundgate.protocol.messages import Response
+from roundgate.protocol.notifications import RESOURCE_UPDATED
+from roundgate.protocol.opening import SESSION_HEADER as SESSION
+from roundgate.protocol.opening import VERSION_HEADER
+from roundgate.protocol.params import Params, SubscriptionFilter, Uri, validate
+from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
+from roundgate.protocol.v2025.shapes import implementation
+from roundgate.protocol.versions import SUPPORTED_VERSIONS
+from roundgate.tokens.session_ids import SessionFacts, SessionSealer
+
+RESUMING: Final = "2025-11-25"
+"""Clients that ask for this revision come back for the rest of a stream; of those that ask for an earlier one some do,
+and nobody can tell which."""
+LOOK_S: Final = 5.0
+"""How often a stream of changes looks at what its session has subscribed to."""
+_LISTS: Final = SubscriptionFilter.model_validate(
+    {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+)
+_LAST_EVENT_ID: Final = b"last-event-id"
+
+
+class _SetLevelParams(Params):
+    level: str
+
+
+class _SubscribeParams(Params):
+    uri: Uri
+
+
+class OlderEndpoint:
+    """Answers requests of sessions.
+
+    `methods` are those of each revision; `describe` says who the server is now. `streams` is whether the platform can
+    hold a stream open.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, CurrentMethods],
+        calls: SessionCalls,
+        sealer: SessionSealer,
+        sessions: Sessions,
+        hub: Hub,
+        describe: Callable[[], ServerConfig],
+        clock: Clock,
+        *,
+        streams: bool,
+        keep_alive_s: float,
+        answer_timeout_s: float,
+    ) -> None:
+        self._methods = methods
+        self._calls = calls
+        self._questions = calls.questions
+        self._sealer = sealer
+        self._sessions = sessions
+        self._hub = hub
+        self._describe = describe
+        self._clock = clock
+        self._streams = streams
+        self._keep_alive_s = keep_alive_s
+        self._answer_timeout_s = answer_timeout_s
+        self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
+
+    async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
+        """Answer one HTTP request; `body` is decoded, and nothing for other methods than POST.
+
+        Raises:
+            AuthError: the caller may not do this.
+        """
+        try:
+            match method:
+                case "GET":
+                    await self._get(receive, exchange)
+                case "DELETE":
+                    caller = await self._caller(exchange)
+                    await self._sessions.end(caller.session, caller.principal)
+                    await exchange.responder.answer(200, b"")
+                case _ if isinstance(body, list):
+                    await self._batch(body, receive, exchange)
+                case _:
+                    await self._post(body, receive, exchange)
+        except AuthError:
+            raise
+        except GatewayError as error:
+            await self._fail(error, exchange)
+
+    async def _post(self, body: Any, receive: Receive, exchange: Exchange) -> None:
+        message = messages.message_of(body)
+        if isinstance(message, Request):
+            exchange.request_id, exchange.method = message.id, message.method
+            if message.method == "initialize":
+                await self._initialize(message, exchange)
+                return
+        caller = await self._caller(exchange)
+        if not isinstance(message, Request):
+            exchange.method = message.method if isinstance(message, Notification) else "response"
+            await self._take(message, caller)
+            await exchange.responder.accepted()
+            return
+        exchange.name = _name(message)
+        own = await self._of_session(message, caller)
+        if own is not None:
+            await exchange.responder.result(message.id, own, as_event=exchange.accepted == {EVENT_STREAM})
+            return
+        stream = self._stream(exchange, caller)
+        with DisconnectWatch(receive) as watch:
+            exchange.responder.give_up = watch.hang_up
+            key = caller.session.id, message.id
+            self._running[key] = watch.hang_up
+            try:
+                responded = await self._calls.respond(message, caller, stream)
+            finally:
+                self._running.pop(key, None)
+            await self._send(responded, exchange)
+        await self._hung_up(watch, exchange)
+
+    async def _initialize(self, request: Request, exchange: Exchange) -> None:
+        opening = Opening.of(request)
+        revision = opening.revision
+        server = self._describe()
+        offered = capabilities(self._methods[revision.version].features)
+        offered.pop("extensions", None)
+        result: dict[str, Any] = {
+            "protocolVersion": revision.version,
+            "capabilities": offered,
+            "serverInfo": implementation(revision, server_info(server)),
+        }
+        if server.instructions is not None:
+            result["instructions"] = server.instructions
+        session_id = self._sealer.seal(
+            exchange.caller, revision.version, opening.requested, opening.capabilities, opening.client_info
+        )
+        response = jsonrpc.result_response(request.id, json.encode(result))
+        headers = [(SESSION, session_id.encode())]
+        await exchange.responder.answer(200, response, headers, as_event=exchange.accepted == {EVENT_STREAM})
+
+    async def _of_session(self, request: Request, caller: Caller) -> bytes | None:
+        """The result of a request about the session itself; `None` for all others."""
+        features = self._methods[caller.session.revision].features
+        match request.method:
+            case "ping":
+                return b"{}"
+            case "logging/setLevel":
+                level = validate(_SetLevelParams, request.params).level
+                if level not in LOG_LEVELS:
+                    raise InvalidParams(f"params.level must be one of {', '.join(LOG_LEVELS)}")
+                await self._sessions.set_level(caller.session, caller.principal, level)
+            case "resources/subscribe" if {"resources", "subscriptions"} <= features:
+                uri = validate(_SubscribeParams, request.params).uri
+                await self._sessions.subscribe(caller.session, caller.principal, uri)
+            case "resources/unsubscribe" if {"resources", "subscriptions"} <= features:
+                uri = validate(_SubscribeParams, request.params).uri
+                await self._sessions.unsubscribe(caller.session, caller.principal, uri)
+            case _:
+                return None
+        return b"{}"
+
+    async def _take(self, message: Notification | Response, caller: Caller) -> None:
+        """What wants no result."""
+        if isinstance(message, Response):
+            await self._questions.take(message, caller.session, caller.principal, self._answer_timeout_s)
+            return
+        if message.method == "notifications/cancelled":
+            request_id = message.params.get("requestId")
+            if isinstance(request_id, (str, int)) and not isinstance(request_id, bool):
+                running = self._running.get((caller.session.id, request_id))
+                if running is not None:
+                    running()
+                else:  # where it may be running, somebody looks
+                    await self._questions.cancel(request_id, caller.session, self._answer_timeout_s)
+
+    async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
+        caller = await self._caller(exchange)
+        exchange.method = "batch"
+        if not caller.revision.has_batches:
+            raise InvalidRequest(
+                f"Batches are not part of revision {caller.session.revision}: send each message as a POST of its own"
+            )
+        found = messages.batch_of(body)
+        stream = self._stream(exchange, caller, in_batch=True)
+        with DisconnectWatch(receive) as watch:
+            exchange.responder.give_up = watch.hang_up
+            answers = await asyncio.gather(*(self._of_batch(one, caller, stream) for one in found))
+            responses = [answer for answer in answers if answer is not None]
+            if not responses:
+                await exchange.responder.accepted()
+            elif exchange.responder.state is State.STREAMING:
+                for response in responses:
+                    await stream.message(response)
+                await exchange.responder.end()
+            else:
+                as_event = exchange.accepted == {EVENT_STREAM}
+                await exchange.responder.answer(200, b"[%b]" % b",".join(responses), as_event=as_event)
+        await self._hung_up(watch, exchange)
+
+    async def _of_batch(
+        self, message: messages.Message | InvalidRequest, caller: Caller, stream: SessionStream
+    ) -> bytes | None:
+        """The response to one element, if it wants one."""
+        request_id = message.id if isinstance(message, Request) else None
+        try:
+            match message:
+                case InvalidRequest():
+                    raise message
+                case Request(method="initialize"):
+                    raise InvalidRequest("initialize must not be part of a batch")
+                case Request():
+                    own = await self._of_session(message, caller)
+                    if own is not None:
+                        return jsonrpc.result_response(message.id, own)
+                    return (await self._calls.respond(message, caller, stream)).response
+                case _:
+                    await self._take(message, caller)
+                    return None
+        except AuthError as error:  # the status is one for all of them
+            return jsonrpc.error_response(request_id, -32600, str(error))
+        except GatewayError as error:
+            return wire_errors.render(error, request_id)[1]
+
+    async def _get(self, receive: Receive, exchange: Exchange) -> None:
+        caller = await self._caller(exchange)
+        last_event_id = exchange.headers.get(_LAST_EVENT_ID)
+        if last_event_id:
+            await self._resume(last_event_id.decode("latin-1").strip(), caller, receive, exchange)
+            return
+        if not self._streams:
+            message = "There is no stream of changes here; POST requests, and GET with Last-Event-ID"
+            raise TransportError(405, message, [(b"allow", b"POST, DELETE")])
+        with DisconnectWatch(receive) as watch:
+            exchange.responder.give_up = watch.hang_up
+            await self._changes(caller, exchange)
+        await self._hung_up(watch, exchange)
+
+    async def _resume(self, last_event_id: str, caller: Caller, receive: Receive, exchange: Exchange) -> None:
+        call, told = await self._calls.reopened(last_event_id, caller)
+        exchange.request_id, exchange.method = call.request.id, call.request.method
+        exchange.name = _name(call.request)
+        stream = self._stream(exchange, caller, is_resumed=True)
+        with DisconnectWatch(receive) as watch:
+            exchange.responder.give_up = watch.hang_up
+            try:
+                responded = await self._calls.resume(call, told, caller, stream)
+            except GatewayError as error:  # under the id of the call, on a stream: else the client comes back for ever
+                exchange.outcome, exchange.error = "error", str(error)
+                responded = Responded(wire_errors.render(error, call.request.id)[1], "error")
+            await self._send(responded, exchange, as_event=True)
+        await self._hung_up(watch, exchange)
+
+    async def _changes(self, caller: Caller, exchange: Exchange) -> None:
+        """Tell of changes until the client has had enough, its session ends, or its token expires."""
+        responder, principal = exchange.responder, caller.principal
+        features = self._methods[caller.session.revision].features
+        subscription = self._hub.subscribe(0, principal, _LISTS, features)
+        try:
+            await self._look(subscription, caller)
+            await responder.event(None)
+            told_ms = self._clock.monotonic_ms()
+            async with aclosing(subscription.changes(min(LOOK_S, self._keep_alive_s))) as changes:
+                async for change in changes:
+                    if change is not None:
+                        (method, uri), _ = change
+                        await responder.event(jsonrpc.notification(method, {} if uri is None else {"uri": uri}))
+                        continue
+                    await self._look(subscription, caller)
+                    if self._is_over(caller):
+                        break
+                    if self._clock.monotonic_ms() - told_ms >= self._keep_alive_s * 1000:
+                        await responder.event(None)
+                        told_ms = self._clock.monotonic_ms()
+            await responder.end()
+        finally:
+            self._hub.unsubscribe(subscription)
+
+    async def _look(self, subscription: Subscription, caller: Caller) -> None:
+        state = await self._sessions.state(caller.session, caller.principal)
+        lists = {topic for topic in subscription.topics if topic[1] is None}
+        subscription.topics = frozenset(lists | {(RESOURCE_UPDATED, uri) for uri in state.uris})
+
+    def _is_over(self, caller: Caller) -> bool:
+        now_ms, until_s = self._clock.now_ms(), caller.principal.expires_at_s
+        return now_ms > caller.session.expires_ms or (until_s is not None and now_ms > until_s * 1000)
+
+    async def _caller(self, exchange: Exchange) -> Caller:
+        """Who is calling, in which session.
+
+        Raises:
+            TransportError: 400, the session or its version is not named rightly.
+            SessionNotFound: there is no such session any more.
+            Unavailable: the store cannot be reached.
+        """
+        version = exchange.headers.get(VERSION_HEADER)
+        if version is not None and version.strip().decode("latin-1") not in VERSIONS:
+            speaks = ", ".join((*SUPPORTED_VERSIONS, *VERSIONS))
+            raise TransportError(400, f"Unsupported MCP-Protocol-Version: this server speaks {speaks}")
+        token = exchange.headers.get(SESSION)
+        if token is None:
+            raise TransportError(400, "Mcp-Session-Id is missing: send the one that initialize was answered with")
+        principal = exchange.caller
+        session = self._known(token.decode("latin-1").strip(), principal)
+        await self._sessions.check(session, principal)
+        remaining_ms = exchange.host.remaining_ms
+        return Caller(session, principal, self._clock.deadline(remaining_ms), remaining_ms)
+
+    def _known(self, token: str, principal: Principal) -> SessionFacts:
+        session = self._sealer.open(token, principal)
+        if session.revision not in REVISIONS:  # of a version of the gateway that had others
+            raise self._sealer.refused("of a revision that is not served", principal)
+        return session
+
+    def _stream(
+        self, exchange: Exchange, caller: Caller, *, in_batch: bool = False, is_resumed: bool = False
+    ) -> SessionStream:
+        session = caller.session
+        return SessionStream(
+            exchange.responder,
+            can_tell=EVENT_STREAM in exchange.accepted,
+            holds=self._streams,
+            resumes=not in_batch and session.revision == RESUMING and session.requested == RESUMING,
+            is_resumed=is_resumed,
+        )
+
+    async def _send(self, responded: Responded, exchange: Exchange, *, as_event: bool = False) -> None:
+        exchange.outcome = responded.outcome
+        responder = exchange.responder
+        if responded.response is not None:
+            as_event = as_event or exchange.accepted == {EVENT_STREAM}
+            await responder.answer(200, responded.response, as_event=as_event)
+        elif responder.state is not State.DONE:
+            await responder.end()
+
+    async def _hung_up(self, watch: DisconnectWatch, exchange: Exchange) -> None:
+        """End the answer of a request whose client has hung up, or wants no answer any more."""
+        if watch.disconnected and exchange.responder.state is not State.DONE:
+            exchange.outcome = "cancelled"
+            await exchange.responder.end()
+
+    async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
+        status, body = wire_errors.render(error, exchange.request_id)
+        exchange.code = wire_errors.look_up(error).code
+        exchange.outcome, exchange.error = "error", str(error)
+        if exchange.responder.state is not State.DONE:
+            headers = error.headers if isinstance(error, TransportError) else ()
+            await exchange.responder.answer(status, body, headers)
+
+
+def _name(request: Request) -> str | None:
+    named = request.params.get("name", request.params.get("uri"))
+    return named if isinstance(named, str) else None

@@ -1,0 +1,81 @@
+"""What a client of a session is told on the stream of one request, before its response.
+
+notification, question, …                       a stream opens with the first of them
+id: <token>.0                                   where streams can be resumed, this comes before everything else
+data:
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+from starlette.requests import ClientDisconnect
+
+from roundgate.http.responder import Responder, State
+from roundgate.protocol import jsonrpc, sse
+
+RETRY_MS: Final = 500
+"""How long a client waits before it asks for the rest of a stream that has ended."""
+
+Token: TypeAlias = Callable[[], Awaitable[str]]
+"""Makes the id after which this request can be gone on with."""
+
+
+class SessionStream:
+    """The stream of one request. Several handlers may write at once.
+
+    `can_tell` says whether the client takes a stream; `holds` whether the platform can keep one open for as long as a
+    user thinks; `resumes` whether the client comes back for the rest of one that ended, and `is_resumed` whether it
+    just has.
+    """
+
+    def __init__(
+        self, responder: Responder, *, can_tell: bool, holds: bool, resumes: bool, is_resumed: bool = False
+    ) -> None:
+        self.responder = responder
+        self.is_resumed = is_resumed
+        self.can_tell = can_tell
+        self.holds = holds
+        self.resumes = resumes
+        self.token: Token | None = None
+        """For the first event, where the stream can be resumed before anything was asked."""
+        self._writing = asyncio.Lock()
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification, unless the response has been sent."""
+        try:
+            await self._write(sse.event(jsonrpc.notification(method, params)))
+        except ClientDisconnect:
+            if self.responder.give_up is not None:
+                self.responder.give_up()
+
+    async def message(self, message: bytes, event_id: str | None = None) -> None:
+        """Send one message, after which the client can go on elsewhere if it has an id.
+
+        Raises:
+            ClientDisconnect: the client does not read.
+        """
+        if event_id is None:
+            await self._write(sse.event(message))
+        else:
+            retry_ms = RETRY_MS if self.resumes else None
+            await self._write(sse.event_with_id(message, event_id, retry_ms))
+
+    async def keep_alive(self) -> None:
+        """Send a comment. Raises as `message`."""
+        await self._write(sse.KEEP_ALIVE)
+
+    async def leave(self, event_id: str) -> None:
+        """End the stream for now: the client comes back for the rest."""
+        await self.message(b"", event_id)
+        await self.responder.end()
+
+    async def _write(self, event: bytes) -> None:
+        async with self._writing:
+            if self.responder.state is State.DONE:
+                return
+            if self.responder.state is State.NOTHING_SENT and self.resumes and self.token is not None:
+                event = sse.event_with_id(b"", await self.token(), RETRY_MS) + event
+            await self.responder.raw(event)

@@ -1,0 +1,74 @@
+"""A body as the revisions with sessions allow it: a request, a notification, a response, or a batch of them.
+
+Revision 2026-07-28 has requests and notifications alone (`jsonrpc.parse`). Before it clients send responses too: to
+what a server has asked them. Batches are of 2025-03-26 only, and what is wrong with one of their elements is an error
+of that element.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+from roundgate.carrier import carrier
+from roundgate.errors import InvalidRequest
+from roundgate.protocol import jsonrpc
+from roundgate.protocol.jsonrpc import JSONRPC_VERSION, Notification, Request, RequestId
+
+MAX_BATCH: Final = 50
+"""Messages in one body."""
+
+
+@carrier
+class Response:
+    """What a client answers to a question. Of `result` and `error` one is there."""
+
+    id: RequestId
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+
+Message: TypeAlias = Request | Notification | Response
+
+
+def message_of(value: Any) -> Message:
+    """One message from a decoded body, or from an element of a batch.
+
+    Raises:
+        InvalidRequest: it is none; carries the id where it could be read.
+    """
+    if isinstance(value, dict) and "method" not in value and ("result" in value or "error" in value):
+        return _response(value)
+    if isinstance(value, list):
+        raise InvalidRequest("A message is an object: a batch has no batches in it")
+    return jsonrpc.message_of(value)
+
+
+def batch_of(value: list[Any]) -> list[Message | InvalidRequest]:
+    """The messages of a batch in order; what is none of them is the error for its place.
+
+    Raises:
+        InvalidRequest: the batch is empty, or too long.
+    """
+    if not 1 <= len(value) <= MAX_BATCH:
+        raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(value)}")
+    found: list[Message | InvalidRequest] = []
+    for one in value:
+        try:
+            found.append(message_of(one))
+        except InvalidRequest as error:
+            found.append(error)
+    return found
+
+
+def _response(value: dict[str, Any]) -> Response:
+    if value.get("jsonrpc") != JSONRPC_VERSION:
+        raise InvalidRequest('"jsonrpc" must be the string "2.0"')
+    request_id = jsonrpc.readable_id(value)
+    if request_id is None:
+        raise InvalidRequest('The "id" of a response must be that of the question that it answers')
+    result, error = value.get("result"), value.get("error")
+    if isinstance(result, dict) and "error" not in value:
+        return Response(request_id, result, None)
+    if isinstance(error, dict) and "result" not in value:
+        return Response(request_id, None, error)
+    raise InvalidRequest('A response has either "result" or "error", and it is an object')

@@ -1,0 +1,66 @@
+"""What a server asks a client, as requests of these revisions (client/elicitation, client/sampling, client/roots)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from roundgate.protocol.v2025.revisions import Revision
+
+_FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "string": frozenset({"type", "title", "description", "minLength", "maxLength", "format", "enum", "enumNames"}),
+        "number": frozenset({"type", "title", "description", "minimum", "maximum"}),
+        "integer": frozenset({"type", "title", "description", "minimum", "maximum"}),
+        "boolean": frozenset({"type", "title", "description", "default"}),
+    }
+)
+"""What a field of a form has in 2025-06-18."""
+
+
+def request_params(revision: Revision, method: str, params: Mapping[str, Any], question_id: str) -> dict[str, Any]:
+    """The params of a question in the shape of a revision; `question_id` names it where it is a page to open."""
+    match method:
+        case "elicitation/create" if params.get("mode") == "url":
+            return {**params, "elicitationId": question_id}
+        case "elicitation/create" if not revision.has_rich_forms:
+            form = params.get("requestedSchema", {})
+            fields = {name: _plain_field(field) for name, field in form.get("properties", {}).items()}
+            return {"message": params.get("message", ""), "requestedSchema": {**form, "properties": fields}}
+    return dict(params)
+
+
+def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
+    """A field as 2025-06-18 has it. A choice of several, which it has not, is text with commas between the values."""
+    given = dict(field)
+    if "oneOf" in given:
+        given["enum"] = [one["const"] for one in given["oneOf"]]
+        given["enumNames"] = [one.get("title", one["const"]) for one in given["oneOf"]]
+    kind = given.get("type", "string")
+    if kind not in _FIELD:
+        choices = ", ".join(_choices(given.get("items", {})))
+        said = f"{given['description']} " if "description" in given else ""
+        given |= {"type": "string", "description": f"{said}Several of, with commas between them: {choices}"}
+        kind = "string"
+    return {name: value for name, value in given.items() if name in _FIELD[kind]}
+
+
+def _choices(items: Mapping[str, Any]) -> list[str]:
+    return [str(one) for one in items.get("enum") or [option["const"] for option in items.get("anyOf", ())]]
+
+
+def answer_of(revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """What a client answered, as the handler's question takes it."""
+    content = result.get("content")
+    if method != "elicitation/create" or revision.has_rich_forms or not isinstance(content, dict):
+        return result
+    fields = params.get("requestedSchema", {}).get("properties", {})
+    lists = {name for name, field in fields.items() if field.get("type") == "array"}
+    return {**result, "content": {name: _listed(value, name in lists) for name, value in content.items()}}
+
+
+def _listed(value: Any, is_list: bool) -> Any:
+    if not (is_list and isinstance(value, str)):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]

@@ -1,0 +1,125 @@
+"""Requests of these revisions → `Inbound`; what `initialize` says and is told (basic/lifecycle)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import Field
+
+from roundgate.errors import InvalidParams, MethodNotFound
+from roundgate.protocol import params
+from roundgate.protocol.capabilities import ClientCapabilities
+from roundgate.protocol.inbound import Inbound, Meta
+from roundgate.protocol.jsonrpc import MAX_ID, Request
+from roundgate.protocol.params import Params
+from roundgate.protocol.v2025.revisions import Revision, negotiated
+
+MAX_NAME: Final = 100
+"""Characters of a client's name and version that its session keeps."""
+
+FEATURES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tools/list": "tools",
+        "tools/call": "tools",
+        "resources/list": "resources",
+        "resources/templates/list": "resources",
+        "resources/read": "resources",
+        "prompts/list": "prompts",
+        "prompts/get": "prompts",
+        "completion/complete": "completions",
+    }
+)
+"""The methods that any revision has, and what must be served for them."""
+_NAMED: Final = MappingProxyType({"tools/call": "name", "prompts/get": "name", "resources/read": "uri"})
+_OF_LATER: Final = ("inputResponses", "requestState")
+
+
+class _InitializeParams(Params):
+    protocol_version: str = Field(alias="protocolVersion", max_length=MAX_NAME)
+    capabilities: dict[str, Any] = Field(default={})
+    client_info: dict[str, Any] = Field(default={}, alias="clientInfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a client says of itself when it opens a session."""
+
+    requested: str
+    """The revision that it asked for."""
+    revision: Revision
+    """The one that it gets."""
+    capabilities: Mapping[str, Any]
+    """Of what it declares, what this revision lets a server ask."""
+    client_info: Mapping[str, str]
+
+    @classmethod
+    def of(cls, request: Request) -> Opening:
+        """From the params of `initialize`.
+
+        Raises:
+            InvalidParams: they have the wrong shape.
+        """
+        asked = params.validate(_InitializeParams, request.params)
+        revision = negotiated(asked.protocol_version)
+        named = {
+            name: text[:MAX_NAME]
+            for name, text in asked.client_info.items()
+            if name in ("name", "version") and isinstance(text, str)
+        }
+        return cls(asked.protocol_version, revision, _askable(revision, asked.capabilities), named)
+
+
+def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be asked of a client, in the shape of today's `ClientCapabilities`."""
+    found: dict[str, Any] = {}
+    for name in ("elicitation", "sampling", "roots"):
+        given = declared.get(name)
+        if given is None or name not in revision.asks:
+            continue
+        if not isinstance(given, dict):
+            raise InvalidParams(f"params.capabilities.{name} must be an object")
+        found[name] = {part: {} for part in given if f"{name}.{part}" in revision.asks}
+    if "elicitation" in found:  # whoever names no mode has forms (2025-11-25), and before there was nothing else
+        given = declared["elicitation"]
+        if "form" in given or not found["elicitation"]:
+            found["elicitation"]["form"] = {}
+    return found
+
+
+def inbound_of(
+    request: Request,
+    revision: Revision,
+    capabilities: ClientCapabilities,
+    client_info: Mapping[str, str],
+    features: Container[str],
+) -> Inbound:
+    """A request of a session, for the methods that all revisions have.
+
+    Raises:
+        MethodNotFound: it is none of those, or there is nothing to serve for it.
+        InvalidParams: `_meta`, or what the request is about, has the wrong shape.
+    """
+    feature = FEATURES.get(request.method)
+    if feature is None or feature not in features:
+        raise MethodNotFound(f"Method not found: {request.method[:100]}")
+    given = request.params.get("_meta", {})
+    if not isinstance(given, dict):
+        raise InvalidParams("params._meta must be an object")
+    member = _NAMED.get(request.method)
+    name = None if member is None else request.params.get(member)
+    if member is not None and not isinstance(name, str):
+        raise InvalidParams(f"params.{member} must be a string")
+    # every level: which ones the session wants is a row, and read when a handler does log
+    meta = Meta(capabilities, dict(client_info), "debug", _progress_token(given), given)
+    own = {key: value for key, value in request.params.items() if key not in _OF_LATER}
+    return Inbound(request.id, request.method, name, own, meta, revision.version)
+
+
+def _progress_token(meta: Mapping[str, Any]) -> str | int | None:
+    token = meta.get("progressToken")
+    if isinstance(token, str):
+        return token if len(token) <= MAX_ID else None
+    return token if isinstance(token, int) and not isinstance(token, bool) else None

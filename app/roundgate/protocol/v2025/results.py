@@ -1,0 +1,49 @@
+"""Results as these revisions have them: in their shapes, with no word of how long they may be kept.
+
+A result that asks is none of theirs. It is written for the gateway itself, which asks the client on the stream of the
+call (`roundgate.http.questions`) and never sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roundgate import json
+from roundgate.protocol.v2025 import shapes
+from roundgate.protocol.v2025.revisions import Revision
+
+
+class Results:
+    """Writes the results of one revision."""
+
+    def __init__(self, revision: Revision) -> None:
+        self._revision = revision
+
+    def write(self, result: Mapping[str, Any], cache: object = None) -> bytes:
+        """One result as JSON.
+
+        Raises:
+            TypeError, ValueError, RecursionError: something in it is not JSON.
+        """
+        return json.encode(shapes.result(self._revision, result))
+
+    def rest(self, cache: object = None) -> bytes:
+        """What follows the members of a result that are serialised already: the last brace."""
+        return b"}"
+
+    def entries(self, member: str, entries: bytes) -> bytes:
+        """The entries of a list, which are serialised already, in the shape of the revision."""
+        shape = shapes.ENTRIES[member]
+        shaped = [shape(self._revision, one) for one in json.decode(b"[%b]" % entries)]
+        return json.encode(shaped)[1:-1]
+
+    def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
+        """Questions by key, or none, and the state of the call; read back by `asked`."""
+        return json.encode({"inputRequests": dict(requests), "requestState": request_state})
+
+
+def asked(result: bytes) -> tuple[dict[str, Any], str]:
+    """The questions by key and the state that `Results.input_required` wrote."""
+    found = json.decode(result)
+    return found["inputRequests"], found["requestState"]

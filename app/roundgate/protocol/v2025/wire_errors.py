@@ -1,0 +1,43 @@
+"""How these revisions show errors: JSON-RPC's own codes, -32002 for a resource that is not there, and nothing of what
+later revisions have added.
+
+An error of a request travels with 200: to these clients 404 says that their session is gone, and many show nothing of
+the body of any other status. Only what is wrong with the HTTP request itself has a status of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from roundgate.errors import (
+    GatewayError,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotFound,
+    ParseError,
+    ProtocolError,
+    ResourceNotFound,
+    ToolError,
+    TransportError,
+)
+from roundgate.protocol.error_table import ErrorTable, WireError
+
+TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
+    {
+        ParseError: WireError(-32700, 400),
+        InvalidRequest: WireError(-32600, 400),
+        MethodNotFound: WireError(-32601, 200),
+        InvalidParams: WireError(-32602, 200),
+        ResourceNotFound: WireError(-32002, 200),
+        TransportError: WireError(-32600, 400),
+        InternalError: WireError(-32603, 200),
+        ToolError: WireError(-32603, 200),
+        ProtocolError: WireError(-32600, 200),
+    }
+)
+
+ERRORS: Final = ErrorTable(TABLE)
+look_up, render = ERRORS.look_up, ERRORS.render

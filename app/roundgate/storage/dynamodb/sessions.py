@@ -1,0 +1,86 @@
+"""`SessionStore` on the DynamoDB table: a row for each key, and rows beside it for a large value.
+
+pk       sk             what
+U#key    0              value, version, and until when it counts
+U#key    1#blob#0000    part of a value of more than 350 KB
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from roundgate.clock import Clock
+from roundgate.storage.dynamodb.table import (
+    HEAD,
+    PART,
+    Change,
+    Expression,
+    Kept,
+    Lost,
+    Row,
+    Table,
+    Won,
+    is_moved,
+    whole,
+)
+from roundgate.storage.sessions import SessionRow
+
+
+class DynamoDbSessions:
+    """See `SessionStore`."""
+
+    def __init__(self, table: Table, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+
+    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
+        """See `SessionStore`."""
+        pk, ttl = f"U#{key}", _ttl(forget_ms)
+        kept: Kept = value
+        if len(value) > PART:
+            draft = self._table.draft(pk, ttl)
+            kept = draft.move("1", value)
+            await self._table.put(draft)
+        row = {"pk": pk, "sk": HEAD, "ttl": ttl, "value": kept, "revision": 1, "forget_ms": forget_ms}
+        match await self._table.put_new(row):
+            case Lost(row=dict() as old) if old["forget_ms"] < self._clock.now_ms():
+                sets = {"value": kept, "revision": Expression("#revision + :one"), "forget_ms": forget_ms, "ttl": ttl}
+                return await self._change(pk, sets, old["revision"])
+            case Lost():
+                return False
+        return True
+
+    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        """See `SessionStore`."""
+        ttl = _ttl(forget_ms)
+        sets = {"value": value, "revision": Expression("#revision + :one"), "forget_ms": forget_ms, "ttl": ttl}
+        return await self._change(f"U#{key}", sets, version)
+
+    async def _change(self, pk: str, sets: Row, version: int) -> bool:
+        # The row that was read is the row that is there.
+        is_same = "#revision = :read"
+        change = Change(sets, when=[is_same], values={":read": version, ":one": 1})
+        return isinstance(await self._table.update(pk, change), Won)
+
+    async def read(self, key: str) -> SessionRow | None:
+        """See `SessionStore`."""
+        row = await self._table.head(f"U#{key}")
+        if row is None or row["forget_ms"] < self._clock.now_ms():
+            return None
+        rows = await self._table.read(f"U#{key}") if is_moved(row["value"]) else {}
+        return SessionRow(whole(row["value"], rows), row["revision"])
+
+    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """See `SessionStore`."""
+        rows = await asyncio.gather(*(self.read(key) for key in keys))
+        return {key: row.value for key, row in zip(keys, rows, strict=True) if row is not None}
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await self._table.aclose()
+
+
+def _ttl(forget_ms: int) -> int:
+    """In seconds, rounded up: not a moment too early."""
+    return -(-forget_ms // 1000)

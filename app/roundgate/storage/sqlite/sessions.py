@@ -1,0 +1,69 @@
+"""`SessionStore` on SQLite: one table."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from roundgate.clock import Clock
+from roundgate.storage.sessions import SessionRow
+from roundgate.storage.sqlite.database import Database
+
+_SWEEP_EVERY_MS: Final = 60_000
+
+
+class SqliteSessions:
+    """See `SessionStore`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._swept_ms = 0
+
+    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
+        """See `SessionStore`."""
+        now_ms = self._clock.now_ms()
+
+        def write(db: sqlite3.Connection) -> bool:
+            self._sweep(db, now_ms)
+            insert = "insert into sessions (key, value, version, forget_ms) values (?, ?, 1, ?)"
+            # What was to be forgotten by now is not in the way.
+            is_old = "sessions.forget_ms < ?"
+            over = "value = excluded.value, version = version + 1, forget_ms = excluded.forget_ms"
+            statement = f"{insert} on conflict (key) do update set {over} where {is_old}"
+            return db.execute(statement, (key, value, forget_ms, now_ms)).rowcount == 1
+
+        return await self._database.write(write)
+
+    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        """See `SessionStore`."""
+        # The row that was read is the row that is there.
+        is_same = "key = ? and version = ?"
+        statement = f"update sessions set value = ?, version = version + 1, forget_ms = ? where {is_same}"
+        arguments = (value, forget_ms, key, version)
+        return await self._database.write(lambda db: db.execute(statement, arguments).rowcount == 1)
+
+    async def read(self, key: str) -> SessionRow | None:
+        """See `SessionStore`."""
+        statement = "select value, version from sessions where key = ? and forget_ms >= ?"
+        arguments = (key, self._clock.now_ms())
+        row = await self._database.read(lambda db: db.execute(statement, arguments).fetchone())
+        return None if row is None else SessionRow(*row)
+
+    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """See `SessionStore`."""
+        marks = ", ".join("?" * len(keys))
+        statement = f"select key, value from sessions where key in ({marks}) and forget_ms >= ?"
+        arguments = (*keys, self._clock.now_ms())
+        return dict(await self._database.read(lambda db: db.execute(statement, arguments).fetchall()))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._database.aclose()
+
+    def _sweep(self, db: sqlite3.Connection, now_ms: int) -> None:
+        """Drop what is to be forgotten, now and then: nothing that is read depends on it."""
+        if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
+            self._swept_ms = now_ms
+            db.execute("delete from sessions where forget_ms < ?", (now_ms,))

@@ -1,0 +1,275 @@
+"""The commands that talk to a server, as processes against a gateway in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import Server, running
+
+COMMAND = [sys.executable, "-m", "roundgate.cli"]
+CONFIG = """\
+server: {name: cli, version: "1"}
+backends: [{kind: python, name: tools, prefix: "", path: served.py}]
+tasks: {poll_interval_ms: 100}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "gateway.yaml").write_text(CONFIG)
+    shutil.copy(Path(__file__).parent / "served.py", folder / "served.py")
+    with running(folder / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{folder / 'tasks.sqlite3'}"}) as server:
+        yield server
+
+
+def roundgate(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return f"{server.url}/mcp"
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> str:
+    file = tmp_path / "answers.yaml"
+    file.write_text("order: {seats: 2, meal: vegan}\nline: roses are red\n")
+    return str(file)
+
+
+def test_a_call_prints_the_bare_result(url: str) -> None:
+    done = roundgate("call", url, "add", "a=2", "b=40")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+
+
+def test_a_tool_that_fails_is_status_1(url: str) -> None:
+    done = roundgate("call", url, "fail")
+    assert (done.returncode, done.stdout.strip()) == (1, "The printer is on fire")
+
+
+def test_json_has_the_whole_result(url: str) -> None:
+    done = roundgate("call", url, "add", "a=1", "--json")
+    assert json.loads(done.stdout)["content"] == [{"type": "text", "text": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "what"),
+    [
+        (["add", "a=two"], 2, "a: 'two' is not an integer"),
+        (["ad", "a=2"], 3, "it has add"),
+        (["book", "city=Paris", "--answers", "/nowhere.yaml"], 2, "/nowhere.yaml cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_said_on_standard_error(url: str, words: list[str], status: int, what: str) -> None:
+    done = roundgate("call", url, *words)
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    assert what in done.stderr
+
+
+def test_nobody_there_is_status_5() -> None:
+    assert roundgate("ping", "http://127.0.0.1:9/mcp").returncode == 5
+
+
+def test_a_file_answers(url: str, answers: str) -> None:
+    done = roundgate("call", url, "book", "city=Paris", "--answers", answers)
+    assert (done.returncode, done.stdout) == (0, "2 to Paris, meal: vegan\n")
+    assert done.stderr == "no question asked for these answers: line\n"
+
+
+def test_an_answer_that_does_not_fit_is_status_2(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "answers.json"
+    file.write_text('{"order": {"seats": 10, "meal": "vegan"}}')
+    done = roundgate("call", url, "book", "city=Paris", "--answers", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "seats" in done.stderr
+
+
+def test_a_question_that_nobody_answers_is_on_standard_output(url: str) -> None:
+    done = roundgate("call", url, "book", "city=Paris")
+    asked = json.loads(done.stdout)
+    assert done.returncode == 4
+    assert [one["key"] for one in asked["questions"]] == ["order"]
+    assert asked["questions"][0]["params"]["message"] == "How many seats to Paris?"
+    assert asked["requestState"]
+
+
+def test_a_command_writes_samples(url: str) -> None:
+    done = roundgate("call", url, "poem", "--sample-command", f"{sys.executable} -c \"print('violets are blue')\"")
+    assert (done.returncode, done.stdout) == (0, "violets are blue\n")
+
+
+def test_a_detached_task_is_gone_on_with_elsewhere(url: str, answers: str) -> None:
+    handle = roundgate("call", url, "slowly", "city=Rome", "--detach").stdout.strip()
+    assert handle.startswith(f"{url}#task=")
+    asked = roundgate("wait", handle)
+    assert asked.returncode == 4
+    done = roundgate("wait", handle, "--answers", answers)
+    assert (done.returncode, done.stdout) == (0, "2 to Rome, slowly\n")
+
+
+def test_a_task_can_be_cancelled(url: str) -> None:
+    handle = roundgate("call", url, "slowly", "city=Rome", "--detach").stdout.strip()
+    assert roundgate("wait", handle, "--cancel").stdout.strip() == "cancelled"
+    done = roundgate("wait", handle)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_no_handle_is_status_2() -> None:
+    assert roundgate("wait", "task-1").returncode == 2
+
+
+def test_lists_and_descriptions(url: str) -> None:
+    assert "tools\tadd\tAdd two numbers." in roundgate("list", url).stdout.splitlines()
+    assert roundgate("list", url, "tools").stdout.startswith("add\t")
+    assert {one["name"] for one in json.loads(roundgate("list", url, "tools", "--json").stdout)["tools"]} >= {"add"}
+    described = roundgate("describe", url, "add").stdout
+    assert "  a (integer, required): The first.\n  b (integer): The second.\n" in described
+    assert roundgate("describe", url).stdout.startswith("cli 1, revision 2026-07-28\n")
+    assert roundgate("describe", url, "nothing").returncode == 3
+
+
+def test_a_transcript_has_each_message(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "transcript.ndjson"
+    assert roundgate("call", url, "add", "a=1", "--transcript", str(file)).returncode == 0
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    called = [line for line in lines if line["message"].get("method") == "tools/call"]
+    assert [line["direction"] for line in called] == ["sent"]
+    assert lines[-1]["direction"] == "received"
+    assert lines[-1]["status"] == 200
+
+
+def test_a_token_is_taken_from_the_environment_and_stands_nowhere(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "transcript.ndjson"
+    done = roundgate("call", url, "add", "a=1", "--transcript", str(file), ROUNDGATE_TOKEN="se-cr-et")
+    assert done.returncode == 0
+    assert "se-cr-et" not in done.stdout + done.stderr + file.read_text()
+
+
+def test_listening_ends_when_it_is_interrupted(url: str, tmp_path: Path) -> None:
+    transcript = tmp_path / "transcript.ndjson"
+    command = [*COMMAND, "listen", url, "tools", "--transcript", str(transcript)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while not transcript.exists() or "subscriptions/acknowledged" not in transcript.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+TMUX = shutil.which("tmux")
+
+
+@pytest.mark.skipif(TMUX is None, reason="tmux is not installed here")
+class TestDialogue:
+    """A person at a terminal, as tmux draws it."""
+
+    @pytest.fixture
+    def terminal(self, tmp_path: Path) -> Iterator[Terminal]:
+        terminal = Terminal(tmp_path / "tmux.socket")
+        yield terminal
+        terminal.tmux("kill-server", check=False)
+
+    def test_a_form_with_a_wrong_value_and_a_choice(self, terminal: Terminal, url: str) -> None:
+        terminal.start("call", url, "book", "city=Paris")
+        terminal.sees("How many seats to Paris?")
+        terminal.sees("seats")
+        terminal.types("10", "Enter")
+        terminal.sees("maximum")
+        terminal.types("C-u", "3", "Enter")
+        terminal.sees("vegan")
+        terminal.types("Down", "Enter")
+        terminal.sees("Decline")
+        terminal.types("Enter")
+        terminal.sees("3 to Paris, meal: vegan")
+        terminal.sees("status 0")
+
+    def test_a_question_that_is_declined(self, terminal: Terminal, url: str) -> None:
+        terminal.start("call", url, "book", "city=Paris")
+        terminal.sees("seats")
+        terminal.types("3", "Enter")
+        terminal.sees("vegan")
+        terminal.types("Enter")
+        terminal.sees("Decline")
+        terminal.types("Down", "Down", "Enter")
+        terminal.sees("status 1")
+
+    def test_a_task_is_interrupted_and_gone_on_with(self, terminal: Terminal, url: str) -> None:
+        terminal.start("call", url, "slowly", "city=Rome")
+        terminal.sees("How many seats to Rome?")
+        terminal.sees("seats")
+        terminal.types("C-c")
+        terminal.sees("status 130")
+        screen = terminal.sees("#task=").replace("\n", "")
+        handle = screen.partition("roundgate wait ")[2].partition("status")[0].strip().strip("'")
+        terminal.start("wait", handle)
+        terminal.sees("seats")
+        terminal.types("2", "Enter")
+        terminal.sees("vegan")
+        terminal.types("Enter")
+        terminal.sees("Decline")
+        terminal.types("Enter")
+        terminal.sees("2 to Rome, slowly")
+
+
+class Terminal:
+    """A terminal of 100 columns, drawn by tmux."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._runs = 0
+
+    def tmux(self, *words: str, check: bool = True) -> str:
+        done = subprocess.run(
+            ["tmux", "-S", str(self._socket), "-f", "/dev/null", *words],
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=check,
+        )
+        return done.stdout
+
+    def start(self, *words: str) -> None:
+        """Run a command in a new window; its exit status is shown when it has ended."""
+        self._runs += 1
+        script = self._socket.with_name(f"run{self._runs}.sh")
+        quoted = " ".join(f"'{word}'" for word in [*COMMAND, *words])
+        script.write_text(f"trap : INT\n{quoted}\necho status $?\nsleep 600\n")
+        if self._runs == 1:
+            self.tmux("new-session", "-d", "-x", "100", "-y", "40", f"sh {script}")
+        else:
+            self.tmux("respawn-pane", "-k", f"sh {script}")
+
+    def types(self, *keys: str) -> None:
+        for key in keys:
+            self.tmux("send-keys", key)
+
+    def sees(self, text: str, within_s: float = 60) -> str:
+        """The screen, once a text is on it."""
+        until = time.monotonic() + within_s
+        while text not in (screen := self.tmux("capture-pane", "-p", "-J")):
+            assert time.monotonic() < until, f"no {text!r} in\n{screen}"
+            time.sleep(0.1)
+        return screen

@@ -1,0 +1,308 @@
+"""Tokens are had from the right server, for the right resource, and shown to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import httpx
+import jwt
+import pytest
+
+from roundgate.client import Client
+from roundgate.client.auth import BrowserLogin, ClientCredentials, InMemory
+from roundgate.client.auth.dpop import ProofKey
+from roundgate.client.auth.metadata import challenge_parameters
+from roundgate.client.transport import Url
+from roundgate.clock import Clock
+from roundgate.errors import AuthorizationFailed, ClientError
+from tests.support.scripted import Asked, Scripted, http, modern, result, says, scripted, text
+
+
+@dataclass
+class Guarded:
+    """An MCP server with a token in front, and its authorization server, on one socket."""
+
+    scope: str = "read"
+    document: dict[str, Any] = field(default_factory=dict)
+    """Changes the metadata of the authorization server."""
+    resource: str | None = None
+    refuse: Callable[[dict[str, str]], bytes | None] = lambda form: None
+    origin: str = ""
+    registrations: list[dict[str, Any]] = field(default_factory=list)
+    forms: list[dict[str, str]] = field(default_factory=list)
+    valid: set[str] = field(default_factory=set)
+    scopes: dict[str, str] = field(default_factory=dict)
+    challenges: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, asked: Asked) -> Any:
+        path = urlsplit(asked.target).path
+        match path:
+            case "/mcp":
+                return self._mcp(asked)
+            case "/.well-known/oauth-protected-resource/mcp":
+                resource = self.resource or f"{self.origin}/mcp"
+                return says({"resource": resource, "authorization_servers": [self.origin]})
+            case "/.well-known/oauth-authorization-server":
+                return says(self.metadata())
+            case "/register":
+                self.registrations.append(json.loads(asked.body))
+                return says({"client_id": f"client-{len(self.registrations)}"}, 201)
+            case "/token":
+                return self._token({name: one[0] for name, one in parse_qs(asked.body.decode()).items()})
+        return http(404)
+
+    def metadata(self) -> dict[str, Any]:
+        return {
+            "issuer": self.origin,
+            "authorization_endpoint": f"{self.origin}/authorize",
+            "token_endpoint": f"{self.origin}/token",
+            "registration_endpoint": f"{self.origin}/register",
+            "code_challenge_methods_supported": ["S256"],
+            **self.document,
+        }
+
+    def _mcp(self, asked: Asked) -> Any:
+        token = asked.headers.get("authorization", "").partition(" ")[2]
+        metadata = f"{self.origin}/.well-known/oauth-protected-resource/mcp"
+        if token not in self.valid:
+            challenge = f'Bearer scope="{self.scope}", resource_metadata="{metadata}"'
+            return http(401, b"", WWW_Authenticate=challenge)
+        if asked.rpc == "tools/call" and "write" not in self.scopes.get(token, ""):
+            return http(403, b"", WWW_Authenticate='Bearer error="insufficient_scope", scope="write"')
+        return modern(lambda one: result(one, text("secret things")))(asked)
+
+    def _token(self, form: dict[str, str]) -> bytes:
+        self.forms.append(form)
+        if (refused := self.refuse(form)) is not None:
+            return refused
+        if form["grant_type"] == "authorization_code":
+            digest = hashlib.sha256(form["code_verifier"].encode()).digest()
+            assert urlsafe_b64encode(digest).rstrip(b"=").decode() == self.challenges[form["code"]]
+        token = f"token-{len(self.forms)}"
+        self.valid.add(token)
+        self.scopes[token] = form.get("scope") or self.challenges.get("scope", "")
+        return says({"access_token": token, "token_type": "Bearer", "expires_in": 3600, "refresh_token": "r"})
+
+    def browser(self, **changes: str | None) -> Callable[[str], Any]:
+        """A user who agrees at once; `changes` are to what comes back."""
+
+        async def visit(url: str) -> None:
+            query = {name: one[0] for name, one in parse_qs(urlsplit(url).query).items()}
+            self.challenges |= {"code": query["code_challenge"], "scope": query.get("scope", "")}
+            self.asked_for = query
+            back = {"code": "code", "state": query["state"], **changes}
+            given = {name: value for name, value in back.items() if value is not None}
+            async with httpx.AsyncClient(trust_env=False) as http_client:
+                await http_client.get(f"{query['redirect_uri']}?{urlencode(given)}")
+
+        return visit
+
+    asked_for: dict[str, str] = field(default_factory=dict)
+
+
+async def logged_in(guarded: Guarded, auth: Any) -> tuple[str, Scripted]:
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        async with asyncio.timeout(30), Client(server.url, auth=auth) as client:
+            return (await client.call("t")).text, server
+
+
+async def test_a_login_asks_for_the_scopes_that_are_needed_and_keeps_those_it_had() -> None:
+    guarded = Guarded()
+    answer, _ = await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
+    assert answer == "secret things"
+    # The first login is for what lists need; the call steps up, and loses nothing.
+    assert guarded.asked_for["scope"] == "read write"
+    assert guarded.asked_for["resource"] == f"{guarded.origin}/mcp"
+    assert {form["resource"] for form in guarded.forms} == {f"{guarded.origin}/mcp"}
+
+
+async def test_a_registration_says_what_this_client_is() -> None:
+    guarded = Guarded()
+    await logged_in(guarded, BrowserLogin(open_url=guarded.browser(), client_name="Test"))
+    metadata = guarded.registrations[0]
+    assert metadata["application_type"] == "native"
+    assert metadata["grant_types"] == ["authorization_code", "refresh_token"]
+    assert metadata["redirect_uris"][0].startswith("http://127.0.0.1:")
+
+
+async def test_a_client_that_is_registered_registers_no_more() -> None:
+    guarded = Guarded()
+    auth = BrowserLogin(client_id="mine", client_secret="s", open_url=guarded.browser())
+    _, server = await logged_in(guarded, auth)
+    (header, *_) = [one.headers["authorization"] for one in server.asked if one.target == "/token"]
+    assert b64decode(header.removeprefix("Basic ")) == b"mine:s"
+    assert guarded.registrations == []
+
+
+async def test_a_metadata_document_is_a_client_id_where_the_server_takes_it() -> None:
+    guarded = Guarded(document={"client_id_metadata_document_supported": True})
+    await logged_in(guarded, BrowserLogin(client_metadata_url="https://c.example/me.json", open_url=guarded.browser()))
+    assert guarded.asked_for["client_id"] == "https://c.example/me.json"
+    assert guarded.registrations == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "document", "complaint"),
+    [
+        ({"iss": "https://evil.example"}, {}, "another authorization server"),
+        ({}, {"authorization_response_iss_parameter_supported": True}, "does not say its issuer"),
+        ({"code": None, "error": "access_denied", "error_description": "No"}, {}, "refused: access_denied No"),
+        ({"code": None}, {}, "no code"),
+    ],
+)
+async def test_an_answer_of_a_login_that_is_not_ours_is_not_used(
+    changes: dict[str, str | None], document: dict[str, Any], complaint: str
+) -> None:
+    guarded = Guarded(document=document)
+    with pytest.raises(AuthorizationFailed, match=complaint):
+        await logged_in(guarded, BrowserLogin(open_url=guarded.browser(**changes)))
+    assert guarded.forms == []
+
+
+async def test_whoever_else_calls_the_callback_is_not_heard() -> None:
+    guarded = Guarded()
+    with pytest.raises(AuthorizationFailed, match="login_s"):
+        await logged_in(guarded, BrowserLogin(open_url=guarded.browser(state="guess"), login_s=0.5))
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ({"issuer": "https://other.example"}, "another issuer"),
+        ({"code_challenge_methods_supported": ["plain"]}, "PKCE"),
+        ({"authorization_endpoint": None}, "no authorization endpoint"),
+        ({"authorization_endpoint": "http://evil.example/a"}, "plain http"),
+        ({"registration_endpoint": None}, "registers no clients"),
+        ({"token_endpoint": "http://evil.example/t"}, "plain http"),
+    ],
+)
+async def test_an_authorization_server_that_cannot_be_trusted_is_not_used(
+    document: dict[str, Any], complaint: str
+) -> None:
+    guarded = Guarded(document=document)
+    with pytest.raises(AuthorizationFailed, match=complaint):
+        await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
+
+
+@pytest.mark.parametrize("resource", ["https://other.example/mcp", "http://127.0.0.1:1/mcp"])
+async def test_metadata_of_another_resource_is_not_used(resource: str) -> None:
+    guarded = Guarded(resource=resource)
+    with pytest.raises(AuthorizationFailed, match="another resource"):
+        await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
+
+
+async def test_a_token_that_is_over_is_refreshed_without_a_login() -> None:
+    guarded = Guarded(scope="read write")
+    logins: list[str] = []
+
+    async def count(url: str) -> None:
+        logins.append(url)
+        await guarded.browser()(url)
+
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        async with Client(server.url, auth=BrowserLogin(open_url=count)) as client:
+            await client.call("t")
+            guarded.valid.clear()
+            guarded.challenges["scope"] = "read write"
+            await client.call("t")
+    assert len(logins) == 1
+    assert guarded.forms[-1]["grant_type"] == "refresh_token"
+
+
+async def test_another_process_goes_on_with_the_tokens_that_were_kept() -> None:
+    guarded, kept = Guarded(scope="read write"), InMemory()
+
+    async def nobody(_: str) -> None:
+        raise AssertionError("nobody is there to log in")
+
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        async with Client(server.url, auth=BrowserLogin(open_url=guarded.browser(), storage=kept)) as client:
+            await client.call("t")
+        again = BrowserLogin(open_url=nobody, storage=kept)
+        async with Client(server.url, auth=again) as client:
+            assert (await client.call("t")).text == "secret things"
+        await again.forget(server.url)
+        assert await kept.load(server.url) is None
+
+
+async def test_client_credentials_are_shown_to_the_issuer_they_belong_to_alone() -> None:
+    guarded = Guarded(scope="read write")
+    auth = ClientCredentials("me", "hush", issuer="https://mine.example")
+    with pytest.raises(AuthorizationFailed, match="another authorization server") as caught:
+        await logged_in(guarded, auth)
+    assert guarded.forms == []
+    assert "hush" not in f"{caught.value}{auth}"
+
+
+async def test_a_refusal_says_why_and_no_secret() -> None:
+    refused = says({"error": "invalid_client", "error_description": "Unknown"}, 401)
+    guarded = Guarded(refuse=lambda form: refused)
+    with pytest.raises(AuthorizationFailed, match="invalid_client Unknown") as caught:
+        await logged_in(guarded, ClientCredentials("me", "hush"))
+    assert "hush" not in str(caught.value)
+
+
+async def test_a_scope_that_was_granted_and_is_still_missed_ends_the_call() -> None:
+    guarded = Guarded()
+    guarded.scopes = _Never()
+    with pytest.raises(AuthorizationFailed, match="write"):
+        await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
+    assert len(guarded.forms) == 2
+
+
+class _Never(dict[str, str]):
+    """Scopes that nobody has, whatever was granted."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return ""
+
+
+async def test_calls_at_the_same_time_log_in_once() -> None:
+    guarded = Guarded(scope="read write")
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        async with Client(server.url, auth=ClientCredentials("me", "hush")) as client:
+            await asyncio.gather(*[client.call("t") for _ in range(5)])
+    assert len(guarded.forms) == 1
+
+
+def test_a_client_is_known_by_one_thing() -> None:
+    with pytest.raises(ClientError, match="either"):
+        ClientCredentials("me")
+
+
+@pytest.mark.parametrize(
+    ("header", "found"),
+    [
+        ('Bearer realm="a, b", scope="x y"', {"realm": "a, b", "scope": "x y"}),
+        ("Basic, DPoP error=use_dpop_nonce", {"error": "use_dpop_nonce"}),
+        ('Bearer error="a\\"b"', {"error": 'a"b'}),
+        ("", {}),
+    ],
+)
+def test_challenges_are_read(header: str, found: dict[str, str]) -> None:
+    assert challenge_parameters(header) == found
+
+
+def test_a_proof_is_for_one_request_and_one_token() -> None:
+    key = ProofKey(Clock())
+    url = Url.parse("https://mcp.example/mcp?q=1")
+    key.nonces[url.origin] = "n"
+    header = jwt.get_unverified_header(key.proof("POST", url, "token"))
+    public = jwt.PyJWK(header["jwk"])
+    claims, again = [jwt.decode(key.proof("POST", url, "token"), public, ["ES256"]) for _ in range(2)]
+    assert (header["typ"], "d" in header["jwk"]) == ("dpop+jwt", False)
+    assert (claims["htm"], claims["htu"], claims["nonce"]) == ("POST", "https://mcp.example/mcp", "n")
+    assert claims["ath"] == urlsafe_b64encode(hashlib.sha256(b"token").digest()).rstrip(b"=").decode()
+    assert claims["jti"] != again["jti"]
+    assert ProofKey(Clock(), key.pem).pem == key.pem

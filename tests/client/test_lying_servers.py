@@ -1,0 +1,275 @@
+"""Whatever a server says: a clear error, no hang, and no secret to anyone else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from roundgate.client import Bearer, Client, Limits
+from roundgate.errors import (
+    AuthorizationFailed,
+    BadAnswer,
+    ClientError,
+    ConnectionLost,
+    HttpRefused,
+    RpcError,
+    TimedOut,
+    TooManyRounds,
+)
+from tests.support.scripted import STREAM_HEAD, Asked, Script, error, event, http, modern, result, says, scripted, text
+
+LIMITS = Limits(max_message=20_000, max_head=4_000, max_state=1_000)
+TIGHT = Limits(idle_s=0.3, request_s=30)
+
+
+async def called(script: Script, limits: Limits = LIMITS, **options: Any) -> Any:
+    async with scripted(modern(script)) as server, asyncio.timeout(30), Client(server.url, limits=limits) as client:
+        return await client.call("t", **options)
+
+
+def a_stream(*pieces: bytes) -> Callable[[Asked], AsyncGenerator[bytes, None]]:
+    async def stream(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        for piece in pieces:
+            yield piece
+
+    return stream
+
+
+def about(asked: Asked, value: Any) -> bytes:
+    return event({"jsonrpc": "2.0", "id": asked.message["id"], "result": value})
+
+
+QUESTION = {"jsonrpc": "2.0", "id": 5, "method": "elicitation/create", "params": {}}
+LONG = "x" * 2_000
+REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "complaint"),
+    [
+        (lambda asked: http(200, b"<html>", kind="text/html"), BadAnswer, "text/html"),
+        (lambda asked: http(200, b"{"), BadAnswer, "no JSON"),
+        (lambda asked: http(200, b"[]"), BadAnswer, "no JSON-RPC"),
+        (lambda asked: http(200, REPEATED), BadAnswer, "no JSON"),
+        (lambda asked: says({"jsonrpc": "2.0", "id": 999, "result": {}}), BadAnswer, "another request"),
+        (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"], "result": 5}), BadAnswer, "no object"),
+        (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"]}), BadAnswer, "no JSON-RPC response"),
+        (lambda asked: says({"jsonrpc": "2.0", "id": asked.message["id"], "error": "no"}), BadAnswer, "without a code"),
+        (lambda asked: http(202), BadAnswer, "no JSON-RPC response"),
+        (lambda asked: http(200, b"", kind="image/png"), BadAnswer, "instead of JSON"),
+        (lambda asked: http(200, b"", Content_Encoding="gzip"), BadAnswer, "compressed"),
+        (lambda asked: http(500, b"oops", kind="text/plain"), HttpRefused, "500"),
+        (lambda asked: http(500, b"oops"), HttpRefused, "500"),
+        (lambda asked: result(asked, {"content": "text"}), BadAnswer, "'content'"),
+        (lambda asked: result(asked, {"content": [1]}), BadAnswer, "objects"),
+        (lambda asked: result(asked, {}), BadAnswer, "without 'content'"),
+        (lambda asked: result(asked, {**text("x"), "isError": "yes"}), BadAnswer, "'isError'"),
+        (lambda asked: result(asked, text("x" * 30_000)), BadAnswer, "max_message"),
+        (lambda asked: result(asked, {"resultType": "input_required"}), BadAnswer, "neither which"),
+        (lambda asked: result(asked, {"resultType": "input_required", "requestState": LONG}), BadAnswer, "max_state"),
+        (lambda asked: result(asked, {"resultType": "input_required", "requestState": "on"}), TooManyRounds, "rounds"),
+        (lambda asked: error(asked, -32603, "broken"), RpcError, "broken"),
+        (lambda asked: b"SSH-2.0-Open\r\n\r\n", BadAnswer, "HTTP/1.1"),
+        (lambda asked: b"HTTP/1.1 200 OK\r\nX: " + b"x" * 6_000, BadAnswer, "head"),
+        (lambda asked: b"HTTP/1.1 101 Switching\r\n\r\n", BadAnswer, "another protocol"),
+        (lambda asked: None, ConnectionLost, "closed"),
+        (a_stream(b"data: {", b""), ConnectionLost, "before its answer"),
+        (a_stream(b": only comments\n\n"), ConnectionLost, "before its answer"),
+        (a_stream(b"data: x" * 5_000), BadAnswer, "max_message"),
+        (a_stream(event(QUESTION)), BadAnswer, "forbids"),
+        (a_stream(b"data: nonsense\n\n"), BadAnswer, "no JSON"),
+    ],
+)  # fmt: skip
+async def test_an_answer_that_is_none_is_an_error_in_words(
+    script: Script, kind: type[ClientError], complaint: str
+) -> None:
+    with pytest.raises(kind, match=complaint):
+        await called(script)
+
+
+async def test_silence_ends_in_time() -> None:
+    async def silent(_: Asked) -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(TimedOut, match="idle_s"):
+        await called(silent, TIGHT)
+
+
+async def test_a_stream_of_comments_does_not_keep_a_call_for_ever() -> None:
+    async def chatty(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        while True:
+            yield b": still here\n\n"
+            await asyncio.sleep(0.05)
+
+    with pytest.raises(TimedOut, match="request_s"):
+        await called(chatty, Limits(request_s=1))
+
+
+async def test_a_call_has_the_time_that_its_caller_gives_it() -> None:
+    with pytest.raises(TimedOut, match="timeout_s"):
+        await called(lambda asked: asyncio.sleep(60), timeout_s=0.3)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+@pytest.mark.parametrize("over_httpx", [False, True])
+async def test_a_redirect_to_another_host_is_not_followed_and_hears_no_secret(status: int, over_httpx: bool) -> None:
+    async with scripted(lambda asked: http(200)) as other:
+
+        def script(asked: Asked) -> bytes:
+            return http(status, b"", Location=f"{other.origin}/mcp")
+
+        async with scripted(script) as server, httpx.AsyncClient() as http_client:
+            client = Client(server.url, auth="secret", http=http_client if over_httpx else None)
+            with pytest.raises(HttpRefused, match="not followed") as caught:
+                await client.call("t")
+            await client.close()
+        assert other.asked == []
+        assert "secret" not in str(caught.value)
+
+
+async def test_a_redirect_within_the_server_keeps_the_request() -> None:
+    answering = modern(lambda asked: result(asked, text("here")))
+
+    def script(asked: Asked) -> Any:
+        return answering(asked) if asked.target == "/mcp/" else http(307, b"", Location="/mcp/")
+
+    async with scripted(script) as server, Client(server.url, auth="secret") as client:
+        assert (await client.call("t")).value == "here"
+        assert {one.headers["authorization"] for one in server.asked} == {"Bearer secret"}
+
+
+async def test_a_circle_of_redirects_ends() -> None:
+    async with scripted(lambda asked: http(308, b"", Location="/mcp")) as server, Client(server.url) as client:
+        with pytest.raises(HttpRefused, match="circle"):
+            await client.call("t")
+
+
+@pytest.mark.parametrize(("status", "given"), [(401, "wants credentials"), (403, "refuses access")])
+async def test_a_refusal_without_credentials_says_what_to_give(status: int, given: str) -> None:
+    async with scripted(lambda asked: http(status)) as server, Client(server.url) as client:
+        with pytest.raises(AuthorizationFailed, match=given):
+            await client.call("t")
+
+
+async def test_a_token_goes_to_no_plain_http_beyond_this_machine() -> None:
+    async with Client("http://mcp.example:1/mcp", auth=Bearer("secret")) as client:
+        with pytest.raises(ClientError, match="plain http") as caught:
+            await client.call("t")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/", "http://", "https://user:pw@host/", "http://host:port/", "https://h/a b"]
+)
+def test_an_address_that_is_none_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(ClientError) as caught:
+        Client(url)
+    assert "pw" not in str(caught.value)
+
+
+async def test_nobody_at_home_is_said_so() -> None:
+    async with scripted(lambda asked: None) as server:
+        url = server.url
+    with pytest.raises(ConnectionLost, match=r"No connection to 127\.0\.0\.1"):
+        await Client(url).call("t")
+
+
+async def test_an_unsafe_call_is_not_repeated_when_its_answer_is_lost() -> None:
+    calls: list[Asked] = []
+
+    def script(asked: Asked) -> None:
+        calls.append(asked)
+
+    with pytest.raises(ConnectionLost):
+        await called(script)
+    assert len(calls) == 1
+
+
+async def test_a_round_with_a_state_is_repeated_with_the_same_state_and_answers() -> None:
+    rounds: list[dict[str, Any]] = []
+    form = {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {"type": "object"}}}
+
+    def script(asked: Asked) -> bytes | None:
+        rounds.append({"id": asked.message["id"], **asked.params})
+        if "requestState" not in asked.params:
+            return result(asked, {"resultType": "input_required", "inputRequests": {"q": form}, "requestState": "s"})
+        return None if len(rounds) < 4 else result(asked, text("once"))
+
+    assert (await called(script, answers={"q": {}})).value == "once"
+    assert len({one["id"] for one in rounds}) == 4
+    assert {json.dumps([one["requestState"], one["inputResponses"]]) for one in rounds[1:]} == {
+        json.dumps(["s", {"q": {"action": "accept", "content": {}}}])
+    }
+
+
+async def test_a_tool_that_may_be_repeated_is_repeated() -> None:
+    calls: list[Asked] = []
+    tools = [{"name": "t", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+
+    def script(asked: Asked) -> bytes | None:
+        calls.append(asked)
+        return None if len(calls) == 1 else result(asked, text("again"))
+
+    async with scripted(modern(script, tools)) as server, Client(server.url) as client:
+        assert (await client.call("t")).value == "again"
+
+
+async def test_a_server_that_is_not_available_is_asked_again_for_what_may_be_repeated() -> None:
+    lists: list[Asked] = []
+    answering = modern(lambda asked: result(asked, text("x")))
+
+    def script(asked: Asked) -> Any:
+        if asked.rpc == "tools/list" and not lists:
+            lists.append(asked)
+            return http(503, b"", kind="text/plain", Retry_After="0")
+        return answering(asked)
+
+    async with scripted(script) as server, Client(server.url) as client:
+        assert [tool.name for tool in await client.tools()] == ["t"]
+
+
+async def test_notifications_on_a_stream_reach_who_asked_for_them() -> None:
+    seen: list[Any] = []
+
+    async def script(asked: Asked) -> AsyncGenerator[bytes, None]:
+        token = asked.params["_meta"]["progressToken"]
+        yield STREAM_HEAD
+        for mine, done in ((token, 1), ("another", 2), (token, 3)):
+            params = {"progressToken": mine, "progress": done, "total": "many", "message": 5}
+            yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "hi"}})
+        yield about(asked, text("done"))
+
+    done = await called(lambda asked: script(asked), on_progress=seen.append, on_log=seen.append)
+    assert done.value == "done"
+    assert [getattr(one, "progress", None) or one.data for one in seen] == [1, 3, "hi"]
+    assert (seen[0].total, seen[0].message) == (None, None)
+
+
+async def test_to_cancel_a_call_closes_its_stream() -> None:
+    began, closed = asyncio.Event(), asyncio.Event()
+
+    async def script(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        began.set()
+        try:
+            while True:
+                yield b": waiting\n\n"
+                await asyncio.sleep(0.02)
+        finally:
+            closed.set()
+
+    async with scripted(modern(lambda asked: script(asked))) as server, Client(server.url) as client:
+        call = asyncio.create_task(client.call("t"))
+        await asyncio.wait_for(began.wait(), 20)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.wait_for(closed.wait(), 20)

@@ -1,0 +1,272 @@
+"""Servers of revisions with a handshake: sessions, questions on streams, streams that go on, and how all of it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from roundgate.client import Client, Limits, Question
+from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, NoCommonVersion, RpcError, TimedOut, Unanswered
+from tests.support.scripted import STREAM_HEAD, Asked, error, event, http, result, says, scripted, text
+
+SESSION: dict[str, Any] = {"Mcp_Session_Id": "s1"}
+FORM = {
+    "message": "Sure?",
+    "requestedSchema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
+}
+
+
+def question(request_id: Any = "q1", method: str = "elicitation/create", params: Any = FORM) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+
+
+class Older:
+    """A server of 2025-11-25 with one tool. `calls` answers it; answers to its questions arrive in `answers`."""
+
+    def __init__(self, calls: Any, *, version: str = "2025-11-25", session_stream: Any = None) -> None:
+        self.calls = calls
+        self.version = version
+        self.session_stream = session_stream
+        self.answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def __call__(self, asked: Asked) -> Any:
+        match asked.rpc:
+            case "server/discover":
+                return error(asked, -32000, "Bad Request: Server not initialized")
+            case "initialize":
+                about = {"protocolVersion": self.version, "capabilities": {"tools": {}}}
+                info = {"serverInfo": {"name": "old", "version": "1"}, "instructions": "Be kind"}
+                return says({"jsonrpc": "2.0", "id": asked.message["id"], "result": {**about, **info}}, **SESSION)
+            case "notifications/initialized":
+                return http(202)
+            case "tools/list":
+                return result(asked, {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]})
+            case "(answer)":
+                self.answers.put_nowait(asked.message)
+                return http(202)
+            case "GET":
+                stream = self.session_stream if "last-event-id" not in asked.headers else self.calls
+                return http(405) if stream is None else stream(asked)
+            case "DELETE":
+                return http(200)
+        return self.calls(asked)
+
+
+async def asks(older: Older, asked: Asked) -> AsyncGenerator[bytes, None]:
+    """A call that asks on its stream and ends with what was answered."""
+    yield STREAM_HEAD
+    yield event(question())
+    answer = await asyncio.wait_for(older.answers.get(), 20)
+    yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer.get("result")))})
+
+
+async def test_an_older_server_is_spoken_to_in_its_own_way() -> None:
+    async with scripted(Older(lambda asked: result(asked, text("old")))) as server:
+        async with Client(server.url) as client:
+            assert (await client.call("t", a=1)).value == "old"
+            about = await client.connect()
+            assert (about.name, about.protocol_version, about.is_modern) == ("old", "2025-11-25", False)
+            assert about.instructions == "Be kind"
+        call = next(one for one in server.asked if one.rpc == "tools/call")
+        assert call.headers["mcp-session-id"] == "s1"
+        assert call.headers["mcp-protocol-version"] == "2025-11-25"
+        assert "mcp-method" not in call.headers
+        assert call.params == {"name": "t", "arguments": {"a": 1}}
+        assert server.asked[-1].rpc == "DELETE"
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18", "2025-03-26"])
+async def test_each_older_revision_is_spoken(version: str) -> None:
+    older = Older(lambda asked: result(asked, text("x")), version=version)
+    async with scripted(older) as server, Client(server.url) as client:
+        await client.call("t")
+        assert {one.headers["mcp-protocol-version"] for one in server.asked if one.rpc == "tools/call"} == {version}
+
+
+async def test_a_question_on_the_stream_of_a_call_is_answered_by_the_names_of_its_fields() -> None:
+    older: Older = Older(lambda asked: asks(older, asked))
+    async with scripted(older) as server, Client(server.url) as client:
+        done = await client.call("t", answers={"ok": True})
+    assert done.value == str({"action": "accept", "content": {"ok": True}})
+
+
+async def test_while_a_person_thinks_no_time_is_counted() -> None:
+    async def slow(_: Question) -> Any:
+        await asyncio.sleep(1.2)
+        return True
+
+    older: Older = Older(lambda asked: asks(older, asked))
+    async with scripted(older) as server, Client(server.url, limits=Limits(request_s=1)) as client:
+        assert "accept" in (await client.call("t", answers=slow)).text
+
+
+async def test_a_question_that_nobody_answers_ends_the_call() -> None:
+    older: Older = Older(lambda asked: asks(older, asked))
+    async with scripted(older) as server, Client(server.url) as client:
+        with pytest.raises(Unanswered, match="Sure") as caught:
+            await client.call("t")
+    assert caught.value.questions[0].fields == {"ok": {"type": "boolean"}}
+
+
+async def test_a_question_on_the_stream_of_the_session_is_answered_for_the_call_under_way() -> None:
+    called = asyncio.Event()
+    older: Older
+
+    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        await asyncio.wait_for(called.wait(), 20)
+        yield event(question())
+        await asyncio.sleep(60)
+
+    async def call(asked: Asked) -> bytes:
+        called.set()
+        answer = await asyncio.wait_for(older.answers.get(), 20)
+        return result(asked, text(answer["result"]["action"]))
+
+    older = Older(call, session_stream=session_stream)
+    async with scripted(older) as server, Client(server.url) as client:
+        assert (await client.call("t", answers={"ok": True})).value == "accept"
+
+
+async def test_a_server_may_ask_whether_the_client_is_there_and_for_what_no_client_knows() -> None:
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event(question(1, "ping", {}))
+        yield event(question(2, "secrets/list", {}))
+        got = sorted([await asyncio.wait_for(older.answers.get(), 20) for _ in range(2)], key=lambda one: one["id"])
+        codes = [one.get("error", {}).get("code") for one in got]
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(codes))})
+
+    older = Older(call)
+    async with scripted(older) as server, Client(server.url) as client:
+        assert (await client.call("t")).value == "[None, -32601]"
+
+
+async def test_a_stream_that_breaks_goes_on_behind_its_last_event_after_the_time_it_named() -> None:
+    ids: list[Any] = []
+
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        if asked.rpc == "tools/call":
+            ids.append(asked.message["id"])
+            yield event(None, "e1", 30)
+            return
+        if asked.headers["last-event-id"] == "e1":
+            yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}, "e2", 10)
+            return
+        yield event({"jsonrpc": "2.0", "id": ids[0], "result": text("after " + asked.headers["last-event-id"])})
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        assert (await client.call("t")).value == "after e2"
+
+
+async def test_a_stream_that_does_not_go_on_is_given_up() -> None:
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        if asked.rpc == "tools/call":
+            yield event(None, "e1", 1)
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        with pytest.raises(ConnectionLost, match="does not go on"):
+            await client.call("t")
+        assert server.methods().count("GET") == 4  # one is the session's
+
+
+async def test_a_stream_without_ids_cannot_go_on() -> None:
+    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield b": nothing\n\n"
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        with pytest.raises(ConnectionLost, match="before its answer"):
+            await client.call("t")
+
+
+async def test_a_session_that_the_server_forgot_is_begun_again() -> None:
+    forgotten: list[Asked] = []
+
+    def call(asked: Asked) -> bytes:
+        if not forgotten:
+            forgotten.append(asked)
+            return http(404)
+        return result(asked, text("again"))
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        assert (await client.call("t")).value == "again"
+        assert server.methods().count("initialize") == 2
+
+
+async def test_a_server_that_forgets_every_session_is_no_use() -> None:
+    async with scripted(Older(lambda asked: http(404))) as server, Client(server.url) as client:
+        with pytest.raises(BadAnswer, match="forgets"):
+            await client.call("t")
+
+
+async def test_too_many_questions_at_once_are_refused() -> None:
+    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        for number in range(40):
+            yield event(question(number))
+        await asyncio.sleep(60)
+
+    async def never(_: Question) -> Any:
+        await asyncio.sleep(60)
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        with pytest.raises(BadAnswer, match="questions at once"):
+            await client.call("t", answers=never)
+
+
+async def test_silence_ends_in_time_with_an_older_server_too() -> None:
+    async def call(_: Asked) -> None:
+        await asyncio.sleep(60)
+
+    async with scripted(Older(call)) as server, Client(server.url, limits=Limits(idle_s=0.3)) as client:
+        with pytest.raises(TimedOut):
+            await client.call("t")
+
+
+async def test_an_error_of_an_older_server_is_an_error() -> None:
+    older = Older(lambda asked: error(asked, -32602, "wrong", status=200))
+    async with scripted(older) as server, Client(server.url) as client:
+        with pytest.raises(RpcError, match="wrong"):
+            await client.call("t")
+
+
+async def test_changes_come_on_the_stream_of_the_session() -> None:
+    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        while True:
+            yield event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            await asyncio.sleep(0.05)
+
+    older = Older(lambda asked: result(asked, {}), session_stream=session_stream)
+    async with scripted(older) as server, Client(server.url) as client:
+        async with client.listen(tools=True, uris=["file:///a"]) as changes:
+            change = await asyncio.wait_for(anext(changes), 20)
+        assert change.method == "notifications/tools/list_changed"
+        assert "resources/subscribe" in server.methods()
+
+
+async def test_a_server_without_such_a_stream_says_so() -> None:
+    async with scripted(Older(lambda asked: http(405))) as server, Client(server.url) as client:
+        with pytest.raises(HttpRefused, match="no stream"):
+            async with client.listen(tools=True) as changes:
+                await anext(changes)
+
+
+async def test_a_client_may_be_told_which_revisions_to_speak() -> None:
+    async with scripted(Older(lambda asked: result(asked, text("x")))) as server:
+        async with Client(server.url, versions=["2026-07-28"]) as client:
+            with pytest.raises(NoCommonVersion, match="2026-07-28"):
+                await client.call("t")
+        async with Client(server.url, versions=["2025-11-25"]) as client:
+            await client.call("t")
+        assert server.methods().count("server/discover") == 1
+
+
+def test_nothing_is_sent_before_something_is_asked() -> None:
+    assert Client("http://127.0.0.1:9/mcp").server is None

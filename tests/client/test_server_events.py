@@ -1,0 +1,46 @@
+"""Events are the same however their bytes arrive, and no stream makes the reader hold more than it may."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundgate.client.events import EventReader
+from roundgate.errors import BadAnswer
+
+STREAM = (
+    b'\xef\xbb\xbf: hello\r\nid: 1\r\ndata: {"a":\r\ndata:  1}\r\n\r\n'
+    b"retry: 500\rid: 2\rdata:\r\rdata: last\nevent: x\n\n"
+)
+EVENTS = [(b'{"a":\n 1}', "1", None), (b"", "2", 500), (b"last", "2", None)]
+
+
+def read(pieces: list[bytes], bound: int = 1000) -> list[tuple[bytes, str | None, int | None]]:
+    reader = EventReader(bound)
+    return [(one.data, one.id, one.retry_ms) for piece in pieces for one in reader.feed(piece)]
+
+
+@given(st.lists(st.integers(1, 9)))
+def test_a_stream_gives_the_same_events_however_it_arrives(sizes: list[int]) -> None:
+    rest, pieces = STREAM, []
+    for size in sizes:
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    assert read([*pieces, rest]) == EVENTS
+
+
+def test_an_event_is_handed_out_with_the_byte_that_ends_it() -> None:
+    reader = EventReader(1000)
+    assert reader.feed(b"data: 1\n") == []
+    assert [one.data for one in reader.feed(b"\n")] == [b"1"]
+
+
+def test_comments_and_unknown_fields_are_no_events() -> None:
+    assert read([b": keep alive\n\nnonsense\nevent: ping\n\n"]) == []
+
+
+@pytest.mark.parametrize("flood", [b"x" * 2000, b"data: " + b"x" * 2000 + b"\n", b"data: abcdefgh\n" * 200])
+def test_an_event_without_end_is_refused(flood: bytes) -> None:
+    with pytest.raises(BadAnswer, match="max_message"):
+        read([flood])

@@ -1,0 +1,436 @@
+"""Questions to clients of the revisions with sessions: asked on the stream of the call, answered at any replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from mcp_types import _v2025_11_25 as official
+from pydantic import BaseModel
+
+from roundgate import Context, Form, Roots, Sample, prompt, tool
+from roundgate.config.settings import Settings
+from tests.support.asgi import gateway
+from tests.support.rounds import KEYS, accept, sampled
+from tests.support.sessions import Event, Session, calling, opened, request
+
+steps: list[str] = []
+"""What steps have been run, in all gateways of a test."""
+
+
+class Name(BaseModel):
+    name: str
+
+
+def noted(what: str) -> str:
+    steps.append(what)
+    return what
+
+
+@tool
+async def greet(ctx: Context) -> str:
+    """Does something, asks who it is for, and does something else."""
+    await ctx.step("before", noted, "before")
+    who = await ctx.elicit("who", "Who are you?", Name)
+    await ctx.step("after", noted, f"after {who.name}")
+    where = await ctx.elicit("where", f"Where is {who.name}?", Name)
+    return f"{who.name} in {where.name}"
+
+
+@tool
+async def three(ctx: Context) -> str:
+    """Asks three things of three kinds at once."""
+    answers = await ctx.ask({"name": Form("Name?", Name), "poem": Sample("Rhyme", max_tokens=9), "roots": Roots()})
+    return f"{answers['name'].get().name}, {answers['poem'].get().text}, {answers['roots'].get()[0].uri}"
+
+
+@tool
+async def page(ctx: Context) -> str:
+    """Sends the user to a page."""
+    await ctx.elicit_url("login", "Log in", "https://example.com/login")
+    return "gone there"
+
+
+@tool
+async def choose(ctx: Context) -> str:
+    """Asks for one of two, and for several of three."""
+    fields = {
+        "one": {
+            "type": "string",
+            "oneOf": [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}],
+            "default": "a",
+        },
+        "some": {"type": "array", "items": {"type": "string", "enum": ["x", "y", "z"]}},
+    }
+    answer = (await ctx.ask({"choice": Form("Choose", {"type": "object", "properties": fields})}))["choice"]
+    return f"{answer.value['one']} {'+'.join(answer.value['some'])}"
+
+
+@tool
+async def shed(ctx: Context, size: int) -> str:
+    """Remembers so many characters, and asks."""
+    ctx.state["much"] = "x" * size
+    return f"{(await ctx.elicit('who', 'Who?', Name)).name} {len(ctx.state['much'])}"
+
+
+@prompt
+async def letter(ctx: Context) -> str:
+    """Asks whom it is for."""
+    return f"Dear {(await ctx.elicit('who', 'To whom?', Name)).name}"
+
+
+TOOLS = (greet, three, page, choose, shed, letter)
+
+
+@pytest.fixture
+def using(tmp_path: Path) -> Settings:
+    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
+
+
+@pytest.fixture
+def two(using: Settings) -> Iterator[tuple[FastAPI, FastAPI]]:
+    """Two gateways with nothing in common but a store and a key."""
+    steps.clear()
+    yield gateway(*TOOLS, using=using), gateway(*TOOLS, using=using)
+    steps.clear()
+
+
+def text(response: dict[str, Any]) -> str:
+    """Of a response with the result of a tool that went well."""
+    assert not response["result"].get("isError"), response
+    said: str = response["result"]["content"][0]["text"]
+    return said
+
+
+def error_text(response: dict[str, Any]) -> str:
+    """Of a response with the error of a tool."""
+    assert response["result"]["isError"], response
+    said: str = response["result"]["content"][0]["text"]
+    return said
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18"])
+async def test_a_question_is_answered_at_another_gateway_than_the_one_that_asks(
+    two: tuple[FastAPI, FastAPI], version: str
+) -> None:
+    holder, other = two
+    session = await opened(other, version)
+    async with session.stream(holder, calling("greet", request_id="call")) as stream:
+        who = await stream.asked()
+        official.ElicitRequest.model_validate(who.asked)
+        assert (await session.answer(other, who, accept(name="Ann"))).status_code == 202
+        where = await stream.asked()
+        assert where.asked["params"]["message"] == "Where is Ann?"
+        assert (await session.answer(other, where, accept(name="Rome"))).status_code == 202
+        (response,) = await stream.over()
+    assert response["id"] == "call"
+    assert text(response) == "Ann in Rome"
+    assert steps == ["before", "after Ann"]
+
+
+async def test_questions_of_one_round_are_asked_together_each_as_its_own_request(two: tuple[FastAPI, FastAPI]) -> None:
+    holder, other = two
+    session = await opened(holder)
+    async with session.stream(holder, calling("three")) as stream:
+        asked = {one.asked["method"]: one for one in [await stream.asked() for _ in range(3)]}
+        official.CreateMessageRequest.model_validate(asked["sampling/createMessage"].asked)
+        assert "params" not in asked["roots/list"].asked
+        await session.answer(other, asked["roots/list"], {"roots": [{"uri": "file:///a"}]})
+        await session.answer(other, asked["sampling/createMessage"], sampled("a poem"))
+        await session.answer(other, asked["elicitation/create"], accept(name="Bob"))
+        (response,) = await stream.over()
+    assert text(response) == "Bob, a poem, file:///a"
+
+
+async def test_a_page_to_open_has_an_id_of_its_own(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0], capabilities={"elicitation": {"url": {}}})
+    async with session.stream(two[0], calling("page")) as stream:
+        question = await stream.asked()
+        official.ElicitRequest.model_validate(question.asked)
+        await session.answer(two[1], question, {"action": "accept"})
+        (response,) = await stream.over()
+    assert text(response) == "gone there"
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "capabilities", "says"),
+    [
+        ("2025-11-25", "greet", {}, "elicitation"),
+        ("2025-06-18", "page", {"elicitation": {}}, "elicitation.url"),
+        ("2025-03-26", "greet", {"elicitation": {}}, "elicitation"),
+    ],
+)
+async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
+    two: tuple[FastAPI, FastAPI], version: str, name: str, capabilities: dict[str, Any], says: str
+) -> None:
+    session = await opened(two[0], version, capabilities)
+    response = await session.send(two[0], calling(name))
+    assert says in error_text(response.json())
+
+
+async def test_a_form_is_asked_in_2025_06_18_as_that_has_forms(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0], "2025-06-18")
+    async with session.stream(two[0], calling("choose")) as stream:
+        question = await stream.asked()
+        assert question.asked["params"].keys() == {"message", "requestedSchema"}
+        one, some = question.asked["params"]["requestedSchema"]["properties"].values()
+        assert one == {"type": "string", "enum": ["a", "b"], "enumNames": ["A", "B"]}
+        assert some["type"] == "string"
+        assert "x, y, z" in some["description"]
+        await session.answer(two[1], question, accept(one="b", some="x, z"))
+        (response,) = await stream.over()
+    assert text(response) == "b x+z"
+
+
+async def test_a_prompt_asks_too(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], request("prompts/get", {"name": "letter"})) as stream:
+        await session.answer(two[1], await stream.asked(), accept(name="Eve"))
+        (response,) = await stream.over()
+    assert response["result"]["messages"][0]["content"]["text"] == "Dear Eve"
+
+
+async def test_who_declines_ends_the_call_politely(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("greet")) as stream:
+        await session.answer(two[1], await stream.asked(), {"action": "decline"})
+        (response,) = await stream.over()
+    assert "declined" in error_text(response)
+
+
+async def test_a_client_that_answers_with_an_error_ends_the_call_with_its_reason(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("greet")) as stream:
+        question = await stream.asked()
+        error = {"code": -32600, "message": "Elicitation not supported"}
+        await session.send(two[1], {"jsonrpc": "2.0", "id": question.asked["id"], "error": error})
+        (response,) = await stream.over()
+    assert "Elicitation not supported" in error_text(response)
+
+
+async def test_an_answer_of_the_wrong_shape_is_asked_for_again(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("greet")) as stream:
+        await session.answer(two[1], await stream.asked(), accept(name=7))
+        again = await stream.asked()
+        assert "could not be used" in again.asked["params"]["message"]
+        await session.answer(two[1], again, {"nonsense": True})
+        await session.answer(two[1], await stream.asked(), {"action": "cancel"})
+        (response,) = await stream.over()
+    assert "dismissed" in error_text(response)
+
+
+async def test_the_first_answer_counts(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("greet")) as stream:
+        who = await stream.asked()
+        twice = [session.answer(two[n], who, accept(name=name)) for n, name in ((1, "Ann"), (1, "Bob"))]
+        assert [(await one).status_code for one in twice] == [202, 202]
+        where = await stream.asked()
+        assert where.asked["params"]["message"] == "Where is Ann?"
+        await session.answer(two[1], where, accept(name="Rome"))
+        (response,) = await stream.over()
+    assert text(response) == "Ann in Rome"
+    assert (await session.answer(two[1], where, accept(name="late"))).status_code == 202
+
+
+@pytest.mark.parametrize("question_id", ["", "x", 7, "v1.a.b"])
+async def test_an_answer_that_nobody_asked_for_is_refused(two: tuple[FastAPI, FastAPI], question_id: Any) -> None:
+    session = await opened(two[0])
+    response = await session.send(two[0], {"jsonrpc": "2.0", "id": question_id, "result": {}})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, -32600)
+    assert "not asked" in response.json()["error"]["message"]
+
+
+async def test_an_answer_from_another_session_is_none(two: tuple[FastAPI, FastAPI]) -> None:
+    session, another = await opened(two[0]), await opened(two[0])
+    async with session.stream(two[0], calling("greet")) as stream:
+        question = await stream.asked()
+        assert (await another.answer(two[1], question, accept(name="Eve"))).status_code == 400
+        await session.answer(two[1], question, {"action": "cancel"})
+        (response,) = await stream.over()
+    assert "dismissed" in error_text(response)
+
+
+@pytest.mark.parametrize("wrong", [{"result": 1}, {"result": {}, "error": {}}, {"error": "no"}, {"result": None}])
+async def test_a_response_that_is_none_is_refused(two: tuple[FastAPI, FastAPI], wrong: dict[str, Any]) -> None:
+    session = await opened(two[0])
+    response = await session.send(two[0], {"jsonrpc": "2.0", "id": 1, **wrong})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, -32600)
+
+
+async def goes_on(session: Session, app: FastAPI, after: Event) -> str:
+    """Resume a call of `greet` after an event, at a gateway, and answer the rest of its questions there."""
+    async with session.resumed(app, after.id) as stream:
+        while True:
+            event = await stream.message()
+            if "method" not in event:
+                return text(event)
+            name = "Ann" if event["params"]["message"] == "Who are you?" else "Rome"
+            await session.answer(app, Event(None, event), accept(name=name))
+
+
+@pytest.mark.parametrize("is_answered", ["before", "after"])
+async def test_a_call_whose_holder_is_gone_goes_on_at_another_gateway(
+    two: tuple[FastAPI, FastAPI], is_answered: str
+) -> None:
+    holder, other = two
+    session = await opened(holder)
+    async with session.stream(holder, calling("greet")) as stream:
+        question = await stream.asked()
+    # the stream has been cut off, and with it the call at its holder
+    if is_answered == "before":
+        await session.answer(other, question, accept(name="Ann"))
+        assert await goes_on(session, other, question) == "Ann in Rome"
+    else:
+        async with session.resumed(other, question.id) as stream:
+            await session.answer(other, question, accept(name="Ann"))
+            where = await stream.asked()
+        await session.answer(holder, where, accept(name="Rome"))
+        assert await goes_on(session, holder, where) == "Ann in Rome"
+    assert steps == ["before", "after Ann"]
+
+
+async def test_a_question_that_the_client_has_not_seen_is_asked_again_and_no_other(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("three")) as stream:
+        first = await stream.asked()
+    async with session.resumed(two[1], first.id) as stream:
+        rest = [await stream.asked() for _ in range(2)]
+        assert first.asked["method"] not in {one.asked["method"] for one in rest}
+        for one in (first, *rest):
+            result = {
+                "elicitation/create": accept(name="Bob"),
+                "sampling/createMessage": sampled("a poem"),
+                "roots/list": {"roots": [{"uri": "file:///a"}]},
+            }[one.asked["method"]]
+            await session.answer(two[0], one, result)
+        (response,) = await stream.over()
+    assert text(response) == "Bob, a poem, file:///a"
+
+
+async def test_a_state_that_is_too_long_for_a_header_is_kept(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("shed", size=20_000)) as stream:
+        question = await stream.asked()
+    assert question.id is not None
+    assert len(question.id) < 4_100
+    async with session.resumed(two[1], question.id) as stream:
+        await session.answer(two[0], question, accept(name="Bob"))
+        (response,) = await stream.over()
+    assert text(response) == "Bob 20000"
+
+
+@pytest.mark.parametrize("event_id", ["x", "x.1", "v1.a.b.1", "1", ".", "é"])
+async def test_an_event_that_nobody_sent_is_refused(two: tuple[FastAPI, FastAPI], event_id: str) -> None:
+    session = await opened(two[0])
+    async with session.resumed(two[0], event_id) as stream:
+        body = await stream.body()
+    assert stream.status == 400
+    assert b"Last-Event-ID" in body
+
+
+async def test_an_event_of_another_session_is_refused(two: tuple[FastAPI, FastAPI]) -> None:
+    session, another = await opened(two[0]), await opened(two[0])
+    async with session.stream(two[0], calling("greet")) as stream:
+        question = await stream.asked()
+    async with another.resumed(two[0], question.id) as stream:
+        await stream.body()
+    assert stream.status == 400
+
+
+async def test_a_call_that_was_cut_off_before_it_asked_is_not_run_again(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("greet")) as stream:
+        primed = await stream.next()
+    assert primed.message is None
+    steps.clear()
+    async with session.resumed(two[1], primed.id) as stream:
+        (response,) = await stream.over()
+    assert "connection was lost" in error_text(response)
+    assert steps == []
+
+
+@pytest.mark.parametrize("where", [0, 1])
+async def test_a_call_that_is_cancelled_ends_without_a_response_wherever_that_is_said(
+    two: tuple[FastAPI, FastAPI], where: int
+) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("greet", request_id=9)) as stream:
+        await stream.asked()
+        told = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
+        assert (await session.send(two[where], told)).status_code == 202
+        assert await stream.over() == []
+
+
+async def test_a_question_that_is_not_answered_in_time_ends_its_call(using: Settings) -> None:
+    app = gateway(*TOOLS, using=using, sessions={"answer_timeout_s": 1})
+    session = await opened(app)
+    async with session.stream(app, calling("greet")) as stream:
+        await stream.asked()
+        (response,) = await stream.over()
+    assert "not answered in time" in error_text(response)
+
+
+async def test_calls_that_wait_for_answers_are_bounded_for_each_caller(using: Settings) -> None:
+    app = gateway(*TOOLS, using=using, http={"max_streams_per_caller": 2})
+    session = await opened(app)
+    async with session.stream(app, calling("greet")) as one, session.stream(app, calling("greet")) as two_:
+        await one.asked()
+        question = await two_.asked()
+        third = await session.send(app, calling("greet"))
+        assert "wait for answers" in third.json()["error"]["message"]
+        await session.answer(app, question, {"action": "cancel"})
+        await two_.over()
+        async with session.stream(app, calling("greet")) as again:
+            assert (await again.asked()).id is not None
+
+
+async def test_who_takes_no_stream_is_told_that_it_cannot_be_asked(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    response = await session.send(two[0], calling("greet"), accept="application/json")
+    assert "cannot be asked" in error_text(response.json())
+
+
+async def test_where_no_stream_is_held_bodies_are_finite_and_resumed(using: Settings) -> None:
+    finite = Settings(listen="off", store=using.store, state_keys=using.state_keys)
+    app = gateway(*TOOLS, using=finite)
+    session = await opened(app)
+    async with session.stream(app, calling("shed", size=10)) as stream:
+        question = await stream.asked()
+        assert await stream.over() == []
+    await session.answer(app, question, accept(name="Ann"))
+    async with session.resumed(app, question.id) as stream:
+        (response,) = await stream.over()
+    assert text(response) == "Ann 10"
+
+
+async def test_there_a_get_waits_for_a_moment_only_and_says_where_to_go_on(using: Settings) -> None:
+    finite = Settings(listen="off", store=using.store, state_keys=using.state_keys)
+    app = gateway(*TOOLS, using=finite)
+    session = await opened(app)
+    async with session.stream(app, calling("shed", size=10)) as stream:
+        question = await stream.asked()
+    async with session.resumed(app, question.id) as stream:
+        async with asyncio.timeout(60):
+            event = await stream.next()
+        assert await stream.over() == []
+    assert event.message is None
+    await session.answer(app, question, accept(name="Ann"))
+    async with session.resumed(app, event.id) as stream:
+        (response,) = await stream.over()
+    assert text(response) == "Ann 10"
+
+
+async def test_there_a_client_that_does_not_resume_is_told_that_it_cannot_be_asked(using: Settings) -> None:
+    app = gateway(*TOOLS, using=Settings(listen="off", store=using.store, state_keys=using.state_keys))
+    session = await opened(app, "2025-06-18")
+    assert "cannot be asked" in error_text((await session.send(app, calling("greet"))).json())

@@ -1,0 +1,77 @@
+"""What every store of sessions must do: a suite that the test of each store inherits.
+
+A test of a store gives the fixtures `store` and `another`, on the same data, as another process would have it, and
+`clock`, the clock of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from roundgate.storage.sessions import SessionRow, SessionStore
+from tests.support.clocks import FixedClock
+
+LATER = 9_000_000_000_000
+"""Long after the clock of a test."""
+
+
+class SessionStoreContract:
+    """Values by key, for a time."""
+
+    async def test_what_nobody_kept_is_not_there(self, store: SessionStore) -> None:
+        assert await store.read("nothing") is None
+        assert await store.read_values(["nothing", "nor this"]) == {}
+
+    async def test_the_first_value_stays(self, store: SessionStore, another: SessionStore) -> None:
+        assert await store.put_new("key", b"first", LATER)
+        assert not await another.put_new("key", b"second", LATER)
+        assert await another.read("key") == SessionRow(b"first", 1)
+
+    async def test_of_many_at_once_exactly_one_is_kept(self, store: SessionStore, another: SessionStore) -> None:
+        stores = [store, another] * 10
+        won = await asyncio.gather(*(one.put_new("key", b"%d" % n, LATER) for n, one in enumerate(stores)))
+        assert won.count(True) == 1
+        row = await store.read("key")
+        assert row is not None
+        assert row.value == b"%d" % won.index(True)
+
+    async def test_a_value_is_replaced_by_who_read_it_last(self, store: SessionStore, another: SessionStore) -> None:
+        await store.put_new("key", b"1", LATER)
+        row = await another.read("key")
+        assert row is not None
+        assert await store.replace("key", b"2", row.version, LATER)
+        assert not await another.replace("key", b"3", row.version, LATER)
+        now = await another.read("key")
+        assert now is not None
+        assert (now.value, now.version > row.version) == (b"2", True)
+
+    async def test_what_is_not_there_is_not_replaced(self, store: SessionStore) -> None:
+        assert not await store.replace("key", b"2", 1, LATER)
+        assert await store.read("key") is None
+
+    async def test_several_are_read_at_once(self, store: SessionStore) -> None:
+        for number in range(5):
+            await store.put_new(f"key {number}", b"%d" % number, LATER)
+        found = await store.read_values(["key 3", "key 1", "nothing"])
+        assert found == {"key 1": b"1", "key 3": b"3"}
+
+    async def test_a_large_value_comes_back_whole(self, store: SessionStore, another: SessionStore) -> None:
+        large = b"0123456789" * 100_000
+        assert await store.put_new("key", large, LATER)
+        row = await another.read("key")
+        assert row is not None
+        assert row.value == large
+        assert await another.read_values(["key"]) == {"key": large}
+
+    async def test_what_is_to_be_forgotten_is_as_good_as_not_there(
+        self, store: SessionStore, another: SessionStore, clock: FixedClock
+    ) -> None:
+        await store.put_new("key", b"old", clock.now_ms() + 1_000)
+        assert await store.read("key") is not None
+        clock.skip(2)
+        assert await another.read("key") is None
+        assert await another.read_values(["key"]) == {}
+        assert await another.put_new("key", b"new", LATER)
+        row = await store.read("key")
+        assert row is not None
+        assert row.value == b"new"
