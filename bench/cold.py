@@ -33,13 +33,13 @@ from bench.servers import Cores
 from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
 from infra import package
+from infra.dynamodb_local import why_not
 from infra.stack.aws import Aws, make_resources, services
 from infra.stack.functions import INVOCATION, Environment, Tools
 from infra.stack.stack import TEMPLATE, find_tools
 from infra.stack.template import Function, Template
-from roundgate.auth.principal import LOCAL
-from roundgate.tasks.call import owner_of
-from tests.support.dynamodb import why_not
+from roundgate.auth import LOCAL
+from roundgate.tasks import owner_of
 
 WITH_BYTE_CODE = "byte code in the zips"
 WITHOUT = "sources alone in the zips"

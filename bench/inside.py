@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from roundgate import config, logs
-from roundgate.auth.jwks import KeySet
-from roundgate.auth.principal import Principal
-from roundgate.auth.verifier import JwtVerifier
+from roundgate.auth import JwtVerifier, KeySet, Principal
 from roundgate.clock import Clock
 from roundgate.config import JwtAuthConfig, settings
 from roundgate.main import build_app
-from roundgate.tokens import keys
-from roundgate.tokens.request_state import Binding, StateSealer
-from roundgate.tokens.sealed import KeyRing
+from roundgate.tokens import Binding, KeyRing, StateSealer, keys
 
 CAPABILITIES: dict[str, Any] = {"elicitation": {}}
 META = {

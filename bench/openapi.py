@@ -18,10 +18,7 @@ import time
 from pathlib import Path
 
 from roundgate import config
-from roundgate.backends import loading
-from roundgate.backends.openapi.command import compiled
-from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.index import write
+from roundgate.backends import OpenApiBackendConfig, compiled, loading, write
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache/openapi"

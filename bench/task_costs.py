@@ -16,16 +16,17 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.measurements import Sample
-from roundgate.auth.principal import LOCAL
+from infra.dynamodb_local import Emulator
+from roundgate.auth import LOCAL
+from roundgate.backends import Offering, Tool, build, loading
 from roundgate.clock import Clock
-from roundgate.replay.context import Context
-from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.sqlite.database import Database
-from roundgate.storage.sqlite.queue import SqliteQueue
-from roundgate.storage.tasks import Claimed
-from tests.support.dynamodb import Emulator
-from tests.support.rounds import accept
-from tests.support.tasks import Workshop, catalog_of
+from roundgate.config import TasksConfig
+from roundgate.protocol import TextContent, ToolResult
+from roundgate.replay import Context, Journal
+from roundgate.storage import Claimed, TaskQueue, TaskRef, TaskStore
+from roundgate.storage.dynamodb import DynamoDbTasks
+from roundgate.storage.sqlite import Database, SqliteQueue
+from roundgate.tasks import TaskCall, Tasks, Worker, owner_of
 
 SIZES: Mapping[str, int] = {"2 KB": 2_000, "300 KB": 300_000}
 NOTHING_YET = ("store_calls", "queue_calls", "dynamodb_calls", "read_units", "write_units", "index_units")
@@ -45,6 +46,38 @@ async def work(ctx: Context, size: int) -> dict[str, str]:
     return {"made": made}
 
 
+class OneTool:
+    """A back end with that tool."""
+
+    name = "bench"
+    prefix = ""
+
+    async def offer(self) -> Offering:
+        async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+            return ToolResult([TextContent("done")], await work(context, **arguments))
+
+        return Offering([Tool({"name": "work", "inputSchema": {"type": "object"}}, call, task="optional")])
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+class Shop:
+    """The service of a gateway and a worker, over the same store and queue."""
+
+    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock) -> None:
+        config, catalog = TasksConfig(), loading.apart(build([OneTool()], page_size=1))
+        self.queue = queue
+        self.tasks = Tasks(store, queue, clock, config)
+        self.worker = Worker(catalog, store, queue, clock, config, lambda method, uri: None)
+
+    async def begin(self, size: int) -> TaskRef:
+        """A new task, whose step and result have that many characters."""
+        call = TaskCall("work", {"size": size}, LOCAL, {"elicitation": {}})
+        created = await self.tasks.create(call, Journal())
+        return TaskRef(owner_of(LOCAL), created["taskId"])
+
+
 def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:
     """An operation is a row, a size a case."""
     for name, size in SIZES.items():
@@ -58,18 +91,16 @@ async def _measured(emulator: Emulator, table: str, path: Path, size: int) -> Me
     meter, clock = Meter(), Clock()
     store = DynamoDbTasks(emulator.open(table, lambda: meter.watched(emulator.client())))
     queue = SqliteQueue(Database(path, durable=False), clock)
-    shop = Workshop(
-        catalog_of(work=work), meter.wrapped(store, "store_calls"), meter.wrapped(queue, "queue_calls"), clock
-    )
+    shop = Shop(meter.wrapped(store, "store_calls"), meter.wrapped(queue, "queue_calls"), clock)
     await _story(meter, shop, size)
     await store.aclose()
     await queue.aclose()
     return meter
 
 
-async def _story(meter: Meter, shop: Workshop, size: int) -> None:
+async def _story(meter: Meter, shop: Shop, size: int) -> None:
     with meter.operation("create"):
-        ref = await shop.begin("work", size=size)
+        ref = await shop.begin(size)
     with meter.operation("claim"):
         claimed = await _claimed(shop)
     with meter.operation("rest of a turn"):
@@ -77,7 +108,7 @@ async def _story(meter: Meter, shop: Workshop, size: int) -> None:
     with meter.operation("tasks/get, it asks"):
         await shop.tasks.record(LOCAL, ref.id)
     with meter.operation("tasks/update, answers all"):
-        await shop.answer(ref, confirm=accept(go=True))
+        await shop.tasks.update(LOCAL, ref.id, {"confirm": {"action": "accept", "content": {"go": True}}})
     with meter.operation("claim, after the step"):
         claimed = await _claimed(shop)
     with meter.operation("rest of a turn"):
@@ -86,14 +117,14 @@ async def _story(meter: Meter, shop: Workshop, size: int) -> None:
         record = await shop.tasks.record(LOCAL, ref.id)
         assert record is not None
         assert len(shop.tasks.shown(record)) > size
-    other = await shop.begin("work", size=size)
+    other = await shop.begin(size)
     with meter.operation("tasks/cancel"):
-        await shop.cancel(other)
+        await shop.tasks.cancel(LOCAL, other.id)
 
 
-async def _claimed(shop: Workshop) -> Claimed:
+async def _claimed(shop: Shop) -> Claimed:
     """What a pool does with a message before the run."""
-    (message,) = await shop.messages()
+    (message,) = await shop.queue.receive(10, 0)
     claimed = await shop.worker.claim(message.ref)
     await shop.queue.delete([message])
     assert isinstance(claimed, Claimed)

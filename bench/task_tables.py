@@ -15,19 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
-from roundgate.auth.principal import LOCAL
+from infra.dynamodb_local import Emulator
+from roundgate.auth import LOCAL
 from roundgate.clock import Clock
 from roundgate.json import encode
-from roundgate.protocol.tasks import Status
-from roundgate.storage.dynamodb.heads import SHARDS
-from roundgate.storage.dynamodb.table import BATCH
-from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.sqlite.database import Database
-from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef, TaskStore
-from roundgate.tasks.call import TaskCall, owner_of
-from tests.support.dynamodb import Emulator
-from tests.support.tasks import Fast
+from roundgate.protocol import Status
+from roundgate.storage import NOTHING, Claimed, NewTask, TaskRef, TaskStore
+from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
+from roundgate.storage.sqlite import Database, SqliteTasks
+from roundgate.tasks import TaskCall, owner_of
 
 OWNER = owner_of(LOCAL)
 DAY_MS = 86_400_000
@@ -63,7 +59,7 @@ def sqlite(folder: Path, count: int) -> Filled:
     """A SQLite file."""
     folder.mkdir()
     path = folder / "gateway.sqlite3"
-    asyncio.run(_fill_sqlite(Fast(path), count))
+    asyncio.run(_fill_sqlite(Database(path, durable=False), count))
     return Filled("SQLite", count, folder, {"GATEWAY_STORE": f"sqlite:///{path}"})
 
 
@@ -81,7 +77,7 @@ def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled
     return Filled("DynamoDB Local", count, folder, environment, (emulator, table))
 
 
-async def _fill_sqlite(database: Fast, count: int) -> None:
+async def _fill_sqlite(database: Database, count: int) -> None:
     store = SqliteTasks(database)
     for number in range(count):
         await _put(store, number)

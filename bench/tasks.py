@@ -33,13 +33,12 @@ from bench.servers import Cores, Server, running
 from bench.subjects import ROOT, SUBJECTS
 from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
+from infra import dynamodb_local
+from infra.dynamodb_local import Emulator
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
-from roundgate.storage.sqlite.database import Database
-from roundgate.storage.sqlite.queue import SqliteQueue
-from roundgate.tasks.sweep import Sweep
-from tests.support import dynamodb
-from tests.support.dynamodb import Emulator
+from roundgate.storage.sqlite import Database, SqliteQueue
+from roundgate.tasks import Sweep
 
 CLIENTS = 16
 SWEEPS = 5
@@ -61,7 +60,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
         tables = [task_tables.sqlite(folder / f"sqlite-{size}", size) for size in settings.table_sizes]
         emulator: Emulator | None = None
-        if reason := dynamodb.why_not():
+        if reason := dynamodb_local.why_not():
             yield Sample("tasks", "DynamoDB Local", {}, (f"tasks: no rows of DynamoDB Local: {reason}",))
         else:
             emulator = stack.enter_context(_emulator(folder))
@@ -76,7 +75,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
 @contextmanager
 def _emulator(folder: Path) -> Iterator[Emulator]:
     """The emulator; at the end it has been stopped, and the folder can go."""
-    with dynamodb.emulator(folder) as emulator:
+    with dynamodb_local.emulator(folder) as emulator:
         yield emulator
     until = time.monotonic() + PATIENCE_S
     while any(folder.glob("dynamodb.address")) and time.monotonic() < until:

@@ -33,29 +33,35 @@ def drawn() -> dict[str, str]:
     parents: dict[str, str] = {}
     chain: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
-        if found := re.match(r"    ((?:[│ ] {3})*(?:[├└]── )?)([A-Z]\w+)", line):
+        if found := re.match(r"    ((?:[│ ] {3})*(?:[├└]── )?)([A-Z]\w+) *", line):
             depth = len(found[1]) // 4
             chain[depth:] = [found[2]]
-            parents[found[2]] = chain[depth - 1] if depth else "Exception"
+            parents[found[2]] = chain[depth - 1] if depth else ROOTS[found[2]]
     return parents
 
 
-def written() -> dict[str, str]:
-    """Class → parent, as the code of all of `roundgate` has them."""
+ROOTS = {"RoundgateError": "Exception", "Suspend": "BaseException"}
+
+
+def ours() -> list[type[BaseException]]:
+    """Every exception class in the code of `roundgate`."""
     for module in pkgutil.walk_packages(roundgate.__path__, "roundgate."):
         importlib.import_module(module.name)
-    parents = {"GatewayError": "Exception"}
-    left: list[type[Exception]] = [GatewayError]
+    found, left = [], [BaseException]
     while left:
-        parent = left.pop()
-        ours = [cls for cls in parent.__subclasses__() if cls.__module__.startswith("roundgate.")]
-        parents |= {cls.__name__: parent.__name__ for cls in ours}
-        left += ours
-    return parents
+        subclasses = left.pop().__subclasses__()
+        found += [cls for cls in subclasses if cls.__module__.partition(".")[0] == "roundgate"]
+        left += subclasses
+    return found
 
 
 def test_the_tree_that_is_drawn_is_the_tree_that_is_written() -> None:
-    assert drawn() == written()
+    assert drawn() == {cls.__name__: cls.__bases__[0].__name__ for cls in ours()}
+
+
+def test_no_exception_is_outside_of_the_tree() -> None:
+    outside = {f"{cls.__module__}.{cls.__name__}" for cls in ours() if cls.__module__ != errors.__name__}
+    assert not outside, "put the class into roundgate/errors.py, and into the drawing at its beginning"
 
 
 def test_every_branch_is_kept_apart_from_the_others() -> None:

@@ -1,6 +1,7 @@
 """Which way imports point: this test owns the rule, so a module that breaks it says so here."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ HOMES = {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session"),
     },
-    "yaml": {"config.yaml_file", "backends.openapi.sources"},
+    "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering"},
     "jmespath": {"backends.shaping"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
@@ -76,13 +77,37 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
+    """Where what is imported lives: the name of a face counts as one of the module behind it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            within = [f"{node.module}.{alias.name}" for alias in node.names]
-            found = [name for name in within if name.removeprefix("roundgate.") in MODULES]
-            yield from found or [node.module]
+            for alias in node.names:
+                within = f"{node.module}.{alias.name}"
+                is_module = within.removeprefix("roundgate.") in MODULES
+                yield within if is_module else home(node.module, alias.name)
+
+
+def home(module: str, name: str) -> str:
+    """The module that a name comes from, if it is imported from a face."""
+    while (found := FACES.get(module, {}).get(name)) not in (None, module):
+        module = str(found)
+    return module
+
+
+def faces() -> dict[str, dict[str, str]]:
+    """By package, what its face offers: for a name the module that it comes from, for a module its package."""
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted(APP.rglob("__init__.py")):
+        tree = ast.parse(path.read_text())
+        if any(isinstance(node, ast.ImportFrom) and node.module == "roundgate.lazy" for node in tree.body):
+            package = ".".join(path.parent.relative_to(APP.parent).parts)
+            blocks = [
+                node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            ]
+            shown = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
+            found[package] = {alias.name: line.module or "" for line in shown for alias in line.names}
+    return found
 
 
 def layer(name: str) -> int:
@@ -98,6 +123,7 @@ def package(name: str) -> str:
 
 
 MODULES = dict(modules())
+FACES = faces()
 
 
 def test_every_module_has_a_layer() -> None:
@@ -143,6 +169,75 @@ def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
         assert not [one for one in imports(MODULES[name]) if is_of_a_revision(one.removeprefix("roundgate."))]
 
 
+def users() -> Iterator[tuple[str, Path]]:
+    """What has to keep to the faces: all that is not a test."""
+    for path in sorted(APP.rglob("*.py")):
+        yield ".".join(path.relative_to(APP.parent).with_suffix("").parts).removesuffix(".__init__"), path
+    for folder in ("bench", "infra"):
+        for path in sorted((APP.parents[1] / folder).rglob("*.py")):
+            yield ".".join(path.relative_to(APP.parents[1]).with_suffix("").parts), path
+
+
+USERS = dict(users())
+
+
+def past_a_face(user: str, node: ast.ImportFrom) -> Iterator[str]:
+    """The names that are imported from the inside of a package by somebody outside of it."""
+    for alias in node.names:
+        module = str(node.module)
+        around = [package for package in FACES if package != "roundgate" and (module + ".").startswith(package + ".")]
+        package = max(around, key=len, default="")
+        if not package or (user + ".").startswith(package + ".") or is_of_a_revision(module.removeprefix("roundgate.")):
+            continue
+        if module != package or alias.name not in FACES[package]:
+            yield f"{module}.{alias.name}"
+
+
+def test_who_is_outside_of_a_package_imports_from_its_face() -> None:
+    found: dict[str, list[str]] = {}
+    for user, path in USERS.items():
+        if user not in FACES:
+            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+            found[user] = [name for node in nodes for name in past_a_face(user, node)]
+    past = {user: names for user, names in found.items() if names}
+    assert not past, "have the __init__ of the package offer these names, and import them from the package"
+
+
+def test_nothing_but_tests_imports_from_tests() -> None:
+    found = {user: set(imports(ast.parse(path.read_text()))) for user, path in USERS.items()}
+    assert not [user for user, names in found.items() if any(name.partition(".")[0] == "tests" for name in names)]
+
+
+@pytest.mark.parametrize("package", FACES)
+def test_a_face_offers_at_run_time_what_type_checkers_see(package: str) -> None:
+    module = importlib.import_module(package)
+    assert sorted(FACES[package]) == list(module.__all__)
+    for name, source in FACES[package].items():
+        is_module = f"{package}.{name}".removeprefix("roundgate.") in MODULES
+        assert is_module == (source == package), f"{name}: a name must not take the place of a module"
+        behind = importlib.import_module(source)
+        assert getattr(module, name) is (
+            importlib.import_module(f"{package}.{name}") if is_module else getattr(behind, name)
+        )
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_every_package_has_a_face_or_is_a_revision_or_a_command() -> None:
+    packages = {".".join(path.parent.relative_to(APP.parent).parts) for path in APP.rglob("__init__.py")}
+    assert packages - FACES.keys() == WITHOUT_FACE
+
+
+WITHOUT_FACE = {
+    "roundgate.backends.http",
+    "roundgate.backends.openapi",
+    "roundgate.backends.python",
+    "roundgate.cli",
+    "roundgate.protocol.v2026_07_28",
+}
+"""Kinds of back ends are found by `backends.registry`, revisions by `protocol.revisions`; `cli` is the command."""
+
+
 def loaded_after(statement: str) -> set[str]:
     code = f"{statement}\nimport sys; print(*sorted(sys.modules))"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
@@ -165,5 +260,5 @@ def test_every_package_says_what_it_is() -> None:
 def test_every_public_name_of_the_package_can_be_imported() -> None:
     import roundgate
 
-    for name in roundgate.__all__:
+    for name in FACES["roundgate"]:
         assert getattr(roundgate, name).__name__ == name

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.ports import reserved_port
 from tests.support.documents import ROOT, blocks, run, shown
-from tests.support.ports import reserved_port
 from tests.support.server import running
 
 README = (ROOT / "README.md").read_text()

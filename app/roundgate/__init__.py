@@ -12,8 +12,9 @@ Names are imported when first used, so importing a part of the package costs tha
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.auth.principal import Principal as Principal
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from roundgate.backends.declare import resource as resource
     from roundgate.backends.declare import tool as tool
     from roundgate.clock import Deadline as Deadline
+    from roundgate.errors import Declined as Declined
     from roundgate.errors import InvalidParams as InvalidParams
     from roundgate.errors import NotJson as NotJson
     from roundgate.errors import OutcomeUnknown as OutcomeUnknown
-    from roundgate.errors import Refused as Refused
     from roundgate.errors import ResourceNotFound as ResourceNotFound
+    from roundgate.errors import StepFailed as StepFailed
+    from roundgate.errors import StepTimeout as StepTimeout
     from roundgate.errors import ToolError as ToolError
     from roundgate.protocol.content import Annotations as Annotations
     from roundgate.protocol.content import AudioContent as AudioContent
@@ -47,41 +50,21 @@ if TYPE_CHECKING:
     from roundgate.replay.questions import Sample as Sample
     from roundgate.replay.questions import Sampled as Sampled
     from roundgate.replay.questions import Url as Url
-    from roundgate.replay.steps import StepFailed as StepFailed
-    from roundgate.replay.steps import StepTimeout as StepTimeout
     from roundgate.replay.sync_context import SyncContext as SyncContext
-
-_HOMES = {
-    "roundgate.auth.principal": ("Principal",),
-    "roundgate.backends.declare": ("prompt", "resource", "tool"),
-    "roundgate.clock": ("Deadline",),
-    "roundgate.errors": ("InvalidParams", "NotJson", "OutcomeUnknown", "Refused", "ResourceNotFound", "ToolError"),
-    "roundgate.protocol.content": (
-        "Annotations",
-        "AudioContent",
-        "BlobResourceContents",
-        "Completion",
-        "EmbeddedResource",
-        "Icon",
-        "ImageContent",
-        "PromptMessage",
-        "ResourceLink",
-        "TextContent",
-        "TextResourceContents",
-        "ToolResult",
-    ),
-    "roundgate.replay.context": ("Context",),
-    "roundgate.replay.questions": ("Answer", "Form", "Root", "Roots", "Sample", "Sampled", "Url"),
-    "roundgate.replay.steps": ("StepFailed", "StepTimeout"),
-    "roundgate.replay.sync_context": ("SyncContext",),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'roundgate' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".auth.principal": "Principal",
+            ".backends.declare": "prompt resource tool",
+            ".clock": "Deadline",
+            ".errors": "Declined InvalidParams NotJson OutcomeUnknown ResourceNotFound StepFailed StepTimeout "
+            "ToolError",
+            ".protocol.content": "Annotations AudioContent BlobResourceContents Completion EmbeddedResource Icon "
+            "ImageContent PromptMessage ResourceLink TextContent TextResourceContents "
+            "ToolResult",
+            ".replay.context": "Context",
+            ".replay.questions": "Answer Form Root Roots Sample Sampled Url",
+            ".replay.sync_context": "SyncContext",
+        },
+    )

@@ -1,51 +1,80 @@
-"""Every exception the gateway raises on purpose. Standard library only; the bottom of every import chain.
+"""Every exception that `roundgate` raises on purpose; there is none outside of this module.
 
-    GatewayError
-    ├── ProtocolError                 the request is at fault; answered as a JSON-RPC error
-    │   ├── ParseError                the body is not the JSON we accept
-    │   ├── InvalidRequest            JSON, but not one JSON-RPC request or notification
-    │   ├── MethodNotFound            a method that this server does not serve
-    │   ├── InvalidParams             params or `_meta` have the wrong shape, or name something that does not exist
-    │   │   ├── ResourceNotFound      no resource has the URI
-    │   │   ├── StateRefused          a requestState that is not taken: one sentence, whatever the reason
-    │   │   └── TaskNotFound          no task of the caller's has the id: one sentence, whatever the reason
-    │   ├── HeaderMismatch            a header is missing, malformed, or disagrees with the body
-    │   ├── MissingCapability         the client did not declare a capability that the call needs
-    │   └── UnsupportedVersion        a protocol revision that this server does not speak
-    ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
-    │   ├── SessionNotFound           404: no session of the caller's has the id: one sentence, whatever the reason
-    │   └── Unavailable               not now: 503
-    ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
-    │   ├── Unauthenticated           401: no token, or none that holds
-    │   └── InsufficientScope         403: the token's scopes do not cover the call
-    ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
-    ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
-    │   ├── BackendError              what the service behind a tool did wrong
-    │   ├── CallTimeout               the call outlived its deadline
-    │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
-    │   ├── TaskTimeout               a task took longer than a task may
-    │   └── Refused                   the user declined a question or dismissed it
-    ├── NotJson                       a handler had something remembered that JSON cannot hold
-    ├── NondeterminismError           a handler went another way than when what is remembered was
-    ├── StateTooLarge                 a handler had more remembered than may travel
-    ├── LeaseLost                     a task is no longer this worker's to write to
-    ├── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
-    ├── UsageError                    what was said on the command line, or in a file that it names, cannot be used
-    └── ClientError                   what `roundgate.client` raises: a server could not be used as was asked
-        ├── ConnectionLost            no connection, or it ended before the answer was whole
-        ├── TimedOut                  no answer within the time that was given
-        ├── HttpRefused               an HTTP status without a JSON-RPC message
-        │   └── AuthorizationFailed   no access: no credentials, none that are taken, or a login that went wrong
-        ├── BadAnswer                 the server sent something that the protocol does not allow, or too much
-        ├── RpcError                  the server answered with a JSON-RPC error
-        ├── NoCommonVersion           client and server share no revision of the protocol
-        ├── Unanswered                the server asks, and nothing that was given answers
-        ├── AnswerInvalid             an answer that was given does not fit its question
-        ├── TooManyRounds             the server asks more often than it may
-        ├── TaskEnded                 a task ended without a result: failed, or cancelled
-        └── WrongHandle               a task's handle that is malformed, or is another server's
+Standard library only; the bottom of every import chain.
 
-Classes carry facts, never codes: a revision's `wire_errors` alone knows JSON-RPC codes and HTTP statuses.
+    RoundgateError
+    ├── GatewayError                      what a call, a task or a start can end with
+    │   ├── ProtocolError                 the request is at fault; answered as a JSON-RPC error
+    │   │   ├── ParseError                the body is not the JSON we accept
+    │   │   ├── InvalidRequest            JSON, but not one JSON-RPC request or notification
+    │   │   ├── MethodNotFound            a method that this server does not serve
+    │   │   ├── InvalidParams             params or `_meta` have the wrong shape, or name something that does not exist
+    │   │   │   ├── ResourceNotFound      no resource has the URI
+    │   │   │   ├── StateRefused          a requestState that is not taken: one sentence, whatever the reason
+    │   │   │   └── TaskNotFound          no task of the caller's has the id: one sentence, whatever the reason
+    │   │   ├── HeaderMismatch            a header is missing, malformed, or disagrees with the body
+    │   │   ├── MissingCapability         the client did not declare a capability that the call needs
+    │   │   └── UnsupportedVersion        a protocol revision that this server does not speak
+    │   ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
+    │   │   └── SessionNotFound           404: no session of the caller's has the id: one sentence, whatever the reason
+    │   ├── Unavailable                   not now: a store, a queue or a place that is needed cannot be had
+    │   ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
+    │   │   ├── Unauthenticated           401: no token, or none that holds
+    │   │   └── InsufficientScope         403: the token's scopes do not cover the call
+    │   ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
+    │   ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
+    │   │   ├── BackendError              what the service behind a tool did wrong
+    │   │   ├── CallTimeout               the call outlived its deadline
+    │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
+    │   │   ├── TaskTimeout               a task took longer than a task may
+    │   │   └── Declined                  the user declined a question or dismissed it
+    │   ├── NotJson                       a handler had something remembered that JSON cannot hold
+    │   ├── NondeterminismError           a handler went another way than when what is remembered was
+    │   ├── StateTooLarge                 a handler had more remembered than may travel
+    │   ├── LeaseLost                     a task is no longer this worker's to write to
+    │   ├── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
+    │   ├── UsageError                    what was said on the command line, or in a file that it names, cannot be used
+    │   └── ClientError                   what `roundgate.client` raises: a server could not be used as was asked
+    │       ├── ConnectionLost            no connection, or it ended before the answer was whole
+    │       ├── TimedOut                  no answer within the time that was given
+    │       ├── HttpRefused               an HTTP status without a JSON-RPC message
+    │       │   └── AuthorizationFailed   no access: no credentials, none that are taken, or a login that went wrong
+    │       ├── BadAnswer                 the server sent something that the protocol does not allow, or too much
+    │       ├── RpcError                  the server answered with a JSON-RPC error
+    │       ├── NoCommonVersion           client and server share no revision of the protocol
+    │       ├── Unanswered                the server asks, and nothing that was given answers
+    │       ├── AnswerInvalid             an answer that was given does not fit its question
+    │       ├── TooManyRounds             the server asks more often than it may
+    │       ├── TaskEnded                 a task ended without a result: failed, or cancelled
+    │       └── WrongHandle               a task's handle that is malformed, or is another server's
+    ├── StepFailed                        a step raised: what the handler sees, now and in every replay
+    │   └── StepTimeout                   a step was not over within its `timeout_s`
+    └── Inside                            raised and caught in the house; nobody outside sees one
+        ├── AnswerTooLarge                a service's answer has more bytes than it may
+        ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
+        ├── KeysUnavailable               the keys of an issuer have never been read
+        ├── NotNow                        a service's job cannot be asked for just now
+        ├── NotServedHere                 this worker cannot serve a task, another may
+        ├── OAuthRefused                  an authorization server's answer that is no success
+        ├── SealBroken                    a token that cannot be opened
+        ├── SessionOver                   an older server has forgotten the client's session
+        ├── TaskGivenUp                   a task fails now, whatever its handler would do
+        ├── TryLater                      a server said that it cannot answer its client now
+        ├── UnexpectedAnswer              a service's answer is not what was promised
+        ├── UnfitAnswer                   a response does not fit the question that was asked
+        ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
+        ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
+        ├── UnreadableDocument            a document of OpenAPI cannot be had
+        ├── UnresolvedReference           a `${…}` in the configuration leads to nothing, or is none
+        ├── UnusableIndex                 a compiled index of OpenAPI that is none of ours, or not whole
+        ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
+        ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
+        └── WorkerFault                   what is wrong with a worker rather than with the tool
+
+    Suspend                               a `BaseException`, because no handler must catch it: ends a run for now
+
+Classes carry facts, never codes: a revision's `wire_errors` knows JSON-RPC codes and the statuses that go with them.
+What HTTP itself refuses (`TransportError`, `AuthError`) knows its status; nothing else knows of HTTP.
 The text of a `ProtocolError`, `TransportError` or `ToolError` is said to the caller, so it must not hold secrets.
 """
 
@@ -56,8 +85,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 
-class GatewayError(Exception):
+class RoundgateError(Exception):
     """Base of the tree."""
+
+
+class GatewayError(RoundgateError):
+    """What a call, a task or a start can end with."""
 
     @property
     def data(self) -> dict[str, Any] | None:
@@ -191,11 +224,10 @@ class SessionNotFound(TransportError):
         super().__init__(404, "Session not found: it has expired, was ended, or is not yours; begin with initialize")
 
 
-class Unavailable(TransportError):
-    """503: what is needed to answer cannot be had just now."""
+class Unavailable(GatewayError):
+    """What is needed to answer cannot be had just now: try again in `retry_s` seconds. A write may have happened."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(503, message, [(b"retry-after", b"5")])
+    retry_s: Final = 5
 
 
 class AuthError(GatewayError):
@@ -259,7 +291,7 @@ class TaskTimeout(ToolError):
     """A task took longer than a task may (`tasks.task_timeout_s`)."""
 
 
-class Refused(ToolError):
+class Declined(ToolError):
     """The user declined a question or dismissed it. Unless the handler catches it, it ends the call politely.
 
     `action` is "decline" or "cancel".
@@ -326,6 +358,123 @@ class ConfigError(GatewayError):
 
 class UsageError(GatewayError):
     """What was said on the command line, or in a file that it names, cannot be used."""
+
+
+class StepFailed(RoundgateError):
+    """A step raised; this is what its handler sees, in the run in which it happened and in each replay of it."""
+
+
+class StepTimeout(StepFailed):
+    """A step was not over within its `timeout_s`."""
+
+
+class Inside(RoundgateError):
+    """Raised and caught in the house: what leaves it is a result, a `GatewayError`, or a line of the log."""
+
+
+class AnswerTooLarge(Inside):
+    """A service's answer has more bytes than it may."""
+
+
+class HandlerExited(Inside, RuntimeError):
+    """A handler called `sys.exit()`, or raised what would end the process."""
+
+
+class KeysUnavailable(Inside):
+    """The issuer's keys have never been read; nobody can be verified."""
+
+
+class NotNow(Inside):
+    """A job cannot be asked for just now; its text says why."""
+
+
+class NotServedHere(Inside):
+    """This worker cannot serve the task, another may. The text says what that one must be able to do."""
+
+
+class OAuthRefused(Inside):
+    """An endpoint's answer that is no success: its status, OAuth's `error` and `error_description`, a DPoP nonce."""
+
+    def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.status = status
+        self.error = str(body.get("error", ""))[:100]
+        self.description = str(body.get("error_description", ""))[:300]
+        self.nonce = nonce
+
+
+class SealBroken(Inside):
+    """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
+
+
+class SessionOver(Inside):
+    """An older server has forgotten the session."""
+
+
+class TaskGivenUp(Inside):
+    """The task fails now; the text says why, fit for a `statusMessage`."""
+
+
+class TryLater(Inside):
+    """A server cannot answer its client now; `wait_s` is when to ask again."""
+
+    def __init__(self, status: int, wait_s: float) -> None:
+        super().__init__(f"The server is not available now (HTTP status {status})")
+        self.status = status
+        self.wait_s = wait_s
+
+
+class UnexpectedAnswer(Inside):
+    """A service's answer is not what was promised."""
+
+
+class UnfitAnswer(Inside):
+    """A response that does not fit its question; says what is wrong, for whoever answers."""
+
+
+class UnknownEncoding(Inside):
+    """A service's answer is packed in a way that we did not ask for."""
+
+
+class UnknownEntry(Inside, ValueError):
+    """An entry of a kind that this version does not know: a later one wrote it."""
+
+
+class UnreadableDocument(Inside):
+    """A document of OpenAPI cannot be had; its text says why."""
+
+
+class UnresolvedReference(Inside):
+    """A `${…}` in the configuration leads to nothing, or is none."""
+
+    def __init__(self, message: str, remedy: str, *, is_syntax: bool = False) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.is_syntax = is_syntax
+
+
+class UnusableIndex(Inside):
+    """A compiled index of OpenAPI that is none, is not whole, or is of another version."""
+
+
+class UnusableOperation(Inside):
+    """A part of a document cannot be used. `remedy` is for the person who has the document or the configuration."""
+
+    def __init__(self, message: str, remedy: str = "mend the document, or leave the operation out with `exclude`"):
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class UnusableReturn(Inside, TypeError):
+    """A handler returned something that has no JSON, or does not conform to what it promises."""
+
+
+class WorkerFault(Inside):
+    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+
+
+class Suspend(BaseException):
+    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does not catch it by accident."""
 
 
 class ClientError(GatewayError):

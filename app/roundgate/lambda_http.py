@@ -22,13 +22,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import aws, config, json, logs, main
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, settings
-from roundgate.config.settings import Settings
+from roundgate.config import ConfigFile, Settings, settings
 from roundgate.errors import ConfigError
-from roundgate.http.guard import HEALTH
-from roundgate.http.hosting import Hosting
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.jsonrpc import Request
+from roundgate.http import HEALTH, Hosting
+from roundgate.protocol import Request, jsonrpc
 
 Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]

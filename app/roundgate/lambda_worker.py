@@ -18,10 +18,8 @@ from typing import Any, Final, Protocol, TypeAlias
 from roundgate import aws, config, logs, metrics, startup
 from roundgate.clock import Clock, Deadline
 from roundgate.config import settings
-from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.ending import Turn
-from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.worker import Worker
+from roundgate.storage import TaskRef
+from roundgate.tasks import Sweep, Turn, Worker
 
 Event: TypeAlias = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Faces of packages: what a package offers is imported when somebody first uses it, not when the package is.
 
-A cold start then costs what it uses (docs/decisions). Type checkers read the same names under `TYPE_CHECKING`, and a
-test holds both lists to each other.
+A cold start then costs what it uses. Type checkers read the same names under `TYPE_CHECKING`; a test holds both lists
+to each other, and those outside a package to its face.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any, TypeAlias
 GetAttribute: TypeAlias = Callable[[str], Any]
 
 
-def face(package: str, modules: Mapping[str, str]) -> tuple[GetAttribute, list[str]]:
+def face(package: str, names: Mapping[str, str], *, modules: str = "") -> tuple[GetAttribute, list[str]]:
     """A package's `__getattr__` (PEP 562) and `__all__`.
 
-    `modules` maps each module, named without the package's own name in front unless it is elsewhere (`.journal`), to
-    the names that it offers, separated by blanks.
+    `names` maps each module (`.journal`, or a full name) to what it offers, separated by blanks; `modules` are those
+    that are offered as a whole. No name may be that of another module of the package, which would take its place.
     """
-    homes = {name: module for module, names in modules.items() for name in names.split()}
+    homes = {name: module for module, offered in names.items() for name in offered.split()}
+    whole = modules.split()
 
     def get(name: str) -> Any:
+        if name in whole:
+            return import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(homes[name], package), name)
         setattr(sys.modules[package], name, value)  # the next look-up does not come here
         return value
 
-    return get, sorted(homes)
+    return get, sorted([*homes, *whole])

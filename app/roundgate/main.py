@@ -19,46 +19,35 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
 from roundgate import aws, config, logs, tracing
-from roundgate.auth.principal import LocalVerifier, Verifier
-from roundgate.backends.serving import Serving, Snapshot, ToolScopes
+from roundgate.auth import LocalVerifier, Verifier
+from roundgate.backends import Serving, Snapshot, ToolScopes
 from roundgate.clock import Clock
-from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig, settings
-from roundgate.config.settings import Settings
+from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig, Settings, settings
 from roundgate.errors import ConfigError, Problem
-from roundgate.http.authentication import AuthenticationMiddleware
-from roundgate.http.challenge import ProtectedResource
-from roundgate.http.endpoint import McpEndpoint
-from roundgate.http.exceptions import ExceptionMiddleware
-from roundgate.http.guard import HEALTH, Guard, default_hosts, public_origins
-from roundgate.http.head import HeadMiddleware
-from roundgate.http.limits import BodyBudget
-from roundgate.http.older import OlderEndpoint
-from roundgate.http.questions import Questions
-from roundgate.http.responder import GRACE_S
-from roundgate.http.session_calls import SessionCalls
-from roundgate.http.shutdown import on_stop_signal
-from roundgate.http.stalls import telling_of_stalls
-from roundgate.methods.current import CurrentMethods, Use
-from roundgate.methods.discovery import makes_tasks, server_info
-from roundgate.methods.once import Once
-from roundgate.methods.rounds import Rounds
-from roundgate.methods.sessions import Sessions
-from roundgate.methods.table import Methods
-from roundgate.protocol import notifications
-from roundgate.protocol.revision import ResultFormat
-from roundgate.protocol.revisions import NEWEST, WITH_SESSIONS
+from roundgate.http import (
+    GRACE_S,
+    HEALTH,
+    AuthenticationMiddleware,
+    BodyBudget,
+    ExceptionMiddleware,
+    Guard,
+    HeadMiddleware,
+    McpEndpoint,
+    OlderEndpoint,
+    ProtectedResource,
+    Questions,
+    SessionCalls,
+    default_hosts,
+    on_stop_signal,
+    public_origins,
+    telling_of_stalls,
+)
+from roundgate.methods import CurrentMethods, Methods, Once, Rounds, Sessions, Use, makes_tasks, server_info
+from roundgate.protocol import NEWEST, WITH_SESSIONS, ResultFormat, notifications
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core
-from roundgate.tasks.named import NamedTasks
-from roundgate.tasks.pool import Pool
-from roundgate.tasks.service import Tasks
-from roundgate.tasks.watch import Watch
-from roundgate.tokens import keys
-from roundgate.tokens.request_state import StateSealer
-from roundgate.tokens.sealed import Key, KeyRing
-from roundgate.tokens.session_ids import SessionSealer
-from roundgate.tokens.stream_ids import StreamIds
-from roundgate.tokens.task_ids import TaskIds
+from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
+from roundgate.tokens import Key, KeyRing, SessionSealer, StateSealer, StreamIds, TaskIds, keys
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
@@ -294,11 +283,10 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
     if resource is None:
         return LocalVerifier()
     if isinstance(resource.config, AuthorizerConfig):
-        from roundgate.auth.authorizer import AuthorizerVerifier
+        from roundgate.auth import AuthorizerVerifier
 
         return AuthorizerVerifier(resource.config)
-    from roundgate.auth.jwks import KeySet
-    from roundgate.auth.verifier import JwtVerifier
+    from roundgate.auth import JwtVerifier, KeySet
 
     audience = resource.config.audience or resource.resource
     return JwtVerifier(resource.config, audience, KeySet(resource.config.jwks_url, clock))

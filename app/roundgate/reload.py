@@ -23,11 +23,8 @@ from typing import Any, Final, TypeAlias
 from pydantic import BaseModel
 
 from roundgate import config
-from roundgate.backends import loading
-from roundgate.backends.python.modules import Modules
-from roundgate.backends.serving import Serving, Snapshot
-from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config.base import Origin
+from roundgate.backends import Modules, Serving, Snapshot, loading
+from roundgate.config import ConfigFile, GatewayConfig, Origin
 from roundgate.errors import ConfigError
 from roundgate.files import Stamp, stamp
 

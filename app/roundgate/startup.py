@@ -10,23 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from roundgate import aws, metrics, tracing
-from roundgate.backends import loading
-from roundgate.backends.python.modules import Modules
-from roundgate.backends.serving import Serving
+from roundgate.backends import Modules, Serving, loading
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config.settings import Settings
+from roundgate.config import ConfigFile, GatewayConfig, Settings
 from roundgate.errors import ConfigError, Problem
-from roundgate.methods.hub import Hub
-from roundgate.storage.once import OnceStore
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sessions import SessionStore
-from roundgate.storage.tasks import TaskStore
-from roundgate.tasks.isolation import Children, child_command
-from roundgate.tasks.pool import Pool
-from roundgate.tasks.rescue import watchdog_of
-from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.worker import Worker
+from roundgate.methods import Hub
+from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
+from roundgate.tasks import Children, Pool, Sweep, Worker, child_command, watchdog_of
 from roundgate.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6
@@ -146,18 +136,15 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     sessions: SessionStore
     prepares: list[Callable[[], None]] = []
     if using.dynamodb_table is not None:
+        from roundgate.storage.dynamodb import DynamoDbSessions, DynamoDbTasks
         from roundgate.storage.dynamodb import table as dynamodb
-        from roundgate.storage.dynamodb.sessions import DynamoDbSessions
-        from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 
         table = dynamodb.Table(using.dynamodb_table, lambda: aws.client("dynamodb", **dynamodb.CONFIG), clock)
         once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
         sessions = DynamoDbSessions(table, clock)
         prepares.append(table.prepare)
     else:
-        from roundgate.storage.sqlite.database import Database, SqliteOnce
-        from roundgate.storage.sqlite.sessions import SqliteSessions
-        from roundgate.storage.sqlite.tasks import SqliteTasks
+        from roundgate.storage.sqlite import Database, SqliteOnce, SqliteSessions, SqliteTasks
 
         database = Database(using.sqlite_path)
         once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
@@ -171,8 +158,7 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         )
         prepares.append(at_sqs.prepare)
     else:
-        from roundgate.storage.sqlite.database import Database
-        from roundgate.storage.sqlite.queue import SqliteQueue
+        from roundgate.storage.sqlite import Database, SqliteQueue
 
         # a message that the machine's death takes with it is one that the sweep replaces
         queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)

@@ -14,10 +14,10 @@ from typing import Any
 
 import boto3
 
+from infra.dynamodb_local import emulator
 from infra.stack.loops import traced
 from infra.stack.template import Template
-from roundgate.storage.dynamodb.table import create_table
-from tests.support.dynamodb import emulator
+from roundgate.storage.dynamodb import create_table
 
 ACCOUNT = "123456789012"
 REGION = "eu-central-1"

@@ -27,7 +27,8 @@ from roundgate import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.backends.returned import NotJsonError, ToolReturn, completion, prompt_messages, resource_contents
+from roundgate.backends.returned import ToolReturn, completion, prompt_messages, resource_contents
+from roundgate.errors import UnusableReturn
 from roundgate.json import encode
 
 PICTURE = ImageContent(b"\x89PNG", "image/png")
@@ -213,7 +214,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 def test_what_breaks_the_output_schema_is_an_error_that_says_where(
     annotation: Any, schema: Any, value: Any, complaint: str
 ) -> None:
-    with pytest.raises(NotJsonError) as refused:
+    with pytest.raises(UnusableReturn) as refused:
         wire(annotation, value, schema)
     assert complaint in str(refused.value)
 
@@ -241,14 +242,14 @@ def test_an_unusable_output_schema_is_refused(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [object(), b"\xff", {"a": object()}, [lambda: None], {(1, 2): [object()]}])
 def test_what_has_no_json_is_an_error_that_says_why(value: Any) -> None:
-    with pytest.raises(NotJsonError, match=r"has no JSON: \S+"):
+    with pytest.raises(UnusableReturn, match=r"has no JSON: \S+"):
         wire(Any, value)
 
 
 def test_what_contains_itself_has_no_json() -> None:
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(NotJsonError, match="Circular"):
+    with pytest.raises(UnusableReturn, match="Circular"):
         wire(Any, value)
 
 
@@ -290,7 +291,7 @@ def test_a_prompt_is_a_string_a_block_a_message_or_a_list_of_these(value: Any, m
 
 @pytest.mark.parametrize("value", [None, 5, {"role": "user"}, ["a", None]])
 def test_anything_else_is_no_prompt(value: Any) -> None:
-    with pytest.raises(NotJsonError, match="not a str, a content block or a PromptMessage"):
+    with pytest.raises(UnusableReturn, match="not a str, a content block or a PromptMessage"):
         prompt_messages(value)
 
 

@@ -22,10 +22,10 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra.ports import reserved_port
 from tests.chaos.fleet import ROOT
 from tests.chaos.hostile import call, request
 from tests.chaos.orders import table
-from tests.support.ports import reserved_port
 
 DESCRIPTORS = 256
 MEMORY_MB = 512

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.ports import reserved_port
+from infra.ports import reserved_port
 
 ROOT = Path(__file__).parents[2]
 

@@ -27,9 +27,9 @@ from types import MappingProxyType
 
 import yaml
 
+from infra.ports import reserved_port
 from infra.stack.stack import why_not
 from tests.conformance.judge import Check, Outcome, Status, Verdict, closing_line, details, judge, table, unknown
-from tests.support.ports import reserved_port
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

@@ -18,10 +18,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from infra.ports import reserved_port
 from roundgate.config.settings import Settings
 from tests.support import wire
 from tests.support.dynamodb import ROOT
-from tests.support.ports import reserved_port
 
 ADAPTER_TAKES = {"AWS_LWA_PORT", "AWS_LWA_READINESS_CHECK_PATH", "AWS_LWA_INVOKE_MODE"}
 """Of the variables of version 0.9.1 of the web adapter."""

@@ -255,7 +255,7 @@ async def test_a_tool_that_returns_what_is_not_json_is_a_tool_error(
     async with client(gateway(strange)) as mcp:
         result = await mcp.call("strange")
     assert result["isError"]
-    assert "NotJsonError" in only_reference(result["content"][0]["text"], caplog)
+    assert "UnusableReturn" in only_reference(result["content"][0]["text"], caplog)
 
 
 @pytest.mark.parametrize("value", [2**70, -(2**64), 1e300, "\ud800", "\u2028\x00\x7f", decimal.Decimal("1.5"), {1: 2}])

@@ -15,12 +15,11 @@ from typing import Any, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundgate.errors import ToolError
+from roundgate.errors import StepFailed, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Answered, Journal, Passed
 from roundgate.replay.questions import Answer, Form, Question, Roots, Sample, Url
-from roundgate.replay.steps import StepFailed
 from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name, play, value_of

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.errors import NondeterminismError
-from roundgate.replay.branches import Suspend
+from roundgate.errors import NondeterminismError, Suspend
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Entry, Slept

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from roundgate.clock import Clock
+from roundgate.errors import StepFailed
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Suspended
 from roundgate.replay.journal import Journal, Passed, Slept, from_row, row
 from roundgate.replay.run import HOLD_MS, Stop
-from roundgate.replay.steps import StepFailed
 from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, value_of

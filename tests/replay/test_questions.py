@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel, Field
 
-from roundgate.errors import Refused
+from roundgate.errors import Declined, UnfitAnswer
 from roundgate.json import decode, encode
 from roundgate.protocol.content import ImageContent, PromptMessage
-from roundgate.replay.questions import BadAnswer, Form, Question, Raw, Root, Roots, Sample, Url, digest_of
+from roundgate.replay.questions import Form, Question, Raw, Root, Roots, Sample, Url, digest_of
 from tests.support import json_values
 from tests.support.replay import Name
 from tests.support.rounds import accept, sampled
@@ -230,7 +230,7 @@ def test_an_accepted_form_is_the_model() -> None:
     ids=["choice", "format", "choices", "optional", "missing"],
 )
 def test_a_form_that_is_filled_in_wrongly_names_the_place(content: Any, place: str) -> None:
-    with pytest.raises(BadAnswer) as caught:
+    with pytest.raises(UnfitAnswer) as caught:
         Form("?", Order).read("q", accept(**content))
     assert place in str(caught.value)
 
@@ -248,7 +248,7 @@ QUESTIONS = [Form("?", Name), Url("?", "https://x.example/"), Sample("?", 1), Ro
 def test_any_response_is_an_answer_or_a_bad_answer_and_nothing_else(question: Question, response: Any) -> None:
     try:
         assert question.read("q", response).action in ("accept", "decline", "cancel")
-    except BadAnswer as error:
+    except UnfitAnswer as error:
         event(str(error)[:20])
 
 
@@ -380,7 +380,7 @@ def test_what_a_model_said_has_its_blocks_and_its_text(content: Any, text: str) 
     ids=json.dumps,
 )
 def test_a_sampling_response_that_is_none_is_a_bad_answer(change: dict[str, Any]) -> None:
-    with pytest.raises(BadAnswer):
+    with pytest.raises(UnfitAnswer):
         Sample("?", 1).read("q", sampled("hi") | change)
 
 
@@ -393,7 +393,7 @@ def test_roots_are_asked_for_and_read() -> None:
 
 @pytest.mark.parametrize("response", [{}, {"roots": {}}, {"roots": [{}]}, {"roots": ["file:///a"]}], ids=json.dumps)
 def test_roots_without_uris_are_a_bad_answer(response: Any) -> None:
-    with pytest.raises(BadAnswer):
+    with pytest.raises(UnfitAnswer):
         Roots().read("q", response)
 
 
@@ -414,5 +414,5 @@ def test_a_raw_request_needs_what_the_question_of_its_shape_needs(question: Ques
 def test_a_refusal_is_an_answer_without_a_value(question: Question, action: str) -> None:
     answer = question.read("who", {"action": action})
     assert (answer.accepted, answer.action, answer.value) == (False, action, None)
-    with pytest.raises(Refused, match="'who'"):
+    with pytest.raises(Declined, match="'who'"):
         answer.get()

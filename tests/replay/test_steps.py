@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from roundgate.errors import NotJson, ToolError
+from roundgate.errors import NotJson, StepFailed, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.journal import MAX_DEPTH, plain
-from roundgate.replay.steps import StepFailed
 from tests.support import json_values
 from tests.support.replay import Effects, Name, elsewhere, error_of, play, play_to_the_end, polite, value_of
 

@@ -15,13 +15,11 @@ import pytest
 
 from roundgate.aio.threads import Threads
 from roundgate.clock import Clock
-from roundgate.errors import NotJson, OutcomeUnknown, ToolError
+from roundgate.errors import NotJson, OutcomeUnknown, StepTimeout, Suspend, ToolError
 from roundgate.replay import run as run_module
-from roundgate.replay.branches import Suspend
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Failed, Restarted, Suspended
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
-from roundgate.replay.steps import StepTimeout
 from roundgate.replay.sync_context import SyncContext
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept

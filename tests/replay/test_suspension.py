@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.errors import CallTimeout, MissingCapability, Refused, ToolError
-from roundgate.replay.branches import Suspend
+from roundgate.errors import CallTimeout, Declined, MissingCapability, Suspend, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Form, Roots, Sample, Url
 from tests.support.replay import (
@@ -244,7 +243,7 @@ async def test_a_branch_that_is_refused_an_answer_leaves_the_others_theirs() -> 
 async def test_a_refusal_that_is_not_caught_ends_the_call_politely(action: str, grouped: bool) -> None:
     handler = in_a_group if grouped else under_a_timeout
     error = error_of(await play(handler, await play(handler), {"who": {"action": action}}))
-    assert isinstance(error, Refused)
+    assert isinstance(error, Declined)
     assert (error.name, error.action) == ("who", action)
     assert "'who'" in str(error)
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from roundgate.errors import CallTimeout, MissingCapability, Refused, ToolError
+from roundgate.errors import CallTimeout, Declined, MissingCapability, StepFailed, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Form, Roots, Sample
-from roundgate.replay.steps import StepFailed
 from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import (
@@ -111,7 +110,7 @@ async def test_its_errors_are_those_of_the_async_one() -> None:
         raise ToolError("out of tea")
 
     refused = error_of(await play(refuses, await play(refuses), {"who": {"action": "decline"}}))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Declined)
     assert isinstance(error_of(await play(refuses, capabilities={})), MissingCapability)
     assert isinstance(error_of(await play(fails)), StepFailed)
     assert str(error_of(await play(tells))) == "out of tea"

@@ -18,10 +18,10 @@ from anyio import to_thread
 
 from roundgate import json
 from roundgate.auth.principal import LOCAL
+from roundgate.errors import Suspend
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
 from roundgate.replay import engine
-from roundgate.replay.branches import Suspend
 from roundgate.replay.call import Call
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Failed, Outcome, Suspended

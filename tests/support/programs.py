@@ -18,10 +18,9 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from roundgate.errors import OutcomeUnknown, ToolError
+from roundgate.errors import OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Answer, Form, Question
-from roundgate.replay.steps import StepFailed, StepTimeout
 from roundgate.replay.sync_context import SyncContext
 from tests.support.replay import Name
 

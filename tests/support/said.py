@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from tests.support.documents import ROOT
 
@@ -58,6 +59,8 @@ class Module:
                 return [f"{text}…" for text in self.templates(left, depth)]
             case ast.Name(id=name) if depth:
                 return [text for one in self._assigned(name, value) for text in self.templates(one, depth - 1)]
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if depth:
+                return [text for where, one in self._fields(name, value) for text in where.templates(one, depth - 1)]
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name)) if depth:
                 return [text for one in self._returned(name) for text in self.templates(one, depth - 1)]
             case ast.Call(func=ast.Attribute(value=ast.Name() as constant, attr="format")):
@@ -69,7 +72,9 @@ class Module:
         return [node for node in ast.walk(self.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
     def _assigned(self, name: str, used: ast.Name) -> Iterator[ast.expr]:
-        around = [one for one in self._functions if one.lineno <= used.lineno <= (one.end_lineno or 0)]
+        around = _around(used, self._functions)
+        for function in around[-1:]:
+            yield from self._given(name, function)
         nodes = [node for one in around[-1:] for node in ast.walk(one)] + self.tree.body
         for node in nodes:
             match node:
@@ -80,10 +85,40 @@ class Module:
                 case ast.NamedExpr(target=ast.Name(id=found), value=value) if found == name:
                     yield value
 
+    def _given(self, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
+        """What callers in this file give for a parameter."""
+        parameters = [one.arg for one in function.args.args if one.arg != "self"]
+        if name in parameters and function.name != "__init__":
+            for called, call in self.calls():
+                if called == function.name:
+                    yield from call.args[parameters.index(name) :][:1]
+                    yield from (keyword.value for keyword in call.keywords if keyword.arg == name)
+
+    def _fields(self, name: str, used: ast.Attribute) -> Iterator[tuple[Module, ast.expr]]:
+        """The default of a field of the class around, and what is given for it wherever one is made."""
+        for cls in _around(used, [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)])[-1:]:
+            fields = [one for one in cls.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+            names = [ast.unparse(one.target) for one in fields]
+            yield from ((self, one.value) for one in fields if ast.unparse(one.target) == name and one.value)
+            for module in modules() if name in names else ():
+                for called, call in module.calls():
+                    if called == cls.name:
+                        given = call.args[names.index(name) :][:1]
+                        given += [keyword.value for keyword in call.keywords if keyword.arg == name]
+                        yield from ((module, one) for one in given)
+
     def _returned(self, name: str) -> Iterator[ast.expr]:
         for function in self._functions:
             if function.name == name:
                 yield from (one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value)
+
+
+Node = TypeVar("Node", bound=ast.stmt)
+
+
+def _around(used: ast.expr, nodes: Sequence[Node]) -> list[Node]:
+    """Those around an expression, from the outermost to the innermost."""
+    return [one for one in nodes if one.lineno <= used.lineno <= (one.end_lineno or 0)]
 
 
 def last_name(value: ast.expr) -> str | None:

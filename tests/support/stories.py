@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from roundgate.auth.principal import Principal
 from roundgate.config import TasksConfig
-from roundgate.errors import ToolError, Unavailable
+from roundgate.errors import StepFailed, ToolError, Unavailable
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
 from roundgate.replay import engine
@@ -27,7 +27,6 @@ from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Journal
 from roundgate.replay.questions import Form
 from roundgate.replay.run import Run
-from roundgate.replay.steps import StepFailed
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of

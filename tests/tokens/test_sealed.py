@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import Principal
-from roundgate.tokens.sealed import Key, KeyRing, SealBroken
+from roundgate.errors import SealBroken
+from roundgate.tokens.sealed import Key, KeyRing
 from tests.support import tokens
 from tests.support.tokens import ANN, NEW, OLD, THIRD
 

@@ -1,1 +1,23 @@
 """What several packages need of asyncio: timers and threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
+
+if TYPE_CHECKING:
+    from roundgate.aio import timers as timers
+    from roundgate.aio.threads import Threads as Threads
+    from roundgate.aio.threads import in_thread as in_thread
+    from roundgate.aio.timers import Limit as Limit
+    from roundgate.aio.timers import of_this_loop as of_this_loop
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".threads": "Threads in_thread",
+            ".timers": "Limit of_this_loop",
+        },
+        modules="timers",
+    )

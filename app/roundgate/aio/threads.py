@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, to_thread
 
-from roundgate.auth.principal import LOCAL, Principal
+from roundgate.auth import LOCAL, Principal
 
 T = TypeVar("T")
 _Identity: TypeAlias = tuple[str, str, str]

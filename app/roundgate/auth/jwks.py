@@ -15,6 +15,7 @@ from jwt import PyJWK
 
 from roundgate import json
 from roundgate.clock import Clock
+from roundgate.errors import KeysUnavailable
 from roundgate.tls import trust_store
 
 log = logging.getLogger("roundgate.auth")
@@ -25,10 +26,6 @@ FRESH_MS: Final = 3_600_000
 RETRY_MS: Final = 30_000
 MAX_BYTES: Final = 512_000
 TIMEOUT_S: Final = 5
-
-
-class KeysUnavailable(Exception):
-    """The issuer's keys have never been read; nobody can be verified."""
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import Any, Final
 import jwt
 from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
 
-from roundgate.auth.jwks import KeySet, KeysUnavailable
+from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
 from roundgate.config import JwtAuthConfig
-from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
+from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated, Unavailable
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
 """RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the same keys: logout

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from roundgate.aio.threads import Threads
-from roundgate.auth.principal import Principal
+from roundgate.aio import Threads
+from roundgate.auth import Principal
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.task_source import TaskSource
-from roundgate.config.base import Origin, TaskMode
+from roundgate.config import Origin, TaskMode
 from roundgate.errors import Problem
-from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult
-from roundgate.protocol.tasks import TaskView
-from roundgate.replay.context import Context
+from roundgate.protocol import Completion, PromptMessage, ResourceContents, TaskView, ToolResult
+from roundgate.replay import Context
 
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or, where `task_source.may_hand_over`, a task of its service that has the call from now on."""

@@ -18,11 +18,7 @@ from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resourc
 from roundgate.backends.definitions import StoredDefinition, encoded, renamed
 from roundgate.backends.task_source import TaskSource
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
-from roundgate.protocol.pages import Pages
-from roundgate.protocol.revision import MirroredArgument
-from roundgate.protocol.revisions import NEWEST
-from roundgate.protocol.schemas import Schema
-from roundgate.protocol.uri_template import UriTemplate
+from roundgate.protocol import NEWEST, MirroredArgument, Pages, Schema, UriTemplate
 
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.config.base import Model, TaskMode
+from roundgate.config import Model, TaskMode
 
 
 class Selector(Model):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
-from roundgate.config.base import TaskMode
-from roundgate.protocol.content import Annotations, Completion, Icon
+from roundgate.config import TaskMode
+from roundgate.protocol import Annotations, Completion, Icon
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,11 +18,8 @@ from typing import Any, Final, Protocol, TypeAlias
 from roundgate import json
 from roundgate.backends.config import JobConfig
 from roundgate.backends.json_pointer import point
-from roundgate.errors import BackendError
-from roundgate.replay.context import Context
-from roundgate.replay.forms import form_schema
-from roundgate.replay.questions import Raw, Url
-from roundgate.replay.run import NAME
+from roundgate.errors import BackendError, NotNow
+from roundgate.replay import NAME, Context, Raw, Url, form_schema
 
 MAX_URL: Final = 2_048
 """Characters of the address of a page that a service sends a user to."""
@@ -108,10 +105,6 @@ def check_request(request: Any) -> None:
             pass
         case _:
             raise ValueError("not an input request")
-
-
-class NotNow(Exception):
-    """A job cannot be asked for just now; its text says why."""
 
 
 class Job(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from roundgate.aio.threads import Threads
+from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
 from roundgate.backends.python.modules import Modules

@@ -13,11 +13,8 @@ from roundgate.backends.base import CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
 from roundgate.backends.shown import shown
 from roundgate.errors import ToolError
-from roundgate.protocol.schemas import Schema
-from roundgate.protocol.visible import visible
-from roundgate.replay.context import Context
-from roundgate.replay.forms import form_schema
-from roundgate.replay.questions import Form
+from roundgate.protocol import Schema, visible
+from roundgate.replay import Context, Form, form_schema
 
 _APPROVAL: Final = {
     "type": "object",

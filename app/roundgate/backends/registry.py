@@ -19,7 +19,7 @@ from roundgate.backends.config import BackendConfig
 from roundgate.backends.http.config import HttpBackendConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config.base import Origin
+from roundgate.config import Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from roundgate.backends.signature import WithoutTitles
+from roundgate.errors import UnusableReturn
 from roundgate.json import encode
-from roundgate.protocol.content import (
+from roundgate.protocol import (
     ABSENT,
     AudioContent,
     BlobResourceContents,
@@ -24,17 +25,13 @@ from roundgate.protocol.content import (
     PromptMessage,
     ResourceContents,
     ResourceLink,
+    Schema,
     TextContent,
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.schemas import Schema
 
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
-
-
-class NotJsonError(TypeError):
-    """A handler returned something that has no JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class ToolReturn:
         """The result for one returned value.
 
         Raises:
-            NotJsonError: the value has no JSON, or does not conform to the output schema.
+            UnusableReturn: the value has no JSON, or does not conform to the output schema.
         """
         if isinstance(value, ToolResult):
             return self._explicit(value)
@@ -72,7 +69,7 @@ class ToolReturn:
     def _explicit(self, value: ToolResult) -> ToolResult:
         if value.structured_content is ABSENT:
             if self.checker is not None and not value.is_error:
-                raise NotJsonError("has no structured content, which the output schema promises")
+                raise UnusableReturn("has no structured content, which the output schema promises")
             return value
         structured = self._structured(value.structured_content, check=not value.is_error)
         content = value.content or (encode(structured).decode(),)
@@ -82,7 +79,7 @@ class ToolReturn:
         structured = to_json_value(value, self.adapter)
         if check and self.checker is not None and not self.checker.is_valid(structured):
             problems = self.checker.problems(structured, "result")
-            raise NotJsonError(f"does not conform to the output schema: {'; '.join(problems)}")
+            raise UnusableReturn(f"does not conform to the output schema: {'; '.join(problems)}")
         return structured
 
 
@@ -90,7 +87,7 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
     """A Python value as JSON would hold it.
 
     Raises:
-        NotJsonError: it has no JSON.
+        UnusableReturn: it has no JSON.
     """
     try:
         if adapter is not None:
@@ -98,14 +95,14 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
             return adapter.serializer.to_python(value, mode="json", by_alias=True, warnings=False)
         return to_jsonable_python(value, by_alias=True)
     except (PydanticSerializationError, ValueError) as error:
-        raise NotJsonError(f"has no JSON: {' '.join(str(error).split())[:500]}") from None
+        raise UnusableReturn(f"has no JSON: {' '.join(str(error).split())[:500]}") from None
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:
     """A prompt function's return value; a string or block is the user's message.
 
     Raises:
-        NotJsonError: it is neither message, string, block nor a list of these.
+        UnusableReturn: it is neither message, string, block nor a list of these.
     """
     messages: list[PromptMessage] = []
     for item in value if isinstance(value, (list, tuple)) else (value,):
@@ -114,7 +111,7 @@ def prompt_messages(value: Any) -> Sequence[PromptMessage]:
         elif isinstance(item, (str, *BLOCKS)):
             messages.append(PromptMessage("user", item))
         else:
-            raise NotJsonError(f"is {type(item).__name__}, not a str, a content block or a PromptMessage")
+            raise UnusableReturn(f"is {type(item).__name__}, not a str, a content block or a PromptMessage")
     return messages
 
 
@@ -122,7 +119,7 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
     """A resource function's return value: text, bytes, explicit contents, or anything with JSON.
 
     Raises:
-        NotJsonError: it has no JSON.
+        UnusableReturn: it has no JSON.
     """
     explicit = (TextResourceContents, BlobResourceContents)
     if isinstance(value, explicit):

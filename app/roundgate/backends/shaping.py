@@ -18,11 +18,10 @@ from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
 from roundgate.backends.config import ArgumentOverride, BackendConfig, ToolOverride
 from roundgate.backends.policy import with_questions
 from roundgate.backends.selection import selected
-from roundgate.config.base import Origin
+from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError
-from roundgate.protocol.content import ABSENT, TextContent, ToolResult
-from roundgate.protocol.schemas import Schema
-from roundgate.replay.context import Context
+from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
+from roundgate.replay import Context
 
 _HINTS: Final = {
     "read_only": "readOnlyHint",

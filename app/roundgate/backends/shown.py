@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from roundgate.errors import ToolError
-from roundgate.protocol.visible import visible_json
+from roundgate.protocol import visible_json
 
 MAX_LINES: Final = 100
 MAX_CHARS: Final = 10_000

@@ -18,8 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from roundgate.replay.context import Context
-from roundgate.replay.sync_context import SyncContext
+from roundgate.replay import Context, SyncContext
 
 
 class WithoutTitles(GenerateJsonSchema):

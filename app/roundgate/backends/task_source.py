@@ -15,14 +15,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.backends.exchange import check_request
 from roundgate.errors import BackendError
 from roundgate.json import encode
-from roundgate.protocol.content import without_none
-from roundgate.protocol.revisions import NEWEST
-from roundgate.protocol.tasks import REQUIRED, Status, TaskView
-from roundgate.replay.context import MAX_STATUS_CHARS, Context
+from roundgate.protocol import NEWEST, REQUIRED, Status, TaskView, without_none
+from roundgate.replay import MAX_STATUS_CHARS, Context
 
 MAX_ID_CHARS: Final = 512
 """Of the id of a task, as its service has it."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate.cli.terminal import say
-from roundgate.client import Answers, Kind, Question
-from roundgate.client.answers import Answerer
+from roundgate.client import Answerer, Answers, Kind, Question
 from roundgate.errors import UsageError
 
 SAMPLE_S: Final = 600.0

@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import Final
 
-from roundgate.storage.tasks import TaskRef
+from roundgate.storage import TaskRef
 
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 

@@ -6,7 +6,7 @@ import argparse
 from typing import Final
 
 from roundgate import config
-from roundgate.backends.registry import kind_of
+from roundgate.backends import kind_of
 
 _PLACEHOLDER: Final = "unset-while-compiling"
 """Stands for what is not set: an index has no secret in it, and who compiles one need have none."""

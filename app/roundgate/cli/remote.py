@@ -25,9 +25,7 @@ from typing import Any, Final
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
 from roundgate.cli.terminal import say
-from roundgate.client import Auth, Client
-from roundgate.client.flows import VERSIONS
-from roundgate.client.link import Observer
+from roundgate.client import VERSIONS, Auth, Client, Observer
 from roundgate.clock import Clock
 
 DONE: Final = 0
@@ -90,12 +88,11 @@ async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     """Who the caller is: secrets come from the environment, where a list of processes does not show them."""
     if arguments.login:
-        from roundgate.client.auth.browser import BrowserLogin
-        from roundgate.client.auth.storage import SystemKeyring
+        from roundgate.client.auth import BrowserLogin, SystemKeyring
 
         return BrowserLogin(client_id=arguments.client_id, issuer=arguments.issuer, storage=SystemKeyring())
     if arguments.client_id:
-        from roundgate.client.auth.machine import ClientCredentials
+        from roundgate.client.auth import ClientCredentials
 
         secret = os.environ.get(SECRET_VARIABLE)
         if not secret:

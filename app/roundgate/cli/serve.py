@@ -15,8 +15,7 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from roundgate import config, logs, main
-from roundgate.config import ConfigFile, HttpConfig, settings
-from roundgate.config.settings import Settings
+from roundgate.config import ConfigFile, HttpConfig, Settings, settings
 from roundgate.errors import ConfigError
 from roundgate.http import server
 from roundgate.reload import terminal_watch

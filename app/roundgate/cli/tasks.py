@@ -18,10 +18,10 @@ from roundgate.clock import Clock, iso
 from roundgate.config import TasksConfig, settings
 from roundgate.errors import Unavailable
 from roundgate.json import decode
-from roundgate.protocol.tasks import Status
+from roundgate.protocol import Status
 from roundgate.startup import Stores, make_stores
-from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks.sweep import Sweep
+from roundgate.storage import TaskRecord, TaskRef
+from roundgate.tasks import Sweep
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from typing import Final
 
 from roundgate import config, logs, startup
-from roundgate.backends.serving import Snapshot
+from roundgate.backends import Snapshot
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, settings
 from roundgate.reload import Reloader
-from roundgate.tasks.isolation import Lone
-from roundgate.tasks.pool import end_soon
+from roundgate.tasks import Lone, end_soon
 
 STOP_GRACE_S: Final = 25.0
 """What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s), less some time to end."""

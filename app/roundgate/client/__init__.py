@@ -10,10 +10,12 @@ Names are imported when first used. What is not in `__all__` may change between 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
 
 if TYPE_CHECKING:
+    from roundgate.client.answers import Answerer as Answerer
     from roundgate.client.answers import Answers as Answers
     from roundgate.client.answers import by_schema as by_schema
     from roundgate.client.answers import defaults as defaults
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from roundgate.client.elicitation import collect_responses as collect_responses
     from roundgate.client.elicitation import recognize_input_required as recognize_input_required
     from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
+    from roundgate.client.flows import VERSIONS as VERSIONS
     from roundgate.client.limits import Limits as Limits
+    from roundgate.client.link import Observer as Observer
     from roundgate.client.listening import Change as Change
     from roundgate.client.questions import ACCEPT as ACCEPT
     from roundgate.client.questions import CANCEL as CANCEL
@@ -51,46 +55,23 @@ if TYPE_CHECKING:
     from roundgate.client.types import ServerInfo as ServerInfo
     from roundgate.client.types import TaskState as TaskState
     from roundgate.client.types import Tool as Tool
-
-_HOMES = {
-    "answers": ("Answers", "by_schema", "defaults"),
-    "auth.base": ("Auth", "Bearer"),
-    "elicitation": (
-        "InputRequest",
-        "InputRequiredResult",
-        "InputResponse",
-        "build_retry_params",
-        "collect_responses",
-        "recognize_input_required",
-        "run_elicitation_chain",
-    ),
-    "limits": ("Limits",),
-    "listening": ("Change",),
-    "questions": ("ACCEPT", "CANCEL", "DECLINE", "Kind", "Question"),
-    "session": ("Client",),
-    "task": ("Task", "handle_of", "split_handle"),
-    "transport": ("HttpRequest", "HttpResponse", "Transport"),
-    "types": (
-        "CallResult",
-        "Completion",
-        "Log",
-        "Progress",
-        "Prompt",
-        "PromptResult",
-        "ReadResult",
-        "Resource",
-        "ServerInfo",
-        "TaskState",
-        "Tool",
-    ),
-}
-_HOME_OF = {name: f"roundgate.client.{module}" for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'roundgate.client' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".answers": "Answerer Answers by_schema defaults",
+            ".auth.base": "Auth Bearer",
+            ".elicitation": "InputRequest InputRequiredResult InputResponse build_retry_params "
+            "collect_responses recognize_input_required run_elicitation_chain",
+            ".flows": "VERSIONS",
+            ".limits": "Limits",
+            ".link": "Observer",
+            ".listening": "Change",
+            ".questions": "ACCEPT CANCEL DECLINE Kind Question",
+            ".session": "Client",
+            ".task": "Task handle_of split_handle",
+            ".transport": "HttpRequest HttpResponse Transport",
+            ".types": "CallResult Completion Log Progress Prompt PromptResult ReadResult Resource "
+            "ServerInfo TaskState Tool",
+        },
+    )

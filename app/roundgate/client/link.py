@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final, TypeAlias
 
 from roundgate.carrier import carrier
-from roundgate.client.auth.base import Auth, Refusal
+from roundgate.client.auth import Auth, Refusal
 from roundgate.client.events import EventReader, ServerEvent
 from roundgate.client.flows import rpc_error
 from roundgate.client.headers import of_request
@@ -28,7 +28,9 @@ from roundgate.errors import (
     ConnectionLost,
     HttpRefused,
     ParseError,
+    SessionOver,
     TimedOut,
+    TryLater,
 )
 from roundgate.json import decode, encode
 
@@ -119,7 +121,7 @@ class Link:
                 if retry == _RETRIES or (error.was_sent and not may_repeat):
                     raise
                 wait = 0.1 * 4**retry
-            except _NotNow as error:
+            except TryLater as error:
                 if retry == _RETRIES or not may_repeat:
                     raise HttpRefused(error.status, str(error)) from None
                 wait = error.wait_s
@@ -379,7 +381,7 @@ class Link:
             if status == 404 and self.session_id is not None:
                 raise SessionOver
             if status in _PATIENT_STATUSES:
-                raise _NotNow(status, response.headers.get("retry-after", ""))
+                raise _later(status, response.headers.get("retry-after", ""))
             if not 200 <= status < 300:
                 raise HttpRefused(status, f"The server answered with HTTP status {status} and no JSON-RPC message")
             raise BadAnswer(f"The server answered with {media_type or 'no content'} instead of JSON or an event stream")
@@ -396,7 +398,7 @@ class Link:
             raise SessionOver
         if message is None or "method" in message or not ("result" in message or "error" in message):
             if status in _PATIENT_STATUSES:
-                raise _NotNow(status, response.headers.get("retry-after", ""))
+                raise _later(status, response.headers.get("retry-after", ""))
             if not 200 <= status < 300:
                 raise HttpRefused(status, f"The server answered with HTTP status {status} and no JSON-RPC message")
             raise BadAnswer("The server answered with JSON that is no JSON-RPC response")
@@ -465,18 +467,9 @@ class Link:
             await response.close()
 
 
-class SessionOver(Exception):
-    """An older server has forgotten the session."""
-
-
-class _NotNow(Exception):
-    """A status that says: later."""
-
-    def __init__(self, status: int, retry_after: str) -> None:
-        super().__init__(f"The server is not available now (HTTP status {status})")
-        self.status = status
-        asked = int(retry_after) if retry_after.isdigit() and len(retry_after) < 6 else 1
-        self.wait_s = min(asked, _LONGEST_RETRY_AFTER_S)
+def _later(status: int, retry_after: str) -> TryLater:
+    asked = int(retry_after) if retry_after.isdigit() and len(retry_after) < 6 else 1
+    return TryLater(status, min(asked, _LONGEST_RETRY_AFTER_S))
 
 
 def _is_stream(response: HttpResponse) -> bool:

@@ -86,7 +86,7 @@ class Question:
 
     def problems(self, content: Any) -> list[str]:
         """What is wrong with a form's content, a sentence each; nothing if it fits."""
-        from roundgate.protocol.schemas import Schema
+        from roundgate.protocol import Schema
 
         try:
             return Schema.compile(self.schema).problems(content, "answer")

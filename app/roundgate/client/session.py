@@ -17,7 +17,7 @@ from urllib.parse import urldefrag
 
 from roundgate.carrier import carrier
 from roundgate.client.answers import Answers, AnswersLike, answer_all
-from roundgate.client.auth.base import Auth
+from roundgate.client.auth import Auth
 from roundgate.client.cache import Cache
 from roundgate.client.flows import (
     VERSIONS,
@@ -35,7 +35,7 @@ from roundgate.client.flows import (
 )
 from roundgate.client.headers import of_arguments
 from roundgate.client.limits import Limits
-from roundgate.client.link import Link, Listener, Observer, SessionOver
+from roundgate.client.link import Link, Listener, Observer
 from roundgate.client.listening import Subscription
 from roundgate.client.questions import Question
 from roundgate.client.task import Task, split_handle
@@ -55,7 +55,7 @@ from roundgate.client.types import (
     Tool,
 )
 from roundgate.clock import Clock
-from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, WrongHandle
+from roundgate.errors import BadAnswer, ClientError, RpcError, SessionOver, TimedOut, WrongHandle
 
 if TYPE_CHECKING:
     import ssl
@@ -547,7 +547,7 @@ def _transport(http: httpx.AsyncClient | None, limits: Limits, tls: ssl.SSLConte
 def _auth(given: Auth | str | None) -> Auth | None:
     if not isinstance(given, str):
         return given
-    from roundgate.client.auth.base import Bearer
+    from roundgate.client.auth import Bearer
 
     return Bearer(given)
 

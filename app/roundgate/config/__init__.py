@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
+    from roundgate.config import settings as settings
+    from roundgate.config import yaml_file as yaml_file
     from roundgate.config.base import Model as Model
     from roundgate.config.base import Origin as Origin
     from roundgate.config.base import TaskMode as TaskMode
@@ -31,8 +33,9 @@ else:
         {
             ".base": "Model Origin TaskMode",
             ".loading": "ConfigFile load",
-            ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig GatewayConfig HttpConfig JwtAuthConfig"
-            " LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
+            ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig GatewayConfig HttpConfig "
+            "JwtAuthConfig LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
             ".settings": "Settings",
         },
+        modules="settings yaml_file",
     )

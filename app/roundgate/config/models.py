@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.backends import registry
-from roundgate.backends.config import BackendConfig
+from roundgate.backends import BackendConfig, registry
 from roundgate.config.base import Model
 
 

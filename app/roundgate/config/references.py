@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate.config.base import Origin
-from roundgate.errors import Problem
+from roundgate.errors import Problem, UnresolvedReference
 
 _REFERENCE: Final = re.compile(
     r"(?P<escape>\$\$\{)|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}|\$\{"
@@ -31,7 +31,7 @@ def fill_in(
     def resolved(found: re.Match[str], place: Origin) -> str:
         try:
             return _resolve(found, place, environ, files)
-        except _Unresolved as error:
+        except UnresolvedReference as error:
             if placeholder is not None and not error.is_syntax:
                 return placeholder
             problems.append(place.problem(str(error), error.remedy))
@@ -51,22 +51,13 @@ def fill_in(
     return filled(value, origin)
 
 
-class _Unresolved(Exception):
-    """A reference leads to nothing, or is none."""
-
-    def __init__(self, message: str, remedy: str, *, is_syntax: bool = False) -> None:
-        super().__init__(message)
-        self.remedy = remedy
-        self.is_syntax = is_syntax
-
-
 def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], files: set[Path]) -> str:
     name, default = found["name"], found["default"]
     if found["escape"]:
         return "${"
     if name is None:
         remedy = "write ${NAME}, ${NAME:-default} or ${file:path}, or $${ for a plain ${"
-        raise _Unresolved("${ begins something that is not a reference", remedy, is_syntax=True)
+        raise UnresolvedReference("${ begins something that is not a reference", remedy, is_syntax=True)
     if found["source"]:
         file = origin.base_dir / name
         files.add(file)
@@ -74,9 +65,9 @@ def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], f
             return file.read_text("utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "is not text"
-            raise _Unresolved(f"{name}: {reason}", "mount the file, or correct the path") from None
+            raise UnresolvedReference(f"{name}: {reason}", "mount the file, or correct the path") from None
     value = environ.get(name) or default
     if value is None:
         remedy = f"set it, or write ${{{name}:-default}}"
-        raise _Unresolved(f"the environment variable {name} is not set", remedy)
+        raise UnresolvedReference(f"the environment variable {name} is not set", remedy)
     return value

@@ -1,1 +1,48 @@
 """The HTTP edge: bytes in, bytes out. The only package, with `main`, that knows ASGI, Starlette and FastAPI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
+
+if TYPE_CHECKING:
+    from roundgate.http import server as server
+    from roundgate.http.authentication import AuthenticationMiddleware as AuthenticationMiddleware
+    from roundgate.http.challenge import ProtectedResource as ProtectedResource
+    from roundgate.http.endpoint import McpEndpoint as McpEndpoint
+    from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
+    from roundgate.http.guard import HEALTH as HEALTH
+    from roundgate.http.guard import Guard as Guard
+    from roundgate.http.guard import default_hosts as default_hosts
+    from roundgate.http.guard import public_origins as public_origins
+    from roundgate.http.head import HeadMiddleware as HeadMiddleware
+    from roundgate.http.hosting import Hosting as Hosting
+    from roundgate.http.limits import BodyBudget as BodyBudget
+    from roundgate.http.older import OlderEndpoint as OlderEndpoint
+    from roundgate.http.questions import Questions as Questions
+    from roundgate.http.responder import GRACE_S as GRACE_S
+    from roundgate.http.session_calls import SessionCalls as SessionCalls
+    from roundgate.http.shutdown import on_stop_signal as on_stop_signal
+    from roundgate.http.stalls import telling_of_stalls as telling_of_stalls
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".authentication": "AuthenticationMiddleware",
+            ".challenge": "ProtectedResource",
+            ".endpoint": "McpEndpoint",
+            ".exceptions": "ExceptionMiddleware",
+            ".guard": "Guard HEALTH default_hosts public_origins",
+            ".head": "HeadMiddleware",
+            ".hosting": "Hosting",
+            ".limits": "BodyBudget",
+            ".older": "OlderEndpoint",
+            ".questions": "Questions",
+            ".responder": "GRACE_S",
+            ".session_calls": "SessionCalls",
+            ".shutdown": "on_stop_signal",
+            ".stalls": "telling_of_stalls",
+        },
+        modules="server",
+    )

@@ -14,7 +14,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundgate.auth.principal import Principal, Verifier
+from roundgate.auth import Principal, Verifier
 from roundgate.errors import InsufficientScope
 from roundgate.http import exchange
 from roundgate.http.guard import HEALTH

@@ -15,8 +15,7 @@ from starlette.types import Receive
 
 from roundgate import json
 from roundgate.errors import ParseError
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.jsonrpc import RequestId
+from roundgate.protocol import RequestId, jsonrpc
 
 MAX_BYTES: Final = 65_536
 """A larger body is not read: whoever sends it may be anybody."""

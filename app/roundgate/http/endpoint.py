@@ -24,12 +24,8 @@ from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
 from roundgate.http.older import OlderEndpoint
 from roundgate.http.responder import Responder, State
-from roundgate.methods.current import CurrentMethods
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply, Stream
-from roundgate.protocol import jsonrpc, opening
-from roundgate.protocol.inbound import Meta
-from roundgate.protocol.jsonrpc import Notification, RequestId
+from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
+from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
 from roundgate.tracing import Tracing, context_of
 
 _LISTEN: Final = "subscriptions/listen"

@@ -10,14 +10,11 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.http import hosting
 from roundgate.http.responder import Responder
 from roundgate.logs import RequestLog
-from roundgate.protocol.header_lines import Headers
-from roundgate.protocol.jsonrpc import RequestId
-from roundgate.protocol.revision import Revision
-from roundgate.protocol.revisions import NEWEST
+from roundgate.protocol import NEWEST, Headers, RequestId, Revision
 
 log: Final = RequestLog()
 

@@ -23,8 +23,7 @@ from roundgate.errors import TransportError
 from roundgate.http import early
 from roundgate.http.exchange import headers_of
 from roundgate.http.responder import Responder
-from roundgate.protocol.header_lines import Headers
-from roundgate.protocol.revisions import NEWEST
+from roundgate.protocol import NEWEST, Headers
 
 log = logging.getLogger("roundgate.request")
 

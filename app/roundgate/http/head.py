@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
 from roundgate.http import exchange
+from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import opening
-from roundgate.protocol.opening import SESSION_HEADER as SESSION
 
 EVENT_STREAM: Final = b"text/event-stream"
 MAX_KEPT_BYTES: Final = 256

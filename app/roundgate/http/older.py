@@ -20,7 +20,7 @@ from typing import Any, Final
 from starlette.types import Receive
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.config import ServerConfig
 from roundgate.errors import (
@@ -36,22 +36,27 @@ from roundgate.http.head import EVENT_STREAM
 from roundgate.http.responder import State
 from roundgate.http.session_calls import Caller, Responded, SessionCalls
 from roundgate.http.session_stream import SessionStream
-from roundgate.methods.current import CurrentMethods
-from roundgate.methods.discovery import capabilities, server_info
-from roundgate.methods.hub import Hub, Subscription
-from roundgate.methods.sessions import Sessions
-from roundgate.protocol import jsonrpc, messages
-from roundgate.protocol.inbound import LOG_LEVELS
-from roundgate.protocol.jsonrpc import Notification, Request, RequestId
-from roundgate.protocol.messages import Response
-from roundgate.protocol.notifications import RESOURCE_UPDATED
-from roundgate.protocol.opening import SESSION_HEADER as SESSION
-from roundgate.protocol.opening import VERSION_HEADER
-from roundgate.protocol.params import Params, SubscriptionFilter, Uri, validate
+from roundgate.methods import CurrentMethods, Hub, Sessions, Subscription, capabilities, server_info
+from roundgate.protocol import (
+    LOG_LEVELS,
+    RESOURCE_UPDATED,
+    SUPPORTED_VERSIONS,
+    VERSION_HEADER,
+    Notification,
+    Params,
+    Request,
+    RequestId,
+    Response,
+    SubscriptionFilter,
+    Uri,
+    jsonrpc,
+    messages,
+    validate,
+)
+from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
-from roundgate.protocol.versions import SUPPORTED_VERSIONS
-from roundgate.tokens.session_ids import SessionFacts, SessionSealer
+from roundgate.tokens import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
 """Clients that ask for this revision come back for the rest of a stream; of those that ask for an earlier one some do,

@@ -18,14 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InvalidRequest, ToolError, Unavailable
-from roundgate.protocol.jsonrpc import RequestId
-from roundgate.protocol.messages import Response
-from roundgate.storage.sessions import SessionStore
-from roundgate.tokens.session_ids import SessionFacts
-from roundgate.tokens.stream_ids import QuestionId, StreamIds
+from roundgate.protocol import RequestId, Response
+from roundgate.storage import SessionStore
+from roundgate.tokens import QuestionId, SessionFacts, StreamIds
 
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0

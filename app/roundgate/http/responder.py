@@ -15,11 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from roundgate import json
-from roundgate.aio.timers import Limit
-from roundgate.errors import AuthError, GatewayError, TransportError
-from roundgate.protocol import jsonrpc, sse
-from roundgate.protocol.jsonrpc import RequestId
-from roundgate.protocol.revision import Revision
+from roundgate.aio import Limit
+from roundgate.errors import AuthError, GatewayError, TransportError, Unavailable
+from roundgate.protocol import RequestId, Revision, jsonrpc, sse
 
 JSON: Final = b"application/json"
 REFUSED: Final = -32600
@@ -93,7 +91,7 @@ class Responder:
     async def error(self, error: GatewayError, request_id: RequestId | None, revision: Revision) -> None:
         """Send a JSON-RPC error as a revision has it, and finish. Once a stream is open its HTTP status is settled."""
         status, body = revision.render(error, request_id)
-        await self._finish(status, body, error.headers if isinstance(error, TransportError) else ())
+        await self._finish(status, body, headers_of(error))
 
     async def refused(self, error: AuthError, challenge: bytes, request_id: RequestId | None) -> None:
         """Send 401 or 403 with its challenge (RFC 6750 section 3) and finish.
@@ -158,3 +156,13 @@ class Responder:
     def _body(self, body: bytes, more: bool) -> Awaitable[None]:
         self.bytes_sent += len(body)
         return self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def headers_of(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
+    """The headers that go with an error."""
+    match error:
+        case TransportError():
+            return error.headers
+        case Unavailable():
+            return [(b"retry-after", b"%d" % error.retry_s)]
+    return ()

@@ -28,8 +28,9 @@ from uvicorn.server import ServerState
 
 from roundgate.config import HttpConfig
 from roundgate.errors import TransportError, Unavailable
+from roundgate.http.responder import headers_of
 from roundgate.http.room import Stage, address_of, makes_room
-from roundgate.protocol.revisions import NEWEST
+from roundgate.protocol import NEWEST
 
 try:
     import resource
@@ -292,7 +293,7 @@ class BoundedProtocol(HttpToolsProtocol):
             " (http.max_header_bytes, http.max_headers)",
         )
 
-    def _refuse(self, error: TransportError) -> None:
+    def _refuse(self, error: TransportError | Unavailable) -> None:
         """Answer in place of the app, and read no more requests."""
         if self._is_over or self.transport.is_closing():
             return
@@ -308,7 +309,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
         if running is None or self._part is not _Part.BODY or not running.response_complete:
-            self.transport.write(_head(status, body, [*self.server_state.default_headers, *error.headers]) + body)
+            self.transport.write(_head(status, body, [*self.server_state.default_headers, *headers_of(error)]) + body)
         self.flow.resume_reading()
         self.transport.write_eof()
 

@@ -18,25 +18,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import InvalidRequest, MissingCapability, ToolError, Unavailable
 from roundgate.http.questions import Asked, CallCancelled, Questions
 from roundgate.http.session_stream import SessionStream
-from roundgate.methods.current import CurrentMethods
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply, Stream
-from roundgate.methods.sessions import Sessions
-from roundgate.protocol import jsonrpc
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.inbound import LOG_LEVELS, Inbound
-from roundgate.protocol.jsonrpc import Request, RequestId
+from roundgate.methods import CurrentMethods, Reply, RequestContext, Sessions, Stream
+from roundgate.protocol import LOG_LEVELS, ClientCapabilities, Inbound, Request, RequestId, ToolResult, jsonrpc
 from roundgate.protocol.v2025 import REVISIONS, Results, Revision, inbound_of
 from roundgate.protocol.v2025.asking import answer_of, request_params
 from roundgate.protocol.v2025.results import asked as read_asked
-from roundgate.storage.sessions import SessionStore
-from roundgate.tokens.session_ids import SessionFacts
+from roundgate.storage import SessionStore
+from roundgate.tokens import SessionFacts
 from roundgate.tracing import Span, Tracing, context_of
 
 MAX_TOKEN: Final = 4_000

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from roundgate.backends.catalog import ServedTool
+from roundgate.backends import ServedTool
 from roundgate.clock import Clock
 from roundgate.errors import CallTimeout, InternalError, InvalidParams, ProtocolError, ToolError
 from roundgate.methods.request import RequestContext
 from roundgate.methods.rounds import Round, Rounds, Target
-from roundgate.protocol import tasks
-from roundgate.protocol.params import InputParams
-from roundgate.replay.call import Call, Publish
-from roundgate.replay.engine import Completed, Failed
-from roundgate.tasks.outcome import log_failure
+from roundgate.protocol import InputParams, tasks
+from roundgate.replay import Call, Completed, Failed, Publish
+from roundgate.tasks import log_failure
 
 T = TypeVar("T")
 

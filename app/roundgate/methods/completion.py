@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from roundgate.backends.catalog import Catalog
+from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.errors import InternalError
 from roundgate.methods.calls import Calls
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
-from roundgate.protocol.params import CompleteParams, PromptReference
-from roundgate.replay import engine
-from roundgate.replay.engine import Restarted, Suspended
-from roundgate.replay.journal import Journal
-from roundgate.replay.run import Run
-from roundgate.tasks.outcome import log_failure
+from roundgate.protocol import CompleteParams, PromptReference
+from roundgate.replay import Journal, Restarted, Run, Suspended, engine
+from roundgate.tasks import log_failure
 
 
 class CompletionMethods:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from roundgate.backends.catalog import Catalog
+from roundgate.backends import Catalog
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Response, Stream
 from roundgate.methods.table import Methods

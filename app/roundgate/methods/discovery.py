@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from roundgate.backends.catalog import Catalog
+from roundgate.backends import Catalog
 from roundgate.config import CacheHint, ServerConfig
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
-from roundgate.protocol.content import without_none
-from roundgate.protocol.params import Params
-from roundgate.protocol.tasks import EXTENSION
-from roundgate.protocol.versions import SUPPORTED_VERSIONS
+from roundgate.protocol import EXTENSION, SUPPORTED_VERSIONS, Params, without_none
 
 
 class DiscoveryMethods:

@@ -14,11 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.errors import Unavailable
-from roundgate.protocol import jsonrpc, notifications
-from roundgate.protocol.jsonrpc import RequestId
-from roundgate.protocol.params import SubscriptionFilter
+from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notifications
 
 Topic: TypeAlias = tuple[str, str | None]
 """A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""

@@ -7,7 +7,7 @@ from typing import Final
 from roundgate.config import CacheHint
 from roundgate.json import encode
 from roundgate.methods.results import Reply, Results
-from roundgate.protocol.pages import Page, Pages
+from roundgate.protocol import Page, Pages
 
 MAX_PAGES_KEPT: Final = 64
 

@@ -28,10 +28,10 @@ from roundgate.errors import (
 from roundgate.json import digest
 from roundgate.methods.results import Reply
 from roundgate.methods.rounds import Round
-from roundgate.protocol.params import InputParams
-from roundgate.replay.call import Call
-from roundgate.storage.once import OnceRecord, OnceStore
-from roundgate.tokens.request_state import StateSealer
+from roundgate.protocol import InputParams
+from roundgate.replay import Call
+from roundgate.storage import OnceRecord, OnceStore
+from roundgate.tokens import StateSealer
 
 _POLL_S: Final = 0.05
 _LATE_MS: Final = 5_000

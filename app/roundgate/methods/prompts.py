@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roundgate.backends.catalog import Catalog
+from roundgate.backends import Catalog
 from roundgate.config import CacheHint
 from roundgate.errors import InvalidParams
 from roundgate.methods.calls import Calls
@@ -13,8 +13,7 @@ from roundgate.methods.lists import Listing
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.rounds import InputRequired, Rounds, Target
-from roundgate.protocol.content import without_none
-from roundgate.protocol.params import GetPromptParams, ListParams
+from roundgate.protocol import GetPromptParams, ListParams, without_none
 
 
 class PromptMethods:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.carrier import carrier
-from roundgate.protocol.inbound import Inbound
-from roundgate.replay.call import Notify
+from roundgate.protocol import Inbound
+from roundgate.replay import Notify
 from roundgate.tracing import Span
 
 

@@ -15,9 +15,8 @@ from roundgate.clock import Clock
 from roundgate.errors import InternalError
 from roundgate.methods.hub import Subscription
 from roundgate.methods.rounds import InputRequired
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.revision import CacheHint, ResultFormat
-from roundgate.tasks.outcome import log_failure
+from roundgate.protocol import CacheHint, ResultFormat, ToolResult
+from roundgate.tasks import log_failure
 
 
 @carrier

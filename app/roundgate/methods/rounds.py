@@ -25,19 +25,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
 from roundgate.json import digest
-from roundgate.protocol.params import InputParams
-from roundgate.replay import engine
-from roundgate.replay.call import Call
-from roundgate.replay.context import Context
-from roundgate.replay.engine import Completed, Failed, Restarted, Suspended
-from roundgate.replay.journal import Journal
-from roundgate.replay.run import Run
-from roundgate.tokens.request_state import Binding, FixedTask, Opened, StateSealer
+from roundgate.protocol import InputParams
+from roundgate.replay import Call, Completed, Context, Failed, Journal, Restarted, Run, Suspended, engine
+from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ grants. Without authentication nothing needs any.
 
 from __future__ import annotations
 
-from roundgate.auth.principal import Principal
-from roundgate.backends.catalog import Catalog
+from roundgate.auth import Principal
+from roundgate.backends import Catalog
 from roundgate.errors import InsufficientScope
-from roundgate.protocol.pages import Pages
+from roundgate.protocol import Pages
 
 
 class Scopes:

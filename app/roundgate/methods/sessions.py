@@ -17,11 +17,11 @@ from typing import Any, Final
 from zlib import crc32
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
-from roundgate.storage.sessions import SessionStore
-from roundgate.tokens.session_ids import SessionFacts
+from roundgate.storage import SessionStore
+from roundgate.tokens import SessionFacts
 
 BUCKETS: Final = 64
 PER_BUCKET: Final = 16

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InsufficientScope, TaskNotFound
 from roundgate.methods.hub import Hub, Subscription
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Results, Stream
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol import notifications
-from roundgate.protocol.params import ListenParams
-from roundgate.protocol.tasks import REQUIRED, TaskView
-from roundgate.tasks.named import NamedTask, NamedTasks
-from roundgate.tasks.watch import Watch
+from roundgate.protocol import REQUIRED, ListenParams, TaskView, notifications
+from roundgate.tasks import NamedTask, NamedTasks, Watch
 
 MAX_STREAM_S: Final = 30 * 86_400
 """How long a stream lives whose token holds for longer than anybody should hold one."""

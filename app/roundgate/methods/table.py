@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from roundgate.backends.catalog import Catalog
+from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
 from roundgate.methods.calls import Calls
@@ -26,12 +26,9 @@ from roundgate.methods.scopes import Scopes
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tasks import TaskMethods
 from roundgate.methods.tools import ToolMethods
-from roundgate.protocol import params
-from roundgate.protocol.params import Params
-from roundgate.protocol.revision import ResultFormat
-from roundgate.protocol.tasks import REQUIRED as TASKS
-from roundgate.tasks.named import NamedTasks
-from roundgate.tasks.watch import Watch
+from roundgate.protocol import REQUIRED as TASKS
+from roundgate.protocol import Params, ResultFormat, params
+from roundgate.tasks import NamedTasks, Watch
 
 P = TypeVar("P", bound=Params)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol.params import TaskParams, UpdateTaskParams
-from roundgate.tasks.named import NamedTask, NamedTasks
+from roundgate.protocol import TaskParams, UpdateTaskParams
+from roundgate.tasks import NamedTask, NamedTasks
 
 
 class TaskMethods:

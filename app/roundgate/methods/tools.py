@@ -10,8 +10,7 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
-from roundgate.backends.base import Returned
-from roundgate.backends.catalog import Catalog, ServedTool
+from roundgate.backends import Catalog, Returned, ServedTool
 from roundgate.clock import Clock
 from roundgate.config import CacheHint
 from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
@@ -22,17 +21,9 @@ from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.rounds import IDEMPOTENCY_KEY, BecomesTask, InputRequired, Round, Rounds, Target
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol.capabilities import merged
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.params import CallToolParams, ListParams
-from roundgate.protocol.tasks import REQUIRED, TaskView
-from roundgate.replay.call import Call
-from roundgate.replay.context import Context, run_of
-from roundgate.replay.engine import Completed, Failed
-from roundgate.replay.journal import Journal
-from roundgate.tasks.call import TaskCall
-from roundgate.tasks.named import NamedTasks
-from roundgate.tasks.outcome import Ended, ended, tool_result
+from roundgate.protocol import REQUIRED, CallToolParams, ListParams, TaskView, ToolResult, merged
+from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
+from roundgate.tasks import Ended, NamedTasks, TaskCall, ended, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
-from roundgate.protocol.capabilities import merged
+from roundgate.errors import UnfitAnswer
+from roundgate.protocol import merged
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
 from roundgate.replay.journal import Answered, Asked, Unanswered, wire_key
 from roundgate.replay.learning import learn
-from roundgate.replay.questions import Answer, BadAnswer, Question, digest_of
+from roundgate.replay.questions import Answer, Question, digest_of
 from roundgate.replay.run import Run
 from roundgate.replay.scopes import within_scopes
 
@@ -97,7 +98,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
         case Answered(digest=before) if before is None or before == shown:
             try:
                 answer = question.read(name, entry.response)
-            except BadAnswer as error:
+            except UnfitAnswer as error:
                 return Asked(key, shown, entry.attempt + 1, 0, str(error)[:500], entry.wire)
             if before is None or entry.changed:
                 # one that came unasked belongs from here on to the question that took it

@@ -28,11 +28,9 @@ from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
+from roundgate.errors import HandlerExited, Suspend
+
 T = TypeVar("T")
-
-
-class Suspend(BaseException):
-    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does not catch it by accident."""
 
 
 _PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "shed", "task", "timeout", "key")})
@@ -279,10 +277,6 @@ def _end(error: BaseException) -> NoReturn:
         raise error
     said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
     raise HandlerExited(f"the handler called {said}") from error
-
-
-class HandlerExited(RuntimeError):
-    """A handler called `sys.exit()`, or raised what would end the process."""
 
 
 # Creating tasks

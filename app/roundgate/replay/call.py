@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from roundgate.aio.threads import Threads
-from roundgate.auth.principal import Principal
+from roundgate.aio import Threads
+from roundgate.auth import Principal
 from roundgate.clock import Deadline
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.inbound import Meta
+from roundgate.protocol import ClientCapabilities, Meta
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""

@@ -20,12 +20,10 @@ from typing import Any, Final, NoReturn, TypeVar, overload
 
 from pydantic import BaseModel
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
-from roundgate.protocol import notifications
-from roundgate.protocol.content import PromptMessage, without_none
-from roundgate.protocol.inbound import LOG_LEVELS
+from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
 from roundgate.replay import asking, stepping, waiting
 from roundgate.replay.branches import inside
 from roundgate.replay.call import Call
@@ -136,7 +134,7 @@ class Context:
             default: that answer; without one, `TimeoutError` is raised.
 
         Raises:
-            Refused: the user declined or dismissed it. Not catching it ends the call politely.
+            Declined: the user declined or dismissed it. Not catching it ends the call politely.
             TimeoutError: there was no answer in time, and there is no default.
             MissingCapability: the client cannot show forms; not catching it tells it so (-32021).
         """
@@ -153,7 +151,7 @@ class Context:
 
         Raises:
             ValueError: it is another URL.
-            Refused, MissingCapability: as `elicit`.
+            Declined, MissingCapability: as `elicit`.
         """
         (await self.ask({name: Url(message, url)}))[name].get()
 

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, NoReturn
 
+from roundgate.errors import StepFailed
 from roundgate.replay.branches import Branch, here
 from roundgate.replay.journal import Cut, Told
 from roundgate.replay.learning import tell
 from roundgate.replay.remembering import remember
 from roundgate.replay.run import Run
 from roundgate.replay.scopes import around, fire_scopes
-from roundgate.replay.steps import StepFailed
 
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from roundgate.aio.timers import Limit
+from roundgate.aio import Limit
 from roundgate.carrier import carrier
-from roundgate.errors import CallTimeout, GatewayError, MissingCapability
-from roundgate.protocol.capabilities import merged
-from roundgate.replay.branches import Driven, Suspend, here, number_tasks, spawn
+from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
+from roundgate.protocol import merged
+from roundgate.replay.branches import Driven, here, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
 

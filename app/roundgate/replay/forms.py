@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from roundgate.protocol.content import without_none
-from roundgate.protocol.schemas import Schema
+from roundgate.protocol import Schema, without_none
 
 _KEPT: Final = {
     "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "enumNames", "oneOf"),

@@ -19,15 +19,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias
 
-from roundgate.errors import NotJson
+from roundgate.errors import NotJson, UnknownEntry
 from roundgate.json import encode
 
 JOURNAL_VERSION: Final = 2
 """What new journals are written in; every version up to it is read."""
-
-
-class UnknownEntry(ValueError):
-    """An entry of a kind that this version does not know: a later one wrote it."""
 
 
 @dataclass(frozen=True, slots=True)

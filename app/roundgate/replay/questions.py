@@ -1,7 +1,7 @@
 """The questions a handler can ask, as values: how each looks on the wire, what it needs of the client, what it takes
 for an answer (client/elicitation, client/sampling, client/roots).
 
-A question is pinned by the digest of what is shown. An answer that does not fit is a `BadAnswer`, and asked for again.
+A question is pinned by the digest of what is shown. An answer that does not fit (`UnfitAnswer`) is asked for again.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from roundgate.errors import Refused
+from roundgate.errors import Declined, UnfitAnswer
 from roundgate.json import digest
-from roundgate.protocol.content import PromptMessage, without_none
-from roundgate.protocol.schemas import Schema
+from roundgate.protocol import PromptMessage, Schema, without_none
 from roundgate.replay import forms
 from roundgate.replay.journal import plain
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
 """What a client can say, and "timeout" where it said nothing in time."""
-
-
-class BadAnswer(Exception):
-    """A response that does not fit its question; says what is wrong, for whoever answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class Answer:
         """The value.
 
         Raises:
-            Refused: the user declined or dismissed the question.
+            Declined: the user declined or dismissed the question.
             TimeoutError: there was no answer in time, and no default either.
         """
         if self.action == "timeout":
@@ -57,7 +52,7 @@ class Answer:
                 raise TimeoutError(f"question {self.name!r} was not answered in time")
             return self.value
         if self.action != "accept":
-            raise Refused(self.name, self.action)
+            raise Declined(self.name, self.action)
         return self.value
 
 
@@ -75,7 +70,7 @@ class Question(Protocol):
         """The answer in an `InputResponse`.
 
         Raises:
-            BadAnswer: it does not fit.
+            UnfitAnswer: it does not fit.
         """
 
 
@@ -117,7 +112,7 @@ class Form:
             return Answer(name, action)
         content = response.get("content", {})
         if problems := self._checker.problems(content, "answer"):
-            raise BadAnswer("; ".join(problems))
+            raise UnfitAnswer("; ".join(problems))
         return Answer(name, action, self._value(content))
 
     def _value(self, content: dict[str, Any]) -> Any:
@@ -127,7 +122,7 @@ class Form:
             return self.fields.model_validate(content)
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
-            raise BadAnswer("; ".join(wrong)) from None
+            raise UnfitAnswer("; ".join(wrong)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +198,14 @@ class Sample:
 
     def read(self, name: str, response: Any) -> Answer:
         if not isinstance(response, dict) or not isinstance(response.get("role"), str):
-            raise BadAnswer("a sampling response has role, content and model")
+            raise UnfitAnswer("a sampling response has role, content and model")
         content = response.get("content")
         blocks: list[Any] = content if isinstance(content, list) else [content]
         if not all(isinstance(block, dict) and _is_block(block) for block in blocks):
-            raise BadAnswer("content must be a content block or a list of content blocks")
+            raise UnfitAnswer("content must be a content block or a list of content blocks")
         model, stop_reason = response.get("model"), response.get("stopReason")
         if not isinstance(model, str):
-            raise BadAnswer("a sampling response names its model")
+            raise UnfitAnswer("a sampling response names its model")
         reason = stop_reason if isinstance(stop_reason, str) else None
         return Answer(name, "accept", Sampled(response["role"], blocks, model, reason))
 
@@ -237,7 +232,7 @@ class Roots:
     def read(self, name: str, response: Any) -> Answer:
         roots = response.get("roots") if isinstance(response, dict) else None
         if not isinstance(roots, list) or not all(isinstance(r, dict) and isinstance(r.get("uri"), str) for r in roots):
-            raise BadAnswer("a roots response has roots, each with a uri")
+            raise UnfitAnswer("a roots response has roots, each with a uri")
         names = [root.get("name") if isinstance(root.get("name"), str) else None for root in roots]
         return Answer(name, "accept", [Root(root["uri"], called) for root, called in zip(roots, names, strict=True)])
 
@@ -270,7 +265,7 @@ class Raw:
 
     def read(self, name: str, response: Any) -> Answer:
         if not isinstance(response, dict):
-            raise BadAnswer("a response is an object")
+            raise UnfitAnswer("a response is an object")
         return Answer(name, "accept", response)
 
 
@@ -312,7 +307,7 @@ def _with_problem(message: str, problem: str | None) -> str:
 def _action(response: Any) -> Action:
     action = response.get("action") if isinstance(response, dict) else None
     if action not in ("accept", "decline", "cancel"):
-        raise BadAnswer('an elicitation response has the action "accept", "decline" or "cancel"')
+        raise UnfitAnswer('an elicitation response has the action "accept", "decline" or "cancel"')
     return action  # type: ignore[no-any-return]
 
 

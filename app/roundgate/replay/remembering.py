@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from roundgate.errors import NondeterminismError
-from roundgate.replay.branches import Branch, Suspend, inside
+from roundgate.errors import NondeterminismError, Suspend
+from roundgate.replay.branches import Branch, inside
 from roundgate.replay.journal import Entry
 from roundgate.replay.learning import tell
 from roundgate.replay.run import Run

@@ -25,8 +25,9 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
 
-from roundgate.aio.timers import of_this_loop
-from roundgate.replay.branches import END, Branch, Suspend, here
+from roundgate.aio import of_this_loop
+from roundgate.errors import Suspend
+from roundgate.replay.branches import END, Branch, here
 from roundgate.replay.call import Call
 from roundgate.replay.journal import Entry, Journal
 from roundgate.replay.order import Order

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from roundgate.aio.threads import Threads
-from roundgate.auth.principal import Principal
-from roundgate.errors import NotJson, OutcomeUnknown, ToolError
+from roundgate.aio import Threads
+from roundgate.auth import Principal
+from roundgate.errors import NotJson, OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
 
 log = logging.getLogger("roundgate.replay")
@@ -24,14 +24,6 @@ MAX_BACKOFF_S: Final = 300.0
 THREADS: Final = 40
 """Plain functions of steps that one event loop runs at once, and one caller half as many, unless the call brings a
 bound of its own."""
-
-
-class StepFailed(Exception):
-    """A step raised; this is what its handler sees, in the run in which it happened and in each replay of it."""
-
-
-class StepTimeout(StepFailed):
-    """A step was not over within its `timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn, TypeVar, overload
 from anyio import from_thread
 from pydantic import BaseModel
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Deadline
-from roundgate.protocol.content import PromptMessage
+from roundgate.protocol import PromptMessage
 from roundgate.replay import fan_out, stepping, waiting
 from roundgate.replay.branches import Branch, InStep, here, inside
 from roundgate.replay.context import Context, run_of

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from anyio import CapacityLimiter
 
-from roundgate.aio.threads import in_thread
+from roundgate.aio import in_thread
 from roundgate.replay.branches import Branch, inside
 from roundgate.replay.run import Run
 

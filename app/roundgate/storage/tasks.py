@@ -50,7 +50,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from roundgate.protocol.tasks import Status, TaskView
+from roundgate.protocol import Status, TaskView
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.json import digest
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.inbound import Meta
+from roundgate.protocol import ClientCapabilities, Meta
 
 
 def owner_of(principal: Principal) -> str:

@@ -19,14 +19,24 @@ from typing import Any, Final, NoReturn
 from roundgate import json
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
-from roundgate.errors import LeaseLost, NotJson, ToolError
+from roundgate.errors import LeaseLost, NotJson, Suspend, ToolError
 from roundgate.json import encode
-from roundgate.protocol.tasks import Status
-from roundgate.replay.branches import Suspend
-from roundgate.replay.call import Call
-from roundgate.replay.journal import JOURNAL_VERSION, Answered, Asked, Entry, Journal, Unanswered, from_row, plain, row
-from roundgate.replay.run import Run, Stop
-from roundgate.storage.tasks import Added, Claimed, Lease, TaskRef, TaskStore
+from roundgate.protocol import Status
+from roundgate.replay import (
+    JOURNAL_VERSION,
+    Answered,
+    Asked,
+    Call,
+    Entry,
+    Journal,
+    Run,
+    Stop,
+    Unanswered,
+    from_row,
+    plain,
+    row,
+)
+from roundgate.storage import Added, Claimed, Lease, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.lease import LeaseTime, Moment
 from roundgate.tasks.outcome import Ended

@@ -20,11 +20,19 @@ from typing import Final
 
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
-from roundgate.errors import CallTimeout, InternalError, LeaseLost, NondeterminismError, NotJson, Unavailable
-from roundgate.replay.engine import Completed, Failed, Restarted, Suspended
-from roundgate.replay.run import HOLD_MS
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import NOTHING, Added, Claimed, TaskRef, TaskStore
+from roundgate.errors import (
+    CallTimeout,
+    InternalError,
+    LeaseLost,
+    NondeterminismError,
+    NotJson,
+    NotServedHere,
+    TaskGivenUp,
+    Unavailable,
+    WorkerFault,
+)
+from roundgate.replay import HOLD_MS, Completed, Failed, Restarted, Suspended
+from roundgate.storage import NOTHING, Added, Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.outcome import ended, failed, log_failure
 from roundgate.tasks.turn import Outcome
@@ -58,18 +66,6 @@ class Turn(StrEnum):
     GIVEN_UP = "given up"
 
 
-class Fault(Exception):
-    """The gateway failed, not the tool. The text may be shown as a `statusMessage`."""
-
-
-class Declined(Exception):
-    """This worker cannot run the task, but another may. The text says what that one has to be able to do."""
-
-
-class GivenUp(Exception):
-    """The task fails now. The text says why, and may be shown as a `statusMessage`."""
-
-
 class Endings:
     """The last write of a turn, and the message after it."""
 
@@ -83,7 +79,7 @@ class Endings:
         """Write what the outcome of the handler means for its task.
 
         Raises:
-            Fault, LeaseLost, Unavailable
+            WorkerFault, LeaseLost, Unavailable
         """
         try:
             return await self._commit(checkpointer, tool, outcome)
@@ -107,7 +103,7 @@ class Endings:
                 await self._park(checkpointer, tool, error)
                 return Turn.PARKED
             case Failed(CallTimeout()) if checkpointer.run.call.deadline.is_past:
-                raise Fault("a step takes longer than a worker may run")
+                raise WorkerFault("a step takes longer than a worker may run")
             case Completed() | Failed():
                 await checkpointer.finish(ended(outcome, tool, self._clock, self._config.max_result_bytes))
                 return Turn.FINISHED
@@ -150,7 +146,7 @@ class Endings:
         except (LeaseLost, Unavailable) as error:
             log.warning("a task could not be let go of", extra={"fields": {"task": ref.id, "error": str(error)}})
 
-    async def decline(self, claimed: Claimed, needs: Declined) -> Turn:
+    async def decline(self, claimed: Claimed, needs: NotServedHere) -> Turn:
         """Free the task for a worker that can run it; fail it once none has come for `tasks.unserved_s`.
 
         Raises:
@@ -160,7 +156,9 @@ class Endings:
         since_ms = record.declined_ms or now_ms
         waited_ms = now_ms - since_ms
         if waited_ms >= self._config.unserved_s * 1000:
-            return await self.give_up(claimed, GivenUp(f"for {waited_ms // 1000} s there was no worker that {needs}"))
+            return await self.give_up(
+                claimed, TaskGivenUp(f"for {waited_ms // 1000} s there was no worker that {needs}")
+            )
         shortest_ms, longest_ms = DECLINED_MS
         wake_ms = now_ms + min(max(shortest_ms, waited_ms // 4), longest_ms)
         due_ms, delay_ms = self._next(wake_ms)
@@ -187,7 +185,7 @@ class Endings:
         what = f"task {record.ref.id} (tool {record.tool}, attempt {attempt})"
         reference = log_failure(what, error, self._clock)
         if attempt >= self._config.max_attempts:
-            reason = str(error) if isinstance(error, Fault) else "the server's log has the details"
+            reason = str(error) if isinstance(error, WorkerFault) else "the server's log has the details"
             return await self._fail(claimed, f"after {attempt} attempts: {reason}", reference)
         now_ms = self._clock.now_ms()
         wake_ms = now_ms + BACKOFF_MS[min(attempt, len(BACKOFF_MS)) - 1]
@@ -198,7 +196,7 @@ class Endings:
         await self._wake(record.ref, delay_ms)
         return Turn.FAULT
 
-    async def give_up(self, claimed: Claimed, error: GivenUp) -> Turn:
+    async def give_up(self, claimed: Claimed, error: TaskGivenUp) -> Turn:
         """Fail a task for good.
 
         Raises:

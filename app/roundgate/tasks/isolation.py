@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.tasks import Claimed, TaskRef, TaskStore
+from roundgate.storage import Claimed, TaskRef, TaskStore
 from roundgate.tasks.heartbeat import Heartbeat
 from roundgate.tasks.worker import Worker
 

@@ -17,20 +17,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
-from roundgate.auth.principal import Principal
-from roundgate.backends.catalog import ServedTool
-from roundgate.backends.serving import CatalogSource
-from roundgate.backends.task_source import MAX_ID_CHARS, TaskSource
+from roundgate.auth import Principal
+from roundgate.backends import MAX_ID_CHARS, CatalogSource, ServedTool, TaskSource
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import BackendError, GatewayError, InternalError, TaskNotFound, Unavailable
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.revisions import NEWEST
-from roundgate.protocol.tasks import Status, TaskView, detailed, to_wire
-from roundgate.storage.tasks import TaskRecord
+from roundgate.protocol import NEWEST, Status, TaskView, ToolResult, detailed, to_wire
+from roundgate.storage import TaskRecord
 from roundgate.tasks.outcome import log_failure
 from roundgate.tasks.service import Tasks
-from roundgate.tokens.task_ids import TaskIds, TaskPlace
+from roundgate.tokens import TaskIds, TaskPlace
 
 T = TypeVar("T")
 

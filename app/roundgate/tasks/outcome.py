@@ -10,13 +10,11 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from roundgate.backends.base import Returned
+from roundgate.backends import Returned
 from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ProtocolError, ToolError
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.revisions import NEWEST
-from roundgate.protocol.tasks import Status
-from roundgate.replay.engine import Completed, Failed
+from roundgate.protocol import NEWEST, Status, ToolResult
+from roundgate.replay import Completed, Failed
 
 log = logging.getLogger("roundgate.methods")
 

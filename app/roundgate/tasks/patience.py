@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from roundgate.errors import LeaseLost
-from roundgate.replay.branches import inside
+from roundgate.replay import inside
 
 T = TypeVar("T")
 

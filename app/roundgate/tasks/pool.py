@@ -13,8 +13,7 @@ from typing import Final
 from roundgate.config import TasksConfig
 from roundgate.errors import Unavailable
 from roundgate.metrics import Metrics, NoMetrics
-from roundgate.storage.queue import Message, TaskQueue
-from roundgate.storage.tasks import Claimed, NotClaimed, TaskRef
+from roundgate.storage import Claimed, Message, NotClaimed, TaskQueue, TaskRef
 from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.worker import Worker

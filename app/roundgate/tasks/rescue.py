@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from roundgate.clock import Clock
-from roundgate.storage.tasks import TaskStore
+from roundgate.storage import TaskStore
 from roundgate.tasks.turn import Running
 from roundgate.tasks.worker import Worker
 from roundgate.watchdog import Held, LetGo, Watchdog

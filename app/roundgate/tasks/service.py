@@ -14,15 +14,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
-from roundgate.protocol.tasks import Status, TaskView, detailed, to_wire
-from roundgate.replay.journal import Journal, plain, row
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import Answered, NewTask, TaskRecord, TaskRef, TaskStore
+from roundgate.protocol import Status, TaskView, detailed, to_wire
+from roundgate.replay import Journal, plain, row
+from roundgate.storage import Answered, NewTask, TaskQueue, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.outcome import Ended
 

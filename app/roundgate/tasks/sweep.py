@@ -23,9 +23,8 @@ from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
 from roundgate.errors import Unavailable
 from roundgate.metrics import Census
-from roundgate.protocol.tasks import OPEN, Event, Status, sources
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import Move, OpenTask, TaskRef, TaskStore
+from roundgate.protocol import OPEN, Event, Status, sources
+from roundgate.storage import Move, OpenTask, TaskQueue, TaskRef, TaskStore
 
 AT_ONCE: Final = 200
 SHARD_MS: Final = 5_000

@@ -14,12 +14,10 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from roundgate import watchdog
-from roundgate.backends.base import Returned
+from roundgate.backends import Returned
 from roundgate.clock import Clock
 from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
-from roundgate.replay import engine
-from roundgate.replay.engine import Failed, Suspended
-from roundgate.replay.run import Stop
+from roundgate.replay import Failed, Stop, Suspended, engine
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.heartbeat import Heartbeat
 from roundgate.watchdog import RUNNING

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from roundgate.errors import InternalError, TaskNotFound, Unavailable
-from roundgate.protocol.tasks import TaskView
+from roundgate.protocol import TaskView
 from roundgate.tasks.named import NamedTask
 
 AT_ONCE: Final = 8

@@ -17,21 +17,16 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from roundgate.backends.catalog import Catalog, ServedTool
-from roundgate.backends.serving import CatalogSource
+from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
-from roundgate.errors import LeaseLost
+from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp
 from roundgate.metrics import Metrics, NoMetrics
-from roundgate.replay.call import Call, Publish
-from roundgate.replay.context import Context
-from roundgate.replay.engine import Failed
-from roundgate.replay.journal import JOURNAL_VERSION
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import Claimed, Move, NotClaimed, OpenTask, TaskRecord, TaskRef, TaskStore
+from roundgate.replay import JOURNAL_VERSION, Call, Context, Failed, Publish
+from roundgate.storage import Claimed, Move, NotClaimed, OpenTask, TaskQueue, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
-from roundgate.tasks.ending import Declined, Endings, GivenUp, Turn
+from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.turn import Outcome, Running
 from roundgate.tracing import NoTracing, Tracing
@@ -160,9 +155,9 @@ class Worker:
                 return await self._carry(self._begin(claimed, task_call, deadline), task_call, served)
         except (LeaseLost, asyncio.CancelledError):
             raise
-        except Declined as needs:
+        except NotServedHere as needs:
             return await self._endings.decline(claimed, needs)
-        except GivenUp as error:
+        except TaskGivenUp as error:
             return await self._endings.give_up(claimed, error)
         except Exception as error:
             return await self._endings.retry_or_fail(claimed, error)
@@ -171,21 +166,21 @@ class Worker:
         """Check that another turn makes sense.
 
         Raises:
-            GivenUp, Declined
+            TaskGivenUp, NotServedHere
         """
         if record.deaths >= self._config.max_deaths:
-            raise GivenUp(f"{record.deaths} workers died or stalled that ran nothing but this task")
+            raise TaskGivenUp(f"{record.deaths} workers died or stalled that ran nothing but this task")
         if record.journal_version > JOURNAL_VERSION:
-            raise Declined(f"reads journals of version {record.journal_version}")
+            raise NotServedHere(f"reads journals of version {record.journal_version}")
 
     def _served(self, claimed: Claimed, catalog: Catalog) -> tuple[TaskCall, ServedTool]:
         try:
             task_call = TaskCall.from_bytes(claimed.call)
         except _UNREADABLE as error:
-            raise Declined("can read its call") from error
+            raise NotServedHere("can read its call") from error
         served = catalog.tools.get(task_call.tool)
         if served is None:
-            raise Declined(f"serves {task_call.tool}")
+            raise NotServedHere(f"serves {task_call.tool}")
         return task_call, served
 
     def _begin(self, claimed: Claimed, task_call: TaskCall, deadline: Deadline) -> Running:
@@ -193,7 +188,7 @@ class Worker:
         try:
             checkpointer = Checkpointer(self._store, claimed, task_call, call, self._clock, config, self._skew_ms)
         except _UNREADABLE as error:
-            raise Declined("can read its journal") from error
+            raise NotServedHere("can read its journal") from error
         give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
         return Running(checkpointer, task_call.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.json import digest
 
 EVERY_MS: Final = 60_000
@@ -28,9 +28,9 @@ class _Told:
 
 @dataclass(slots=True)
 class Refusals:
-    """Who was refused of late; `event` is what the log calls it."""
+    """Who was refused of late; `of_sessions` where it is ids of sessions that were refused, not states."""
 
-    event: str = "requestState refused"
+    of_sessions: bool = False
     _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
@@ -46,4 +46,7 @@ class Refusals:
         if len(self._told) > MAX_CALLERS:
             self._told.popitem(last=False)
         fields = {"reason": reason, "subject": owner.subject[:200], **untold}
-        log.warning(self.event, extra={"fields": fields})
+        if self.of_sessions:
+            log.warning("session refused", extra={"fields": fields})
+        else:
+            log.warning("requestState refused", extra={"fields": fields})

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import ParseError, StateRefused, StateTooLarge
+from roundgate.errors import ParseError, SealBroken, StateRefused, StateTooLarge
 from roundgate.json import digest
 from roundgate.tokens.refusals import Refusals
-from roundgate.tokens.sealed import KeyRing, SealBroken
+from roundgate.tokens.sealed import KeyRing
 
 
 @dataclass(frozen=True, slots=True)

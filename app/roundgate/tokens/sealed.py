@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
+from roundgate.errors import SealBroken
 
 if TYPE_CHECKING:
     # imported when the first state is sealed or opened: a cold start whose first call asks nothing is 30 ms faster
@@ -33,10 +34,6 @@ _KEY_ID: Final = b"mcp-gateway key id"
 """Two labels with the name that the project had when the first token was sealed: with others no earlier one opens."""
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
-
-
-class SealBroken(Exception):
-    """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
 
 
 @dataclass(frozen=True, slots=True)

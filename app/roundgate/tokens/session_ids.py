@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth.principal import Principal
+from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import ParseError, SessionNotFound
+from roundgate.errors import ParseError, SealBroken, SessionNotFound
 from roundgate.tokens.refusals import Refusals
-from roundgate.tokens.sealed import KeyRing, SealBroken
+from roundgate.tokens.sealed import KeyRing
 
 PURPOSE: Final = "session"
 """The first of a token's claims: nothing else that the same keys seal has it."""
@@ -49,7 +49,7 @@ class SessionSealer:
     lifetime_s: float
     leeway_s: float = field(default=5)
     """By how much the clocks of two replicas may differ."""
-    refusals: Refusals = field(default_factory=lambda: Refusals("a session was refused"))
+    refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
         self,

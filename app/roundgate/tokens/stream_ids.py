@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth.principal import Principal
-from roundgate.errors import ParseError
-from roundgate.tokens.sealed import KeyRing, SealBroken
+from roundgate.auth import Principal
+from roundgate.errors import ParseError, SealBroken
+from roundgate.tokens.sealed import KeyRing
 
 QUESTION: Final = "question"
 CALL: Final = "call"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from roundgate import json
-from roundgate.auth.principal import Principal
-from roundgate.errors import ParseError
-from roundgate.tokens.sealed import KeyRing, SealBroken
+from roundgate.auth import Principal
+from roundgate.errors import ParseError, SealBroken
+from roundgate.tokens.sealed import KeyRing
 
 PURPOSE: Final = "task"
 """The first of the claims: nothing else that the same keys seal has it."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
+from infra.stack.demo.requests import headers, message
 from infra.stack.stack import Stack
-from tests.support import wire
 
 CAPABILITIES: dict[str, Any] = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -37,9 +37,9 @@ class Stage:
 
     async def ask(self, method: str, params: dict[str, Any], told: str) -> dict[str, Any]:
         """One request through the API, and which replica answered it."""
-        message = wire.message(method, params, clientCapabilities=CAPABILITIES)
+        asked = message(method, params, CAPABILITIES)
         self.say("client", f"{method} {told}", BOLD)
-        response = await self.http.post(self.stack.url, json=message, headers=wire.headers(message), timeout=40)
+        response = await self.http.post(self.stack.url, json=asked, headers=headers(asked), timeout=40)
         self.say(self.stack.gateways.recent[-1], f"HTTP {response.status_code}", GREEN)
         result: dict[str, Any] = response.json()["result"]
         return result
@@ -107,7 +107,7 @@ async def task(stage: Stage) -> str:
 
 
 async def look(stage: Stage, task_id: str) -> dict[str, Any]:
-    message = wire.message("tasks/get", {"taskId": task_id}, clientCapabilities=CAPABILITIES)
-    response = await stage.http.post(stage.stack.url, json=message, headers=wire.headers(message), timeout=40)
+    asked = message("tasks/get", {"taskId": task_id}, CAPABILITIES)
+    response = await stage.http.post(stage.stack.url, json=asked, headers=headers(asked), timeout=40)
     result: dict[str, Any] = response.json()["result"]
     return result

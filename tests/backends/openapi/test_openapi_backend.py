@@ -13,9 +13,9 @@ from infra import package
 from roundgate import config
 from roundgate.backends import loading
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.index import BadIndex, read
+from roundgate.backends.openapi.index import read
 from roundgate.cli import main
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, UnusableIndex
 from tests.support.openapi import document, file_of, gateway_of, operation
 from tests.support.services import answer, service
 
@@ -193,7 +193,7 @@ def test_an_index_of_another_document_or_other_settings_is_not_used(tmp_path: Pa
     assert isinstance(backend, OpenApiBackendConfig)
     assert list(loading.load(changed).catalog.tools) == ["two"]
     index.write_bytes(index.read_bytes()[:-1])
-    with pytest.raises(BadIndex, match="not whole"):
+    with pytest.raises(UnusableIndex, match="not whole"):
         read(index)
     assert list(loading.load(changed).catalog.tools) == ["two"]
 

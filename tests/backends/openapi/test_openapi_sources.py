@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.backends.openapi.sources import Sources, Unreadable, parsed
+from roundgate.backends.openapi.sources import Sources, parsed
+from roundgate.errors import UnreadableDocument
 
 
 def test_nothing_outside_the_allowed_places_is_read(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_nothing_outside_the_allowed_places_is_read(tmp_path: Path) -> None:
         "http://169.254.169.254/latest/meta-data",
         "ftp://example.com/a",
     ):
-        with pytest.raises(Unreadable, match="outside"):
+        with pytest.raises(UnreadableDocument, match="outside"):
             sources.document(uri)
 
 
@@ -39,21 +40,21 @@ def test_a_url_is_fetched_below_the_allowed_ones_only_and_only_where_something_f
     assert sources.document("https://example.com/api/x.json") == {"a": 1}
     assert sources.document("https://example.com/api/x.json") == {"a": 1}
     for url in ("https://example.com/apis", "https://example.com.evil.org/api/x", "https://example.com/api/../etc"):
-        with pytest.raises(Unreadable, match="outside"):
+        with pytest.raises(UnreadableDocument, match="outside"):
             sources.document(url)
     assert asked == ["https://example.com/api/x.json"]
-    with pytest.raises(Unreadable, match="roundgate compile"):
+    with pytest.raises(UnreadableDocument, match="roundgate compile"):
         Sources(["https://example.com"]).document("https://example.com/x")
 
 
 def test_yaml_that_multiplies_is_refused() -> None:
     levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 12))
-    with pytest.raises(Unreadable, match="more than"):
+    with pytest.raises(UnreadableDocument, match="more than"):
         parsed(f"l0: &l0 x\n{levels}".encode(), "file:///bomb.yaml")
 
 
 def test_yaml_that_contains_itself_is_refused() -> None:
-    with pytest.raises(Unreadable, match=r"contains itself|more than"):
+    with pytest.raises(UnreadableDocument, match=r"contains itself|more than"):
         parsed(b"a: &a {b: *a}", "file:///circle.yaml")
 
 
@@ -64,5 +65,5 @@ def test_yaml_is_that_of_the_specification() -> None:
 
 
 def test_json_that_is_nested_without_end_is_refused() -> None:
-    with pytest.raises(Unreadable, match="nested too deeply"):
+    with pytest.raises(UnreadableDocument, match="nested too deeply"):
         parsed(b"[" * 200_000, "file:///deep.json")

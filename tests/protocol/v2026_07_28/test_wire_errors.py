@@ -20,6 +20,7 @@ from roundgate.errors import (
     CallTimeout,
     ClientError,
     ConfigError,
+    Declined,
     GatewayError,
     HeaderMismatch,
     HttpRefused,
@@ -35,7 +36,6 @@ from roundgate.errors import (
     OutcomeUnknown,
     ParseError,
     ProtocolError,
-    Refused,
     ResourceNotFound,
     RpcError,
     SessionNotFound,
@@ -87,7 +87,7 @@ NEVER_ON_THE_WIRE = {
     BackendError: "a result with isError",
     CallTimeout: "a result with isError",
     ConfigError: "ends the start",
-    Refused: "a result with isError",
+    Declined: "a result with isError",
     NotJson: "a handler's mistake: a result with isError, or an internal error",
     StateTooLarge: "the same",
     OutcomeUnknown: "a result with isError",
@@ -102,7 +102,7 @@ NEVER_ON_THE_WIRE = {
 
 INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
     ConfigError: ([],),
-    Refused: ("name", "decline"),
+    Declined: ("name", "decline"),
     AuthError: (None, "inside"),
     Unauthenticated: (None, "inside"),
     InsufficientScope: ("inside", ["scope"]),
@@ -167,8 +167,9 @@ def test_only_the_codes_of_the_revision_are_in_the_table() -> None:
     assert {row.code for row in TABLE.values()} == wire.ALLOWED_CODES
 
 
-def test_no_status_invites_a_proxy_to_retry_or_a_client_to_log_in() -> None:
-    assert {row.status for row in TABLE.values()} == {200, 400, 404}
+def test_no_status_but_that_of_not_now_invites_a_proxy_to_retry_and_none_a_client_to_log_in() -> None:
+    assert {row.status for error, row in TABLE.items() if error is not Unavailable} == {200, 400, 404}
+    assert TABLE[Unavailable].status == 503
 
 
 @pytest.mark.parametrize("status", [403, 405, 406, 413, 415])

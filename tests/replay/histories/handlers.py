@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from roundgate.errors import ToolError
+from roundgate.errors import StepFailed, StepTimeout, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.questions import Form, Roots, Sample, Url
-from roundgate.replay.steps import StepFailed, StepTimeout
 from tests.support.replay import Effects
 from tests.support.rounds import accept, sampled
 

@@ -9,17 +9,17 @@ from roundgate import json
 from roundgate.backends.http.body import decoded
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.json_pointer import point
-from roundgate.errors import BackendError, ParseError
-from roundgate.protocol.content import (
+from roundgate.errors import BackendError, ParseError, UnexpectedAnswer
+from roundgate.protocol import (
     AudioContent,
     BlobResourceContents,
     ContentBlock,
     EmbeddedResource,
     ImageContent,
+    Schema,
     TextContent,
     ToolResult,
 )
-from roundgate.protocol.schemas import Schema
 
 _EXCERPT_CHARS: Final = 500
 
@@ -44,9 +44,9 @@ def result_of(
     if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
         try:
             return _from_json(answer, pointer, output)
-        except _Broken as broken:
+        except UnexpectedAnswer as broken:
             if not lenient:
-                raise
+                raise BackendError(str(broken)) from None
             _warn(tool, str(broken))
             return ToolResult(content=_blocks(tool, "text/plain", answer))
     if pointer or output is not None:
@@ -57,19 +57,15 @@ def result_of(
     return ToolResult(content=_blocks(tool, media_type, answer))
 
 
-class _Broken(BackendError):
-    """An answer is not what was promised."""
-
-
 def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
     try:
         value = point(json.decode(answer.body), pointer)
     except ParseError:
-        raise _Broken(f"The service answered something that is not JSON{excerpt(answer)}") from None
+        raise UnexpectedAnswer(f"The service answered something that is not JSON{excerpt(answer)}") from None
     except LookupError:
-        raise _Broken(f"The service's answer has nothing at {pointer}{excerpt(answer)}") from None
+        raise UnexpectedAnswer(f"The service's answer has nothing at {pointer}{excerpt(answer)}") from None
     if output is not None and (problems := output.problems(value, "result")):
-        raise _Broken(f"The service's answer is not as declared: {'; '.join(problems)}")
+        raise UnexpectedAnswer(f"The service's answer is not as declared: {'; '.join(problems)}")
     text = value if isinstance(value, str) else json.encode(value).decode()
     return ToolResult(content=(TextContent(text),), structured_content=value)
 

@@ -20,10 +20,10 @@ from roundgate.backends.http.messages import Answer, Outgoing, with_key
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.policy import with_approval, with_questions
-from roundgate.config.base import Origin
+from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem
-from roundgate.protocol.content import ToolResult
-from roundgate.replay.context import Context
+from roundgate.protocol import ToolResult
+from roundgate.replay import Context
 
 _LARGE: Final = 262_144
 """Answers of more bytes are read in a thread: they would keep everybody else waiting."""

@@ -9,6 +9,8 @@ import re
 import zlib
 from typing import Any, Final
 
+from roundgate.errors import AnswerTooLarge, UnknownEncoding
+
 ACCEPTED: Final = "gzip, deflate"
 """What we tell services that we take."""
 
@@ -22,14 +24,6 @@ _CHARSETS: Final = frozenset(
     }
 )  # fmt: skip
 """Of Python's hundred, those that pages are written in: some others take minutes for a megabyte (punycode, idna)."""
-
-
-class TooLarge(Exception):
-    """The answer has more bytes than it may."""
-
-
-class UnknownEncoding(Exception):
-    """The answer is packed in a way that we did not ask for."""
 
 
 class Unpacker:
@@ -55,15 +49,15 @@ class Unpacker:
         """Take a piece.
 
         Raises:
-            TooLarge: with it, there is more than the limit.
+            AnswerTooLarge: with it, there is more than the limit.
             UnknownEncoding: it is not what the answer says it is.
         """
         self._raw_bytes += len(piece)
         if self._raw_bytes > self._limit + 1024:  # packed it may be a little longer than it is
-            raise TooLarge
+            raise AnswerTooLarge
         self._body += piece if self._inflate is None else self._unpacked(piece)
         if len(self._body) > self._limit:
-            raise TooLarge
+            raise AnswerTooLarge
 
     def body(self) -> bytes:
         """All of it.

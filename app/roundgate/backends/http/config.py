@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
-from roundgate.config.base import Model, TaskMode
+from roundgate.config import Model, TaskMode
 
 
 def _fit_for_a_header(value: SecretStr) -> SecretStr:

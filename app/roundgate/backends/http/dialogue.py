@@ -15,7 +15,7 @@ from roundgate import json
 from roundgate.backends.exchange import Answering, Exchange, Kept, asked
 from roundgate.backends.http.messages import Answer, Outgoing, Send, with_key
 from roundgate.errors import BackendError, ParseError
-from roundgate.replay.context import Context
+from roundgate.replay import Context
 
 INPUT_REQUIRED: Final = "application/vnd.roundgate.input-required+json"
 INPUT_RESPONSES: Final = "application/vnd.roundgate.input-responses+json"

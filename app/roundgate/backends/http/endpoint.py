@@ -17,8 +17,7 @@ from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.paths import path_text
 from roundgate.errors import ToolError
-from roundgate.protocol.content import ABSENT, ToolResult, without_none
-from roundgate.protocol.schemas import Schema
+from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
 
 FRAMING: Final = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "expect"}

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends.exchange import Kept, NotNow
+from roundgate.backends.exchange import Kept
 from roundgate.backends.http.config import HttpJobConfig
 from roundgate.backends.http.messages import KEY, Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
-from roundgate.errors import BackendError, ParseError
+from roundgate.errors import BackendError, NotNow, ParseError
 
 _NOT_NOW: Final = (429, 502, 503, 504)
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")

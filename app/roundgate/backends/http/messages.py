@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from roundgate.replay.context import Context
+from roundgate.replay import Context
 
 KEY: Final = "idempotency-key"
 

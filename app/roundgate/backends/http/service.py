@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from roundgate.backends.http.body import ACCEPTED, TooLarge, UnknownEncoding, Unpacker
+from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.http.config import ClientCredentials, Credential, RemoteConfig
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.secrets import Redactor
-from roundgate.errors import BackendError
+from roundgate.errors import AnswerTooLarge, BackendError, UnknownEncoding
 from roundgate.tls import trust_store
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Service:
             async for piece in response.aiter_raw():
                 unpacker.feed(piece)
             body = unpacker.body()
-        except TooLarge:
+        except AnswerTooLarge:
             raise BackendError(f"{what} answered more than {limit} bytes; ask for less at once") from None
         except UnknownEncoding:
             raise BackendError(f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}") from None

@@ -23,17 +23,16 @@ from roundgate.backends.http.service import Service
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.fingerprint import fingerprint, index_path, is_current
 from roundgate.backends.openapi.hints import hints
-from roundgate.backends.openapi.index import BadIndex, Index, Row, read
+from roundgate.backends.openapi.index import Index, Row, read
 from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.requests import request
 from roundgate.backends.openapi.security import Slot, chosen
 from roundgate.backends.policy import with_approval
 from roundgate.backends.selection import is_selected
-from roundgate.config.base import Origin
-from roundgate.errors import ConfigError, Problem, ToolError
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.schemas import Schema
-from roundgate.replay.context import Context
+from roundgate.config import Origin
+from roundgate.errors import ConfigError, Problem, ToolError, UnusableIndex
+from roundgate.protocol import Schema, ToolResult
+from roundgate.replay import Context
 
 _LARGE: Final = 262_144
 """Answers of more bytes are read in a thread: they would keep everybody else waiting."""
@@ -191,7 +190,7 @@ def _index(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> tu
         ConfigError: none can be made here.
     """
     path = index_path(config, origin)
-    with suppress(BadIndex, OSError):
+    with suppress(UnusableIndex, OSError):
         index = read(path)
         if index.fingerprint == fingerprint(config) and is_current(index, path, origin.base_dir):
             return index, path

@@ -19,15 +19,15 @@ from roundgate.backends.openapi.hints import hints
 from roundgate.backends.openapi.index import Index, Row, Span, Writer
 from roundgate.backends.openapi.names import Identity, tool_names
 from roundgate.backends.openapi.reading import Document, Found, Operation
-from roundgate.backends.openapi.references import References, Unusable
+from roundgate.backends.openapi.references import References
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.security import Alternative, Slot, slot_of
 from roundgate.backends.openapi.servers import Servers
-from roundgate.backends.openapi.sources import Fetch, Sources, Unreadable, documents_in, path_of
-from roundgate.config.base import Origin
-from roundgate.errors import ConfigError, Problem
+from roundgate.backends.openapi.sources import Fetch, Sources, documents_in, path_of
+from roundgate.config import Origin
+from roundgate.errors import ConfigError, Problem, UnreadableDocument, UnusableOperation
 from roundgate.json import encode
-from roundgate.protocol.schemas import Schema
+from roundgate.protocol import Schema
 
 MAX_NAME: Final = 64
 
@@ -75,7 +75,7 @@ class _Compiler:
         for name, one in zip(tool_names(identities, longest), operations, strict=True):
             try:
                 self._add(name, one)
-            except Unusable as error:
+            except UnusableOperation as error:
                 self._leave_out(one.found.uri, one.found.pointer, one.found.identity, error)
         if self._problems and self._config.strict:
             raise ConfigError(self._problems)
@@ -95,7 +95,7 @@ class _Compiler:
         for uri in uris or [self._root]:
             try:
                 value = self._sources.document(uri)
-            except Unreadable as error:
+            except UnreadableDocument as error:
                 raise ConfigError([self._here(str(error), "correct `document`, or mend the file")]) from None
             if _is_description(value):
                 found.append(self._document(uri, value))
@@ -109,7 +109,7 @@ class _Compiler:
         plain = Document(uri, value, self._references, self._requests, self._answers, self._config.media_types, {})
         try:
             slots = [slot_of(name, one) for name, one in plain.security_schemes().items()]
-        except Unusable as error:
+        except UnusableOperation as error:
             raise ConfigError([self._here(f"security schemes: {error}", error.remedy)]) from None
         self._slots |= {slot.name: slot for slot in slots}
         taken = taken_names(self._config, slots)
@@ -143,7 +143,7 @@ class _Compiler:
             if operation.output_schema is not None:
                 Schema.compile(operation.output_schema)
         except ValueError as error:
-            raise Unusable(str(error)) from None
+            raise UnusableOperation(str(error)) from None
         head, tail, schemas = self._definition(operation)
         self._writer.rows.append(
             Row(
@@ -176,7 +176,7 @@ class _Compiler:
         key = encode([dict(one) for one in security])
         return self._security.setdefault(key, (len(self._security), security))[0]
 
-    def _leave_out(self, uri: str, pointer: str, identity: Identity | None, error: Unusable) -> None:
+    def _leave_out(self, uri: str, pointer: str, identity: Identity | None, error: UnusableOperation) -> None:
         what = "the path is left out" if identity is None else f"{identity.method} {identity.path} is left out"
         self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
 

@@ -8,7 +8,8 @@ from typing import Final
 
 import httpx
 
-from roundgate.backends.openapi.sources import Fetch, Unreadable
+from roundgate.backends.openapi.sources import Fetch
+from roundgate.errors import UnreadableDocument
 
 TIMEOUT_S: Final = 60.0
 
@@ -23,13 +24,13 @@ def fetching() -> Iterator[Fetch]:
             try:
                 with client.stream("GET", url) as response:
                     if response.status_code != 200:
-                        raise Unreadable(f"{url} answers {response.status_code}{_where(response)}")
+                        raise UnreadableDocument(f"{url} answers {response.status_code}{_where(response)}")
                     for piece in response.iter_bytes(65_536):
                         body += piece
                         if len(body) > max_bytes:
-                            raise Unreadable(f"{url} has more than {max_bytes:,} bytes")
+                            raise UnreadableDocument(f"{url} has more than {max_bytes:,} bytes")
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise Unreadable(f"{url} cannot be fetched ({type(error).__name__})") from None
+                raise UnreadableDocument(f"{url} cannot be fetched ({type(error).__name__})") from None
             return bytes(body)
 
         yield fetch

@@ -10,7 +10,7 @@ from typing import Final
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import Index
 from roundgate.backends.openapi.security import Slot
-from roundgate.config.base import Origin
+from roundgate.config import Origin
 from roundgate.json import encode
 
 VERSION: Final = 1

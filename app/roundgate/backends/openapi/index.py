@@ -18,14 +18,10 @@ from typing import Any, Final, NamedTuple
 from roundgate.backends.definitions import StoredDefinition
 from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.security import Alternative, Slot
-from roundgate.errors import Problem
+from roundgate.errors import Problem, UnusableIndex
 from roundgate.json import decode, encode
 
 MAGIC: Final = b"roundgate-index 1\n"
-
-
-class BadIndex(Exception):
-    """The file is no index of this version."""
 
 
 class Span(NamedTuple):
@@ -150,22 +146,22 @@ def read(path: Path) -> Index:
     """An index from its file.
 
     Raises:
-        BadIndex: it is none, or of another version.
+        UnusableIndex: it is none, or of another version.
         OSError: there is none.
     """
     data = path.read_bytes()
     if not data.startswith(MAGIC):
-        raise BadIndex("is not an index of this version")
+        raise UnusableIndex("is not an index of this version")
     size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
     start = len(MAGIC) + len(size) + 1
     try:
         table: Mapping[str, Any] = json.loads(data[start : start + int(size)])  # ours: without the checks of `decode`
         pieces = data[start + int(size) :]
         if hashlib.sha256(pieces).hexdigest() != table["sha256"]:
-            raise BadIndex("is not whole")
+            raise UnusableIndex("is not whole")
         return _from_table(table, pieces)
     except (ValueError, KeyError, TypeError):
-        raise BadIndex("is not an index of this version") from None
+        raise UnusableIndex("is not an index of this version") from None
 
 
 def _from_table(table: Mapping[str, Any], pieces: bytes) -> Index:

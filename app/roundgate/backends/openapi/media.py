@@ -11,8 +11,9 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from roundgate.backends.openapi.bodies import FILE
 from roundgate.backends.openapi.names import argument_name
 from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
-from roundgate.backends.openapi.references import Place, References, Unusable
+from roundgate.backends.openapi.references import Place, References
 from roundgate.backends.openapi.schemas import Schemas
+from roundgate.errors import UnusableOperation
 
 Content: TypeAlias = Mapping[str, Any]
 _MEDIA_TYPE: Final = re.compile(
@@ -73,11 +74,11 @@ def body_of(document: Documented, uri: str, content: Content, *, required: bool,
     """The body of an operation, in the media type that is preferred; `taken` are names that other arguments have.
 
     Raises:
-        Unusable: none of its media types is one.
+        UnusableOperation: none of its media types is one.
     """
     usable = [kind for kind in content if _MEDIA_TYPE.fullmatch(kind)]
     if not usable:
-        raise Unusable(f"the body has no usable media type: {', '.join(content)[:200]}")
+        raise UnusableOperation(f"the body has no usable media type: {', '.join(content)[:200]}")
     media_type = min(usable, key=lambda one: _rank(one, document.media_types))
     media = content[media_type]
     media_uri, media = document.references.follow(uri, media if isinstance(media, dict) else {})

@@ -1,6 +1,6 @@
 """Operations of a document, as tools will have them: nothing is written and nothing called.
 
-What is wrong with one operation is an `Unusable` of that operation; the others are read all the same.
+What is wrong with one operation is an `UnusableOperation` of that operation; the others are read all the same.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from roundgate.backends.openapi.media import Content, body_of, media_types
 from roundgate.backends.openapi.names import Identity, argument_name
 from roundgate.backends.openapi.plan import Body, Parameter, Place, Plan, Style
 from roundgate.backends.openapi.references import Place as Where
-from roundgate.backends.openapi.references import References, Unusable
+from roundgate.backends.openapi.references import References
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.security import Alternative, alternatives, scope_text
+from roundgate.errors import UnusableOperation
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 MAX_DESCRIPTION: Final = 2_000
@@ -95,7 +96,7 @@ class Document:
         found = components.get("securitySchemes") if isinstance(components, dict) else None
         return {name: self.references.follow(self.uri, one)[1] for name, one in (found or {}).items()}
 
-    def operations(self) -> Iterator[Found | tuple[str, Unusable]]:
+    def operations(self) -> Iterator[Found | tuple[str, UnusableOperation]]:
         """All in `paths`, in order; for a path that cannot be read, its pointer and why."""
         paths = self.value.get("paths")
         for path, item in paths.items() if isinstance(paths, dict) else ():
@@ -104,7 +105,7 @@ class Document:
             pointer = f"/paths/{path.replace('~', '~0').replace('/', '~1')}"
             try:
                 uri, item = self._item(item)
-            except Unusable as error:
+            except UnusableOperation as error:
                 yield pointer, error
                 continue
             yield from self._in_item(path, item, uri, pointer)
@@ -112,7 +113,7 @@ class Document:
     def _item(self, item: Any) -> tuple[str, Mapping[str, Any]]:
         uri, found = self.references.follow(self.uri, item)
         if not isinstance(found, dict):
-            raise Unusable("a path item is not an object")
+            raise UnusableOperation("a path item is not an object")
         beside = {key: value for key, value in item.items() if key != "$ref"} if found is not item else {}
         return uri, {**found, **beside}
 
@@ -131,7 +132,7 @@ class Document:
         """What a tool needs of an operation; `with_answer`: the schema of its result too.
 
         Raises:
-            Unusable: it cannot be offered.
+            UnusableOperation: it cannot be offered.
         """
         given = self._parameters(found)
         value = found.value
@@ -175,7 +176,7 @@ class Document:
             for one in given if isinstance(given, list) else ():
                 where, parameter = self.references.follow(uri, one)
                 if not isinstance(parameter, dict):
-                    raise Unusable("a parameter is not an object")
+                    raise UnusableOperation("a parameter is not an object")
                 merged[parameter.get("name"), parameter.get("in")] = (where, parameter)
         return list(merged.values())
 
@@ -219,17 +220,19 @@ class _Making:
         """Take one in.
 
         Raises:
-            Unusable: it has no name or place, or is placed in a way that there is not.
+            UnusableOperation: it has no name or place, or is placed in a way that there is not.
         """
         name, place = given.get("name"), given.get("in")
         if not isinstance(name, str) or place not in _STYLES:
-            raise Unusable(f"a parameter has no usable name and place: {str(name)[:50]!r} in {str(place)[:50]!r}")
+            raise UnusableOperation(
+                f"a parameter has no usable name and place: {str(name)[:50]!r} in {str(place)[:50]!r}"
+            )
         if place == "header" and name.lower() in _OF_OPENAPI | FRAMING:
             return
         if (name.lower() if place == "header" else name) in self._document.taken.get(str(place), ()):
             return  # the gateway's own: a caller who could send another would be somebody else to the service
         if place == "header" and not _NAME_IN_HEADER.fullmatch(name):
-            raise Unusable(f"parameter {name[:100]!r} is no name of a header")
+            raise UnusableOperation(f"parameter {name[:100]!r} is no name of a header")
         if place == "path" and f"{{{name}}}" not in self._identity.path:
             return  # of the path item, for a sibling's spelling; a call has nowhere to put it
         style, explode = self._style(name, str(place), given)
@@ -244,7 +247,7 @@ class _Making:
     def _style(self, name: str, place: str, given: Mapping[str, Any]) -> tuple[Style, bool]:
         style = str(given.get("style") or _USUAL_STYLE[place])
         if style not in _STYLES[place]:
-            raise Unusable(f"parameter {name!r}: there is no style {style!r} in {place}")
+            raise UnusableOperation(f"parameter {name!r}: there is no style {style!r} in {place}")
         explode = given.get("explode", style in ("form", "deepObject", "cookie"))
         return cast("Style", style), explode is True
 
@@ -273,12 +276,12 @@ class _Making:
         """Whether every variable of the path has a value; one that no parameter describes is text.
 
         Raises:
-            Unusable: the path is none.
+            UnusableOperation: the path is none.
         """
         path = _sent_path(self._identity.path)
         plain = re.sub(r"\{[^{}]*\}", "", path)
         if not path.startswith("/") or re.search(r"[{}?#\\\s]", plain) or ".." in plain.split("/"):
-            raise Unusable(f"the path {path[:200]!r} is no path template")
+            raise UnusableOperation(f"the path {path[:200]!r} is no path template")
         known = {one.name for one in self.parameters if one.place == "path"}
         for name in dict.fromkeys(re.findall(r"\{([^{}]*)\}", path)):
             if name not in known:
@@ -290,7 +293,7 @@ class _Making:
         """Take the body in: its members as arguments where it is a plain object, else whole as the argument `body`.
 
         Raises:
-            Unusable
+            UnusableOperation
         """
         uri, value = self._document.references.follow(uri, given)
         if not isinstance(value, dict) or not isinstance(value.get("content"), dict) or not value["content"]:

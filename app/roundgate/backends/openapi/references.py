@@ -8,18 +8,11 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from roundgate.backends.json_pointer import point
-from roundgate.backends.openapi.sources import Sources, Unreadable
+from roundgate.backends.openapi.sources import Sources
+from roundgate.errors import UnreadableDocument, UnusableOperation
 
 MAX_HOPS: Final = 50
 _NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
-
-
-class Unusable(Exception):
-    """A part of a document cannot be used. `remedy` is for the person who has the document or the configuration."""
-
-    def __init__(self, message: str, remedy: str = "mend the document, or leave the operation out with `exclude`"):
-        super().__init__(message)
-        self.remedy = remedy
 
 
 class Place(NamedTuple):
@@ -40,7 +33,7 @@ class References:
         """What a reference in the document at `uri` refers to.
 
         Raises:
-            Unusable: there is nothing, or it may not be read.
+            UnusableOperation: there is nothing, or it may not be read.
         """
         target, fragment = urldefrag(reference)
         fragment = unquote(fragment)
@@ -50,14 +43,14 @@ class References:
             return self._at(uri, named[reference], reference)
         try:
             self.sources.document(whole)
-        except Unreadable as error:
-            raise Unusable(
+        except UnreadableDocument as error:
+            raise UnusableOperation(
                 f"$ref {reference[:200]!r}: {error}", "add the place to `references`, or put the file there"
             ) from None
         if fragment and not fragment.startswith("/"):
             pointer = self._named(whole).get(f"#{fragment}")
             if pointer is None:
-                raise Unusable(f"$ref {reference[:200]!r}: there is no such anchor")
+                raise UnusableOperation(f"$ref {reference[:200]!r}: there is no such anchor")
             return self._at(whole, pointer, reference)
         return self._at(whole, fragment, reference)
 
@@ -65,20 +58,20 @@ class References:
         """A value, or what its `$ref` leads to in the end, with the URI of the document that has it.
 
         Raises:
-            Unusable: a reference leads nowhere, or in a circle.
+            UnusableOperation: a reference leads nowhere, or in a circle.
         """
         for _ in range(MAX_HOPS):
             if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):
                 return uri, value
             place, value = self.resolve(uri, value["$ref"])
             uri = place.uri
-        raise Unusable("a $ref leads in a circle, or through too many others")
+        raise UnusableOperation("a $ref leads in a circle, or through too many others")
 
     def _at(self, uri: str, pointer: str, reference: str) -> tuple[Place, Any]:
         try:
             return Place(uri, pointer), point(self.sources.document(uri), pointer)
         except (LookupError, ValueError):
-            raise Unusable(f"$ref {reference[:200]!r} leads to nothing") from None
+            raise UnusableOperation(f"$ref {reference[:200]!r} leads to nothing") from None
 
     def _named(self, uri: str) -> dict[str, str]:
         """Pointers by `$id` and by `#anchor`; looked for once in each document."""

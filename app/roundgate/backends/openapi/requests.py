@@ -16,7 +16,7 @@ from roundgate.backends.http.paths import path_text
 from roundgate.backends.openapi import bodies, styles
 from roundgate.backends.openapi.plan import Body, Parameter, Plan
 from roundgate.errors import ToolError
-from roundgate.protocol.content import ABSENT
+from roundgate.protocol import ABSENT
 
 _VARIABLE: Final = re.compile(r"\{([^{}]*)\}")
 _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?)?")

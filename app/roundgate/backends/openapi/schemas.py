@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from roundgate.backends.openapi.references import Place, References, Unusable
-from roundgate.protocol.schemas import Schema
+from roundgate.backends.openapi.references import Place, References
+from roundgate.errors import UnusableOperation
+from roundgate.protocol import Schema
 
 Direction: TypeAlias = Literal["request", "response"]
 Json: TypeAlias = dict[str, Any]
@@ -58,19 +59,19 @@ class Schemas:
         """A schema that stands in the document at `uri`, and what it refers to.
 
         Raises:
-            Unusable
+            UnusableOperation
         """
         uses: set[Place] = set()
         try:
             return self._convert(uri, schema, uses, 0), frozenset(uses)
         except RecursionError:
-            raise Unusable("the schema is nested too deeply") from None
+            raise UnusableOperation("the schema is nested too deeply") from None
 
     def definitions(self, uses: frozenset[Place]) -> Json:
         """`$defs` for a schema that refers to these: they, and all that they refer to themselves.
 
         Raises:
-            Unusable
+            UnusableOperation
         """
         found: Json = {}
         waiting = sorted(uses)
@@ -105,9 +106,9 @@ class Schemas:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise Unusable("a schema is neither an object nor a boolean")
+            raise UnusableOperation("a schema is neither an object nor a boolean")
         if depth > MAX_DEPTH:
-            raise Unusable(f"a schema is nested more than {MAX_DEPTH} levels deep")
+            raise UnusableOperation(f"a schema is nested more than {MAX_DEPTH} levels deep")
         reference = schema.get("$ref", schema.get("$dynamicRef"))
         if isinstance(reference, str):
             place, _ = self.references.resolve(uri, reference)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from roundgate.backends.openapi.references import Unusable
+from roundgate.errors import UnusableOperation
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
 _USABLE: Final = re.compile(r"https?://[^/?#\s@]+(?:/[^?#\s]*)?")
@@ -26,7 +26,7 @@ class Servers:
         """The base URL for an operation that has these servers of its own (or its path's), in a document with those.
 
         Raises:
-            Unusable: there is none, or it is at an origin that the configuration does not name.
+            UnusableOperation: there is none, or it is at an origin that the configuration does not name.
         """
         if own:
             url = self._first(own, document_uri)
@@ -36,7 +36,7 @@ class Servers:
                 home = self._first(of_document, document_uri) if of_document else None
                 if home is not None and _origin(home) == _origin(url):
                     return url
-                raise Unusable(f"its server is at {_origin(url)}", f"add {_origin(url)} to `origins`")
+                raise UnusableOperation(f"its server is at {_origin(url)}", f"add {_origin(url)} to `origins`")
         if self.base_url is not None:
             return self.base_url
         return self._first(of_document or [{"url": "/"}], document_uri)
@@ -44,10 +44,10 @@ class Servers:
     def _first(self, servers: Any, document_uri: str) -> str:
         server = servers[0] if isinstance(servers, list) and servers else None
         if not isinstance(server, dict):
-            raise Unusable("its servers are no list of objects", "set `base_url`")
+            raise UnusableOperation("its servers are no list of objects", "set `base_url`")
         url = urljoin(document_uri, _VARIABLE.sub(lambda found: self._value(found[1], server), str(server.get("url"))))
         if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
-            raise Unusable("the document does not say at which http(s) URL the service is", "set `base_url`")
+            raise UnusableOperation("the document does not say at which http(s) URL the service is", "set `base_url`")
         return url.rstrip("/")
 
     def _value(self, name: str, server: Mapping[str, Any]) -> str:
@@ -55,10 +55,12 @@ class Servers:
         declared = declared if isinstance(declared, dict) else {}
         value = self.variables.get(name, declared.get("default"))
         if value is None:
-            raise Unusable(f"the server's URL needs a value for {name!r}", f"set `variables.{name}`, or `base_url`")
+            raise UnusableOperation(
+                f"the server's URL needs a value for {name!r}", f"set `variables.{name}`, or `base_url`"
+            )
         allowed = declared.get("enum")
         if allowed and str(value) not in map(str, allowed):
-            raise Unusable(f"{name!r} of the server's URL is one of {allowed}", f"correct `variables.{name}`")
+            raise UnusableOperation(f"{name!r} of the server's URL is one of {allowed}", f"correct `variables.{name}`")
         return str(value)
 
     def _may_go_to(self, url: str) -> bool:

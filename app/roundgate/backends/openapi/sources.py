@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+from roundgate.errors import UnreadableDocument
+
 MAX_BYTES: Final = 128_000_000
 MAX_DOCUMENTS: Final = 10_000
 MAX_NODES: Final = 5_000_000
@@ -21,11 +23,7 @@ MAX_NODES: Final = 5_000_000
 SUFFIXES: Final = (".json", ".yaml", ".yml")
 
 Fetch: TypeAlias = Callable[[str, int], bytes]
-"""The body at a URL, of so many bytes at most; raises Unreadable."""
-
-
-class Unreadable(Exception):
-    """A document cannot be had; its text says why."""
+"""The body at a URL, of so many bytes at most; raises UnreadableDocument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +51,29 @@ class Sources:
         """The parsed document.
 
         Raises:
-            Unreadable: it is not allowed, not there, too large, or not JSON or YAML.
+            UnreadableDocument: it is not allowed, not there, too large, or not JSON or YAML.
         """
         if uri not in self._documents:
             if len(self._documents) >= MAX_DOCUMENTS:
-                raise Unreadable(f"there are more than {MAX_DOCUMENTS:,} documents")
+                raise UnreadableDocument(f"there are more than {MAX_DOCUMENTS:,} documents")
             raw = self._raw(uri)
             self._bytes += len(raw)
             if self._bytes > MAX_BYTES:
-                raise Unreadable(f"the documents have more than {MAX_BYTES:,} bytes together")
+                raise UnreadableDocument(f"the documents have more than {MAX_BYTES:,} bytes together")
             self._documents[uri] = parsed(raw, uri)
             self.read[uri] = Source(uri, len(raw), hashlib.sha256(raw).hexdigest())
         return self._documents[uri]
 
     def _raw(self, uri: str) -> bytes:
         if not self._allows(uri):
-            raise Unreadable(f"{uri} is outside of what the document may refer to")
+            raise UnreadableDocument(f"{uri} is outside of what the document may refer to")
         if urlsplit(uri).scheme == "file":
             try:
                 return path_of(uri).read_bytes()
             except OSError as error:
-                raise Unreadable(f"{uri}: {error.strerror or 'cannot be read'}") from None
+                raise UnreadableDocument(f"{uri}: {error.strerror or 'cannot be read'}") from None
         if self.fetch is None:
-            raise Unreadable(f"{uri} is fetched by `roundgate compile` and `roundgate check` only")
+            raise UnreadableDocument(f"{uri} is fetched by `roundgate compile` and `roundgate check` only")
         return self.fetch(uri, MAX_BYTES)
 
     def _allows(self, uri: str) -> bool:
@@ -103,20 +101,20 @@ def parsed(raw: bytes, uri: str) -> Any:
     """A document as plain JSON values.
 
     Raises:
-        Unreadable: it is neither JSON nor YAML.
+        UnreadableDocument: it is neither JSON nor YAML.
     """
     try:
         if raw.lstrip()[:1] in (b"{", b"["):
             return json.loads(raw)
         return _plain(_yaml(raw, uri), iter(range(MAX_NODES)))
     except StopIteration:
-        raise Unreadable(f"{uri} has more than {MAX_NODES:,} values") from None
+        raise UnreadableDocument(f"{uri} has more than {MAX_NODES:,} values") from None
     except RecursionError:
-        raise Unreadable(f"{uri} is nested too deeply, or contains itself") from None
+        raise UnreadableDocument(f"{uri} is nested too deeply, or contains itself") from None
     except ValueError as error:
         if raw.lstrip()[:1] == b"{" and not uri.lower().endswith(".json"):
             return _plain(_yaml(raw, uri), iter(range(MAX_NODES)))
-        raise Unreadable(f"{uri} is not JSON: {str(error)[:200]}") from None
+        raise UnreadableDocument(f"{uri} is not JSON: {str(error)[:200]}") from None
 
 
 def _yaml(raw: bytes, uri: str) -> Any:
@@ -135,7 +133,7 @@ def _yaml(raw: bytes, uri: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise Unreadable(f"{uri} is not YAML{place}: {what[:200]}") from None
+        raise UnreadableDocument(f"{uri} is not YAML{place}: {what[:200]}") from None
 
 
 def _core() -> Iterator[tuple[str, Any, list[str]]]:

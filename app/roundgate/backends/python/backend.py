@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from roundgate.aio.threads import Threads
-from roundgate.auth.principal import Principal
+from roundgate.aio import Threads
+from roundgate.auth import Principal
 from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.declare import Completer, Described, Note, PromptNote, ResourceNote, ToolNote, notes_of
@@ -21,12 +21,10 @@ from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
-from roundgate.config.base import Origin
+from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
-from roundgate.protocol.content import Completion, PromptMessage, ResourceContents, ToolResult, without_none
-from roundgate.protocol.uri_template import UriTemplate
-from roundgate.replay.context import Context
-from roundgate.replay.sync_context import SyncContext
+from roundgate.protocol import Completion, PromptMessage, ResourceContents, ToolResult, UriTemplate, without_none
+from roundgate.replay import Context, SyncContext
 
 
 class PythonBackend:

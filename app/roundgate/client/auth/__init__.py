@@ -5,8 +5,9 @@ Names are imported when first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.client.auth.base import Auth as Auth
@@ -19,20 +20,13 @@ if TYPE_CHECKING:
     from roundgate.client.auth.storage import InMemory as InMemory
     from roundgate.client.auth.storage import SystemKeyring as SystemKeyring
     from roundgate.client.auth.storage import TokenStorage as TokenStorage
-
-_HOMES = {
-    "base": ("Auth", "Bearer", "Refusal"),
-    "browser": ("BrowserLogin",),
-    "machine": ("ClientCredentials", "EnterpriseIdentity", "WorkloadIdentity"),
-    "storage": ("InMemory", "SystemKeyring", "TokenStorage"),
-}
-_HOME_OF = {name: f"roundgate.client.auth.{module}" for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'roundgate.client.auth' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
-    return value
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".base": "Auth Bearer Refusal",
+            ".browser": "BrowserLogin",
+            ".machine": "ClientCredentials EnterpriseIdentity WorkloadIdentity",
+            ".storage": "InMemory SystemKeyring TokenStorage",
+        },
+    )

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from roundgate.client.auth.machine import pinned
-from roundgate.client.auth.metadata import Fetcher, OAuthError, Server, text_member
+from roundgate.client.auth.metadata import Fetcher, Server, text_member
 from roundgate.client.auth.oauth import Kept, OAuth, secret_authentication
 from roundgate.client.types import Json
-from roundgate.errors import AuthorizationFailed, ClientError
+from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -135,7 +135,7 @@ class BrowserLogin(OAuth):
         }
         try:
             answer = await fetch.post_json(endpoint, json.dumps(metadata).encode())
-        except OAuthError as error:
+        except OAuthRefused as error:
             said = f"{error.error} {error.description}".strip() or f"HTTP status {error.status}"
             raise AuthorizationFailed(401, f"The authorization server does not register this client: {said}") from None
         registered: Json = {"client_id": text_member(answer, "client_id", "a registration")}

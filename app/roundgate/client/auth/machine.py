@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, Final
 
-from roundgate.client.auth.metadata import Fetcher, OAuthError, Server, safe_url, text_member
+from roundgate.client.auth.metadata import Fetcher, Server, safe_url, text_member
 from roundgate.client.auth.oauth import Kept, OAuth, secret_authentication
 from roundgate.client.types import Json
-from roundgate.errors import AuthorizationFailed, ClientError
+from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
 
 _JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 — a name
@@ -139,7 +139,7 @@ class EnterpriseIdentity(OAuth):
             exchange["scope"] = " ".join(kept.scopes)
         try:
             granted = await fetch.post_form(self._idp, exchange)
-        except OAuthError as error:
+        except OAuthRefused as error:
             raise AuthorizationFailed(401, f"The identity provider vouches for nobody: {error.error}") from None
         assertion = text_member(granted, "access_token", "an identity assertion")
         return await self._token(fetch, server, kept, {"grant_type": _JWT_BEARER, "assertion": assertion})

@@ -16,22 +16,11 @@ from roundgate.client.auth.base import LOOPBACK
 from roundgate.client.limits import Limits
 from roundgate.client.transport import HttpRequest, Transport, Url, read_body
 from roundgate.client.types import Json
-from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, ParseError
+from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, OAuthRefused, ParseError
 from roundgate.json import decode
 
 _MAX_DOCUMENT: Final = 1024 * 1024
 _PARAMETER: Final = re.compile(r'([A-Za-z_]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
-
-
-class OAuthError(Exception):
-    """An endpoint's answer that is no success: its status, OAuth's `error` and `error_description`, a DPoP nonce."""
-
-    def __init__(self, status: int, body: Json, nonce: str | None) -> None:
-        super().__init__(f"HTTP status {status}")
-        self.status = status
-        self.error = str(body.get("error", ""))[:100]
-        self.description = str(body.get("error_description", ""))[:300]
-        self.nonce = nonce
 
 
 def challenge_parameters(challenge: str) -> dict[str, str]:
@@ -53,7 +42,7 @@ class Fetcher:
         """A document, `None` if there is none."""
         try:
             return await self._fetch(HttpRequest("GET", url, [("Accept", "application/json")]))
-        except OAuthError as error:
+        except OAuthRefused as error:
             if 400 <= error.status < 500:
                 return None
             raise AuthorizationFailed(401, f"{url.authority} answered with HTTP status {error.status}") from None
@@ -62,7 +51,7 @@ class Fetcher:
         """POST a form.
 
         Raises:
-            OAuthError: it was refused.
+            OAuthRefused: it was refused.
         """
         kind = ("Content-Type", "application/x-www-form-urlencoded")
         request = HttpRequest("POST", url, [("Accept", "application/json"), kind, *headers], urlencode(form).encode())
@@ -72,7 +61,7 @@ class Fetcher:
         """POST a JSON document.
 
         Raises:
-            OAuthError: it was refused.
+            OAuthRefused: it was refused.
         """
         kind = ("Content-Type", "application/json")
         return await self._fetch(HttpRequest("POST", url, [("Accept", "application/json"), kind], body))
@@ -87,7 +76,7 @@ class Fetcher:
                 found = None
             document: Json = found if isinstance(found, dict) else {}
             if not 200 <= response.status < 300:
-                raise OAuthError(response.status, document, response.headers.get("dpop-nonce"))
+                raise OAuthRefused(response.status, document, response.headers.get("dpop-nonce"))
         finally:
             await response.close()
         if not isinstance(found, dict):

@@ -18,7 +18,6 @@ from urllib.parse import quote
 from roundgate.client.auth.base import Refusal, refuse_plain
 from roundgate.client.auth.metadata import (
     Fetcher,
-    OAuthError,
     Server,
     challenge_parameters,
     discover,
@@ -28,7 +27,7 @@ from roundgate.client.auth.storage import InMemory, TokenStorage
 from roundgate.client.transport import Url
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import AuthorizationFailed
+from roundgate.errors import AuthorizationFailed, OAuthRefused
 
 if TYPE_CHECKING:
     from roundgate.client.auth.dpop import ProofKey
@@ -114,7 +113,7 @@ class OAuth:
         """A token response.
 
         Raises:
-            OAuthError, AuthorizationFailed: there is none.
+            OAuthRefused, AuthorizationFailed: there is none.
         """
         raise NotImplementedError
 
@@ -133,7 +132,7 @@ class OAuth:
             proof = [("DPoP", self._key(kept).proof("POST", endpoint))] if self._binds(server) else []
             try:
                 return await fetch.post_form(endpoint, form, [*headers, *proof])
-            except OAuthError as error:
+            except OAuthRefused as error:
                 if attempt == 2 or error.error != "use_dpop_nonce" or not error.nonce:
                     raise
                 self._key(kept).nonces[endpoint.origin] = error.nonce
@@ -156,7 +155,7 @@ class OAuth:
             kept.scopes = asked
             if response is None:
                 response = await self._grant(fetch, server, kept)
-        except OAuthError as error:
+        except OAuthRefused as error:
             said = f": {error.error} {error.description}".rstrip() if error.error else f" (HTTP status {error.status})"
             raise AuthorizationFailed(401, f"The authorization server gave no token{said}") from None
         self._take(kept, server, response)
@@ -182,7 +181,7 @@ class OAuth:
         kept.refresh_token = None
         try:
             return await self._token(fetch, server, kept, form)
-        except OAuthError:
+        except OAuthRefused:
             return None  # it is over, too: the user has to log in again
 
     def _take(self, kept: Kept, server: Server, response: Json) -> None:

@@ -23,6 +23,7 @@ from roundgate.errors import (
     ParseError,
     ProtocolError,
     TransportError,
+    Unavailable,
     UnsupportedVersion,
 )
 from roundgate.protocol.error_table import ErrorTable, WireError
@@ -37,6 +38,7 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         MissingCapability: WireError(-32021, 400),
         UnsupportedVersion: WireError(-32022, 400),
         TransportError: WireError(-32600, 400),
+        Unavailable: WireError(-32600, 503),
         InternalError: WireError(-32603, 200),
         ProtocolError: WireError(-32600, 400),  # of ours each has its row above; a handler may raise one of its own
     }

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from roundgate.protocol.tasks import TERMINAL, Event, Status, sources, target
+from roundgate.protocol import TERMINAL, Event, Status, sources, target
 from roundgate.storage.dynamodb.journal import Log, chunk_of, lengthened, packed, room_of, unpacked, with_chunk
 from roundgate.storage.dynamodb.table import HEAD, SMALL, Append, Change, Draft, Expression, Kept, Row, is_moved, whole
 from roundgate.storage.noted import Noted

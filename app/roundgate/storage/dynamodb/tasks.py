@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
-from roundgate.protocol.tasks import Event, Status, sources, target
+from roundgate.protocol import Event, Status, sources, target
 from roundgate.storage.dynamodb.heads import (
     BLAMED,
     IS_FOUND,

@@ -1,1 +1,24 @@
 """The stores in a SQLite file, for one machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roundgate.lazy import face
+
+if TYPE_CHECKING:
+    from roundgate.storage.sqlite.database import Database as Database
+    from roundgate.storage.sqlite.database import SqliteOnce as SqliteOnce
+    from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
+    from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
+    from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
+else:
+    __getattr__, __all__ = face(
+        __name__,
+        {
+            ".database": "Database SqliteOnce",
+            ".queue": "SqliteQueue",
+            ".sessions": "SqliteSessions",
+            ".tasks": "SqliteTasks",
+        },
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from roundgate.errors import LeaseLost
-from roundgate.protocol.tasks import OPEN, Event, Status, sources, target
+from roundgate.protocol import OPEN, Event, Status, sources, target
 from roundgate.storage.noted import Noted
 from roundgate.storage.sqlite.database import Database, snapshot, transaction
 from roundgate.storage.tasks import (

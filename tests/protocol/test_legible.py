@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.protocol.visible import MAX_MARKS, visible, visible_json
+from roundgate.protocol.legible import MAX_MARKS, visible, visible_json
 from tests.support.json_values import values
 
 
