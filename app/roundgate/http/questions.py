@@ -60,7 +60,7 @@ class Questions:
         self, store: SessionStore, ids: StreamIds, clock: Clock, *, max_open: int, max_per_caller: int
     ) -> None:
         self.ids = ids
-        self._store = store
+        self._rows = store
         self._clock = clock
         self._max_open = max_open
         self._max_per_caller = max_per_caller
@@ -100,7 +100,7 @@ class Questions:
             raise InvalidRequest("This session was not asked a question with this id, so there is nothing to answer")
         said = {"error": response.error} if response.result is None else {"result": response.result}
         forget_ms = self._clock.now_ms() + int(keep_s * 1000) + LEEWAY_MS
-        await self._store.put_new(_answer_key(question), json.encode(said), forget_ms)
+        await self._rows.put_new(_answer_key(question), json.encode(said), forget_ms)
         self._wake(question.round)
 
     async def cancel(self, request_id: RequestId, session: SessionFacts, keep_s: float) -> None:
@@ -110,13 +110,13 @@ class Questions:
             Unavailable: that cannot be kept just now.
         """
         forget_ms = self._clock.now_ms() + int(keep_s * 1000)
-        await self._store.put_new(_cancel_key(session, request_id), b"{}", forget_ms)
+        await self._rows.put_new(_cancel_key(session, request_id), b"{}", forget_ms)
         for waiting in self._waiting.values():
             waiting.event.set()
 
     async def is_cancelled(self, request_id: RequestId, session: SessionFacts) -> bool:
         """Whether a call has been cancelled, at any replica. Raises Unavailable."""
-        return await self._store.read(_cancel_key(session, request_id)) is not None
+        return await self._rows.read(_cancel_key(session, request_id)) is not None
 
     @contextmanager
     def waiting(self, asked: Asked, owner: Principal) -> Iterator[asyncio.Event]:
@@ -179,7 +179,7 @@ class Questions:
 
     async def _look(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         try:
-            return await self._store.read_values(keys)
+            return await self._rows.read_values(keys)
         except Unavailable:  # for a moment; until when somebody waits is bounded
             return {}
 
