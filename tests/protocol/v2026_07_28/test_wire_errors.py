@@ -104,7 +104,6 @@ NEVER_ON_THE_WIRE = {
 
 INSTANCE_ARGUMENTS: dict[type[GatewayError], tuple[Any, ...]] = {
     ConfigError: ([],),
-    UsageError: "ends a command of the command line",
     Declined: ("name", "decline"),
     AuthError: (None, "inside"),
     Unauthenticated: (None, "inside"),
