@@ -48,6 +48,7 @@ HOMES = {
         *("client.httpx_transport", "client.session"),
     },
     "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering"},
+    "jmespath": {"backends.shaping"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},

@@ -287,8 +287,11 @@ def test_a_python_back_end_is_refused_with_a_reason(files: Files, entry: str, me
         ({"base_url": "http://h:99999"}, "Port out of range"),
         ({"base_url": "http://h:x"}, "Port could not be cast"),
         ({"base_url": "http://user:pass@h"}, "a user and password go into credential.basic"),
-        ({"credential": {}}, "give exactly one of bearer, basic, header, query, cookie"),
-        ({"credential": {"bearer": "a", "basic": "b"}}, "give exactly one of bearer, basic, header, query, cookie"),
+        ({"credential": {}}, "give exactly one of bearer, basic, header, query, cookie, client_credentials"),
+        (
+            {"credential": {"bearer": "a", "basic": "b"}},
+            "give exactly one of bearer, basic, header, query, cookie, client_credentials",
+        ),
         ({"credential": {"header": "a"}}, "Field required"),
         ({"credential": {"bearer": "a", "value": "b"}}, "Extra inputs are not permitted"),
         ({"credential": {"header": "a b", "value": "c"}}, "String should match pattern"),

@@ -101,6 +101,24 @@ class CookieCredential(CredentialConfig):
         return value
 
 
+class ClientCredentials(CredentialConfig):
+    """Tokens of an authorization server, for the gateway itself (RFC 6749 section 4.4)."""
+
+    client_credentials: str = Field(description="The client id of the gateway there.", min_length=1)
+    client_secret: SecretStr = Field(description="The client's secret.")
+    token_url: str = Field(
+        description="Where tokens are had: https, or http on loopback.",
+        pattern=r"^(https://[^/?#\s@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?)(/[^#\s]*)?$",
+    )
+    token_scopes: list[str] = Field([], description="Scopes that are asked for.")
+    token_parameters: dict[str, str] = Field(
+        {}, description="More parameters of the request for a token, such as audience or resource."
+    )
+    client_auth: Literal["basic", "post"] = Field(
+        "basic", description="Whether id and secret go into a header or into the form."
+    )
+
+
 CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
     {
         "bearer": BearerCredential,
@@ -108,6 +126,7 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
         "header": HeaderCredential,
         "query": QueryCredential,
         "cookie": CookieCredential,
+        "client_credentials": ClientCredentials,
     }
 )
 """By the setting that says which it is. Another kind is another model, an entry here, and a flow in `credentials`."""
@@ -126,7 +145,8 @@ Credential: TypeAlias = Annotated[
     | Annotated[BasicCredential, Tag("<basic>")]
     | Annotated[HeaderCredential, Tag("<header>")]
     | Annotated[QueryCredential, Tag("<query>")]
-    | Annotated[CookieCredential, Tag("<cookie>")],
+    | Annotated[CookieCredential, Tag("<cookie>")]
+    | Annotated[ClientCredentials, Tag("<client_credentials>")],
     Discriminator(
         _tag,
         custom_error_type="credential",
