@@ -92,11 +92,22 @@ def visit(url: str = "https://bank.example/pay?x=1") -> Question:
     return Question.read("pay", {"method": "elicitation/create", "params": params}, "buy")
 
 
+def opening(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A browser that notes what it is asked to open."""
+    opened: list[str] = []
+
+    def browse(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    return opened
+
+
 async def test_nothing_is_opened_without_consent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda url: opened.extend([url]) or True)
+    opened = opening(monkeypatch)
     assert await answer(visit("https://bank.example@evil.example/\u202e"), ENTER) is DECLINE
     assert not opened
     shown = capsys.readouterr().err
@@ -105,8 +116,7 @@ async def test_nothing_is_opened_without_consent(
 
 
 async def test_a_url_is_opened_with_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda url: opened.extend([url]) or True)
+    opened = opening(monkeypatch)
     assert await answer(visit(), "\x1b[A" * 2 + ENTER) is True
     assert opened == ["https://bank.example/pay?x=1"]
 

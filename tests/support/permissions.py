@@ -59,7 +59,13 @@ OPERATIONS: Mapping[str, Permission] = {
 OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")}
 """What the event source mapping does in the worker's name."""
 
-GATEWAY = ("app/roundgate/methods/once.py", "app/roundgate/tasks/service.py", "app/roundgate/tasks/watch.py")
+GATEWAY = (
+    "app/roundgate/http/questions.py",
+    "app/roundgate/http/session_calls.py",
+    "app/roundgate/methods/once.py",
+    "app/roundgate/methods/sessions.py",
+    "app/roundgate/tasks/service.py",
+)
 WORKER = (
     "app/roundgate/tasks/checkpointer.py",
     "app/roundgate/tasks/ending.py",
@@ -138,7 +144,7 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
     """Store and method of each `self._store.method` and the like."""
     for node in ast.walk(_parsed(module)):
         match node:
-            case ast.Attribute(attr=method, value=ast.Attribute(attr="_store" | "_once" | "_queue" as store)):
+            case ast.Attribute(attr=method, value=ast.Attribute(attr="_store" | "_once" | "_queue" | "_rows" as store)):
                 yield store, method
             case ast.Attribute(attr=method, value=ast.Attribute(value=ast.Name("stores"), attr=name)):
                 yield {"tasks": "_store", "once": "_once", "queue": "_queue"}[name], method
@@ -186,5 +192,6 @@ STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
     "_once": _methods("app/roundgate/storage/dynamodb/table.py", "DynamoDbOnce", _TABLE),
     "_queue": _methods("app/roundgate/storage/sqs.py", "SqsQueue", {}),
+    "_rows": _methods("app/roundgate/storage/dynamodb/sessions.py", "DynamoDbSessions", _TABLE),
 }
 """What the methods of the stores do, by the attribute that has the store."""

@@ -88,7 +88,7 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
     schema = tool.definition["inputSchema"]
     properties: Mapping[str, Any] = schema.get("properties", {})
     if unknown := sorted(set(ask) - set(properties)):
-        raise ValueError(f"ask names {', '.join(unknown)}, but the arguments are {', '.join(properties)}")
+        raise ValueError(f"ask_for names {', '.join(unknown)}, but the arguments are {', '.join(properties)}")
     form_schema(_form(properties, ask))  # a start-up error rather than one in front of a user
     required = [name for name in schema.get("required", ()) if name not in ask]
     relaxed = {**schema, "required": required}

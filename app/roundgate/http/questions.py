@@ -20,7 +20,7 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import InvalidRequest, ToolError, Unavailable
+from roundgate.errors import CallCancelled, InvalidRequest, ToolError, Unavailable
 from roundgate.protocol import RequestId, Response
 from roundgate.storage import SessionStore
 from roundgate.tokens import QuestionId, SessionFacts, StreamIds
@@ -32,14 +32,6 @@ LEEWAY_MS: Final = 60_000
 """For how much longer than anybody waits for it an answer is kept."""
 MAX_MESSAGE: Final = 500
 """Characters of what a client says about why it does not answer."""
-
-
-class CallCancelled(Exception):
-    """The client wants no answer any more."""
-
-
-class NotYet(Exception):
-    """The answers have not come, and this request must not wait any longer: another one goes on with the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +60,7 @@ class Questions:
         self, store: SessionStore, ids: StreamIds, clock: Clock, *, max_open: int, max_per_caller: int
     ) -> None:
         self.ids = ids
-        self._store = store
+        self._rows = store
         self._clock = clock
         self._max_open = max_open
         self._max_per_caller = max_per_caller
@@ -108,7 +100,7 @@ class Questions:
             raise InvalidRequest("This session was not asked a question with this id, so there is nothing to answer")
         said = {"error": response.error} if response.result is None else {"result": response.result}
         forget_ms = self._clock.now_ms() + int(keep_s * 1000) + LEEWAY_MS
-        await self._store.put_new(_answer_key(question), json.encode(said), forget_ms)
+        await self._rows.put_new(_answer_key(question), json.encode(said), forget_ms)
         self._wake(question.round)
 
     async def cancel(self, request_id: RequestId, session: SessionFacts, keep_s: float) -> None:
@@ -118,13 +110,13 @@ class Questions:
             Unavailable: that cannot be kept just now.
         """
         forget_ms = self._clock.now_ms() + int(keep_s * 1000)
-        await self._store.put_new(_cancel_key(session, request_id), b"{}", forget_ms)
+        await self._rows.put_new(_cancel_key(session, request_id), b"{}", forget_ms)
         for waiting in self._waiting.values():
             waiting.event.set()
 
     async def is_cancelled(self, request_id: RequestId, session: SessionFacts) -> bool:
         """Whether a call has been cancelled, at any replica. Raises Unavailable."""
-        return await self._store.read(_cancel_key(session, request_id)) is not None
+        return await self._rows.read(_cancel_key(session, request_id)) is not None
 
     @contextmanager
     def waiting(self, asked: Asked, owner: Principal) -> Iterator[asyncio.Event]:
@@ -187,7 +179,7 @@ class Questions:
 
     async def _look(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         try:
-            return await self._store.read_values(keys)
+            return await self._rows.read_values(keys)
         except Unavailable:  # for a moment; until when somebody waits is bounded
             return {}
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import InvalidRequest, MissingCapability, ToolError, Unavailable
-from roundgate.http.questions import Asked, CallCancelled, Questions
+from roundgate.errors import CallCancelled, InvalidRequest, MissingCapability, ToolError, Unavailable
+from roundgate.http.questions import Asked, Questions
 from roundgate.http.session_stream import SessionStream
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Sessions, Stream
 from roundgate.protocol import LOG_LEVELS, ClientCapabilities, Inbound, Request, RequestId, ToolResult, jsonrpc
@@ -122,7 +122,7 @@ class SessionCalls:
         self._methods = methods
         self._sessions = sessions
         self.questions = questions
-        self._store = store
+        self._rows = store
         self._tracing = tracing
         self._clock = clock
         self._answer_timeout_s = answer_timeout_s
@@ -152,7 +152,7 @@ class SessionCalls:
         facts = ids.open_call(token, session.id, caller.principal)
         match facts:
             case {"row": str(key)}:
-                row = await self._store.read(key)
+                row = await self._rows.read(key)
                 facts = None if row is None else ids.open_call(row.value.decode(), session.id, caller.principal)
         if facts is None or not (number.isascii() and number.isdigit() and len(number) <= 4):
             raise InvalidRequest("Last-Event-ID is none that this session was given, or is too old; call again")
@@ -270,7 +270,7 @@ class SessionCalls:
         if len(token) > MAX_TOKEN:
             key = f"call.{self._clock.new_id()}"
             keep_ms = int(self._answer_timeout_s * 2_000)
-            await self._store.put_new(key, token.encode(), self._clock.now_ms() + keep_ms)
+            await self._rows.put_new(key, token.encode(), self._clock.now_ms() + keep_ms)
             token = ids.seal_call(session.id, {"row": key}, caller.principal)
         return f"{token}.{number}"
 

@@ -52,7 +52,7 @@ class Sessions:
     """Reads and changes the state of sessions."""
 
     def __init__(self, store: SessionStore, clock: Clock) -> None:
-        self._store = store
+        self._rows = store
         self._clock = clock
         self._known: OrderedDict[str, float] = OrderedDict()
         """Sessions that were alive at a moment of the monotonic clock, the one looked at longest ago first."""
@@ -76,7 +76,7 @@ class Sessions:
             SessionNotFound: it has been ended.
             Unavailable: the store cannot be reached.
         """
-        row = await self._store.read(_key(session, owner))
+        row = await self._rows.read(_key(session, owner))
         state = _NEW if row is None else _states(row.value).get(session.id, (_NEW, 0))[0]
         if state.ended:
             self._known.pop(session.id, None)
@@ -125,7 +125,7 @@ class Sessions:
     ) -> None:
         key = _key(session, owner)
         for _ in range(_TRIES):
-            row = await self._store.read(key)
+            row = await self._rows.read(key)
             states = {} if row is None else _states(row.value)
             before, _until = states.pop(session.id, (_NEW, 0))
             if before.ended:
@@ -138,9 +138,9 @@ class Sessions:
             value = json.encode({name: _written(*one) for name, one in kept.items()})
             forget_ms = max(until for _, until in kept.values())
             if row is None:
-                done = await self._store.put_new(key, value, forget_ms)
+                done = await self._rows.put_new(key, value, forget_ms)
             else:
-                done = await self._store.replace(key, value, row.version, forget_ms)
+                done = await self._rows.replace(key, value, row.version, forget_ms)
             if done:
                 return
         raise Unavailable("Too many sessions of this caller are being changed at once; try again soon")

@@ -24,6 +24,10 @@ MAX_CHARS: Final = 4_096
 """Of a header that is looked at; ours have some hundred."""
 
 
+MAX_OPENED: Final = 1_000
+"""Sessions that a process need not open again; of more the one opened longest ago is forgotten."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
     """What a session is, from its beginning to its end."""
@@ -49,6 +53,8 @@ class SessionSealer:
     lifetime_s: float
     leeway_s: float = field(default=5)
     """By how much the clocks of two replicas may differ."""
+    _opened: dict[tuple[str, tuple[str, str, str]], SessionFacts] = field(default_factory=dict)
+    """Sessions that have been opened here, for their owners; whatever is no session of ours never gets in."""
     refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
@@ -90,6 +96,9 @@ class SessionSealer:
         return SessionNotFound()
 
     def _open(self, token: str, owner: Principal) -> SessionFacts:
+        known = self._opened.get((token, owner.identity))
+        if known is not None and self.clock.now_ms() <= known.expires_ms:
+            return known
         if len(token) > MAX_CHARS:
             raise SealBroken("too long")
         try:
@@ -104,4 +113,8 @@ class SessionSealer:
             raise SealBroken("expired")
         if early_ms > self.leeway_s * 1000:
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
-        return SessionFacts(session_id, revision, requested, capabilities, client_info, expires_ms)
+        facts = SessionFacts(session_id, revision, requested, capabilities, client_info, expires_ms)
+        self._opened[token, owner.identity] = facts
+        if len(self._opened) > MAX_OPENED:
+            self._opened.pop(next(iter(self._opened)), None)
+        return facts

@@ -199,8 +199,10 @@ class HttpToolConfig(Model):
     )
     output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
-    ask: list[str] = Field([], description="Arguments for which the user is asked with a form when they are missing.")
-    asks: bool = Field(
+    ask_for: list[str] = Field(
+        [], description="Arguments for which the user is asked with a form when they are missing."
+    )
+    interactive: bool = Field(
         False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
     )
     scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
@@ -226,10 +228,10 @@ class HttpToolConfig(Model):
     @model_validator(mode="after")
     def _can_ask(self) -> HttpToolConfig:
         has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
-        if self.asks and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
-            raise ValueError("asks needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
-        if self.asks and self.job is not None:
-            raise ValueError("asks and job are two ways to go on after the first answer; choose one")
+        if self.interactive and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
+            raise ValueError("interactive needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
+        if self.interactive and self.job is not None:
+            raise ValueError("interactive and job are two ways to go on after the first answer; choose one")
         return self
 
 
