@@ -18,14 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate import config
-from roundgate.backends.http.secrets import Redactor
-from roundgate.backends.http.service import Service
-from roundgate.backends.openapi.command import compiled
-from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.index import Index
-from roundgate.backends.openapi.requests import request
+from roundgate.backends import Index, OpenApiBackendConfig, Redactor, Service, compiled, request
 from roundgate.errors import GatewayError
-from roundgate.protocol.schemas import Schema
+from roundgate.protocol import Schema
 
 REFUSED: Final = (400, 404, 405, 415, 422)
 TEXTS: Final = {

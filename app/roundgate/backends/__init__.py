@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from roundgate.backends.catalog import ServedTool as ServedTool
     from roundgate.backends.catalog import build as build
     from roundgate.backends.config import BackendConfig as BackendConfig
+    from roundgate.backends.http.secrets import Redactor as Redactor
+    from roundgate.backends.http.service import Service as Service
     from roundgate.backends.openapi.command import compiled as compiled
     from roundgate.backends.openapi.config import OpenApiBackendConfig as OpenApiBackendConfig
+    from roundgate.backends.openapi.index import Index as Index
     from roundgate.backends.openapi.index import write as write
+    from roundgate.backends.openapi.requests import request as request
     from roundgate.backends.python.modules import Modules as Modules
     from roundgate.backends.registry import kind_of as kind_of
     from roundgate.backends.serving import CatalogSource as CatalogSource
@@ -37,9 +41,12 @@ else:
             ".base": "Backend Offering Prompt Resource Returned Tool",
             ".catalog": "Catalog ServedTool build",
             ".config": "BackendConfig",
+            ".http.secrets": "Redactor",
+            ".http.service": "Service",
             ".openapi.command": "compiled",
             ".openapi.config": "OpenApiBackendConfig",
-            ".openapi.index": "write",
+            ".openapi.index": "Index write",
+            ".openapi.requests": "request",
             ".python.modules": "Modules",
             ".registry": "kind_of",
             ".serving": "CatalogSource Serving Snapshot ToolScopes",
