@@ -232,6 +232,7 @@ WITHOUT_FACE = {
     "roundgate.backends.openapi",
     "roundgate.backends.python",
     "roundgate.cli",
+    "roundgate.protocol.v2025",
     "roundgate.protocol.v2026_07_28",
 }
 """Kinds of back ends are found by `backends.registry`, revisions by `protocol.revisions`; `cli` is the command."""
