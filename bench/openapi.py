@@ -41,13 +41,8 @@ def github() -> Path:
     target = CACHE / "github.json"
     if not target.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        told = subprocess.run(
-            [str(ROOT / "scripts/node"), "--npm", "pack", "--silent", GITHUB],
-            cwd=CACHE,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        npm_pack = [str(ROOT / "scripts/node"), "--npm", "pack", "--silent", GITHUB]
+        told = subprocess.run(npm_pack, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
         with tarfile.open(CACHE / told.stdout.split()[-1]) as package:
             found = package.extractfile(IN_PACKAGE)
             assert found is not None, f"{GITHUB} has no {IN_PACKAGE}"

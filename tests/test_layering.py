@@ -48,6 +48,7 @@ HOMES = {
         *("client.httpx_transport", "client.session"),
     },
     "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering"},
+    "jmespath": {"backends.shaping"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},
@@ -232,6 +233,7 @@ WITHOUT_FACE = {
     "roundgate.backends.openapi",
     "roundgate.backends.python",
     "roundgate.cli",
+    "roundgate.cli.dialogue",
     "roundgate.protocol.v2025",
     "roundgate.protocol.v2026_07_28",
 }

@@ -51,10 +51,12 @@ Standard library only; the bottom of every import chain.
     │   └── StepTimeout                   a step was not over within its `timeout_s`
     └── Inside                            raised and caught in the house; nobody outside sees one
         ├── AnswerTooLarge                a service's answer has more bytes than it may
+        ├── CallCancelled                 a client of an older revision has cancelled its call
         ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
         ├── KeysUnavailable               the keys of an issuer have never been read
         ├── NotNow                        a service's job cannot be asked for just now
         ├── NotServedHere                 this worker cannot serve a task, another may
+        ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
@@ -376,6 +378,10 @@ class AnswerTooLarge(Inside):
     """A service's answer has more bytes than it may."""
 
 
+class CallCancelled(Inside):
+    """The client wants no answer any more."""
+
+
 class HandlerExited(Inside, RuntimeError):
     """A handler called `sys.exit()`, or raised what would end the process."""
 
@@ -386,6 +392,10 @@ class KeysUnavailable(Inside):
 
 class NotNow(Inside):
     """A job cannot be asked for just now; its text says why."""
+
+
+class NotYet(Inside):
+    """The answers have not come, and this request must not wait any longer: another one goes on with the call."""
 
 
 class NotServedHere(Inside):

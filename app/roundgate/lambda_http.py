@@ -20,9 +20,9 @@ from mangum import Mangum
 from mangum.types import LambdaContext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundgate import aws, config, json, logs, main
+from roundgate import aws, json, main, startup
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, Settings, settings
+from roundgate.config import ConfigFile, Settings
 from roundgate.errors import ConfigError
 from roundgate.http import HEALTH, Hosting
 from roundgate.protocol import Request, jsonrpc
@@ -51,9 +51,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     Raises:
         ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
     """
-    using = settings.from_environment(environ)
-    logs.configure(using.log_level, alone=using.on_lambda)
-    file = config.load(using.config)
+    using, file = startup.read_configuration(environ)
     _check_exposure(file, using)
     _check_results(file)
     return Function(_Hosted(main.build_app(file, using), file.config.http.path, Clock()))

@@ -15,9 +15,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
-from roundgate import aws, config, logs, metrics, startup
+from roundgate import aws, metrics, startup
 from roundgate.clock import Clock, Deadline
-from roundgate.config import settings
 from roundgate.storage import TaskRef
 from roundgate.tasks import Sweep, Turn, Worker
 
@@ -57,9 +56,8 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     Raises:
         ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
     """
-    using = settings.from_environment(environ)
-    logs.configure(using.log_level, alone=using.on_lambda)
-    file, clock = config.load(using.config), Clock()
+    using, file = startup.read_configuration(environ)
+    clock = Clock()
     parts = startup.build_core(file, using, clock)
     parts.stores.prepare()  # every event needs them
     sweep = Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)

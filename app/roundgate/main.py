@@ -18,11 +18,11 @@ from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from roundgate import aws, config, logs, tracing
+from roundgate import aws, tracing
 from roundgate.auth import LocalVerifier, Verifier
 from roundgate.backends import Serving, Snapshot, ToolScopes
 from roundgate.clock import Clock
-from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig, Settings, settings
+from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig, Settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.http import (
     GRACE_S,
@@ -45,7 +45,7 @@ from roundgate.http import (
 from roundgate.methods import CurrentMethods, Methods, Once, Rounds, Sessions, Use, makes_tasks, server_info
 from roundgate.protocol import NEWEST, WITH_SESSIONS, ResultFormat, notifications
 from roundgate.reload import Reloader
-from roundgate.startup import Core, Stores, build_core
+from roundgate.startup import Core, Stores, build_core, read_configuration
 from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
 from roundgate.tokens import Key, KeyRing, SessionSealer, StateSealer, StreamIds, TaskIds, keys
 
@@ -61,9 +61,8 @@ def create_app() -> FastAPI:
     Raises:
         ConfigError: every problem in the environment or in gateway.yaml.
     """
-    from_env = settings.from_environment(os.environ)
-    logs.configure(from_env.log_level)
-    return build_app(config.load(from_env.config), from_env, owns_process=True)
+    using, file = read_configuration(os.environ)
+    return build_app(file, using, owns_process=True)
 
 
 def build_app(

@@ -1,18 +1,18 @@
-"""What a gateway and a worker have in common: back ends, catalog, stores. Knows no web framework.
+"""What a gateway and a worker begin with: configuration, back ends, catalog, stores. Knows no web framework.
 
 `roundgate.main` builds the gateway around it; a worker process, or the worker function on AWS Lambda, needs no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from roundgate import aws, metrics, tracing
+from roundgate import aws, config, logs, metrics, tracing
 from roundgate.backends import Modules, Serving, loading
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, Settings
+from roundgate.config import ConfigFile, GatewayConfig, Settings, settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Hub
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
@@ -106,6 +106,17 @@ class Core:
         await self.stores.once.aclose()
 
 
+def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
+    """What an environment says, and the file that it names; from here on the log is as it says too.
+
+    Raises:
+        ConfigError: every problem in the environment, or every one in the file.
+    """
+    using = settings.from_environment(environ)
+    logs.configure(using.log_level, alone=using.on_lambda)
+    return using, config.load(using.config)
+
+
 def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None) -> Core:
     """The catalog and the stores of a configuration; what they need is made now, unless somebody waits for an answer.
 
@@ -136,11 +147,10 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     sessions: SessionStore
     prepares: list[Callable[[], None]] = []
     if using.dynamodb_table is not None:
-        from roundgate.storage.dynamodb import DynamoDbSessions, DynamoDbTasks
-        from roundgate.storage.dynamodb import table as dynamodb
+        from roundgate.storage.dynamodb import CONFIG, DynamoDbOnce, DynamoDbSessions, DynamoDbTasks, Table
 
-        table = dynamodb.Table(using.dynamodb_table, lambda: aws.client("dynamodb", **dynamodb.CONFIG), clock)
-        once, tasks = dynamodb.DynamoDbOnce(table), DynamoDbTasks(table, shards)
+        table = Table(using.dynamodb_table, lambda: aws.client("dynamodb", **CONFIG), clock)
+        once, tasks = DynamoDbOnce(table), DynamoDbTasks(table, shards)
         sessions = DynamoDbSessions(table, clock)
         prepares.append(table.prepare)
     else:

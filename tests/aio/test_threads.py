@@ -131,4 +131,4 @@ async def test_nothing_is_kept_of_callers_that_have_no_thread() -> None:
         await threads.run(lambda: None, Principal("i", str(number)))
     await asyncio.sleep(0)
     gc.collect()
-    assert threads.callers == 0
+    assert not threads._of_caller

@@ -323,7 +323,7 @@ async def test_each_exchange_of_a_service_that_asks_has_a_key_of_its_own(tmp_pat
     form = {"type": "object", "properties": {"size": {"type": "string"}}, "required": ["size"]}
     size = {"method": "elicitation/create", "params": {"message": "Which size?", "requestedSchema": form}}
     asks = answer(json.dumps({"inputRequests": {"size": size}, "state": 1}).encode(), content_type=INPUT_REQUIRED)
-    async with house(tmp_path, asks, asks, answer(b'{"ok":1}'), asks=True) as one:
+    async with house(tmp_path, asks, asks, answer(b'{"ok":1}'), interactive=True) as one:
         task_id = await one.ann.begin("run", what="x")
         for _ in range(2):
             await one.ann.answer(task_id, {key: accept(size="M") for key in await one.ann.asked(task_id)})
@@ -349,7 +349,7 @@ backends:
     [
         ("job: {poll: '/jobs/{job}', succeeded: [ok]}", "needs job, which job.variables does not have"),
         ("job: {poll: '/jobs/{id}', fetch: '/x/{y}', succeeded: [ok]}", "needs y, which job.variables does not have"),
-        ("job: {poll: '/jobs/{id}', succeeded: [ok]}, asks: true", "asks and job are two ways"),
+        ("job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true", "interactive and job are two ways"),
         ("job: {poll: '/jobs/{id}', succeeded: []}", "at least 1 item"),
         ("job: {poll: 'jobs', succeeded: [ok]}", "backends[0].tools[0].job.poll"),
         ("job: {poll: '/jobs', succeeded: [ok], status: state}", "backends[0].tools[0].job.status"),

@@ -287,8 +287,11 @@ def test_a_python_back_end_is_refused_with_a_reason(files: Files, entry: str, me
         ({"base_url": "http://h:99999"}, "Port out of range"),
         ({"base_url": "http://h:x"}, "Port could not be cast"),
         ({"base_url": "http://user:pass@h"}, "a user and password go into credential.basic"),
-        ({"credential": {}}, "give exactly one of bearer, basic, header, query, cookie"),
-        ({"credential": {"bearer": "a", "basic": "b"}}, "give exactly one of bearer, basic, header, query, cookie"),
+        ({"credential": {}}, "give exactly one of bearer, basic, header, query, cookie, client_credentials"),
+        (
+            {"credential": {"bearer": "a", "basic": "b"}},
+            "give exactly one of bearer, basic, header, query, cookie, client_credentials",
+        ),
         ({"credential": {"header": "a"}}, "Field required"),
         ({"credential": {"bearer": "a", "value": "b"}}, "Extra inputs are not permitted"),
         ({"credential": {"header": "a b", "value": "c"}}, "String should match pattern"),
@@ -439,3 +442,15 @@ def write(path: Path, text: str) -> Path:
 )
 def test_a_place_is_written_as_one_would_in_code(loc: tuple[str | int, ...], path: str) -> None:
     assert yaml_file.dotted(loc) == path
+
+
+@pytest.mark.parametrize(("old", "new"), [("ask: [size]", "ask_for"), ("asks: true", "interactive")])
+def test_a_setting_that_had_another_name_is_an_error_that_says_the_new_one(files: Files, old: str, new: str) -> None:
+    (problem,) = files.problems(
+        "backends:\n"
+        "  - {kind: http, name: shop, base_url: https://shop.example.com, tools: [\n"
+        f"      {{name: buy, description: Buys., path: /buy, {old}}}]}}\n"
+    )
+    name = old.partition(":")[0]
+    assert (problem.path, problem.line) == (f"backends[0].tools[0].{name}", 3)
+    assert problem.remedy == f"write {new}, which is what it is called now"

@@ -13,7 +13,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from roundgate import config
-from roundgate.backends.config import BackendConfig, JobConfig
+from roundgate.backends.config import ArgumentOverride, BackendConfig, JobConfig, Selector, ToolOverride
 from roundgate.backends.http.config import (
     CREDENTIALS,
     CredentialConfig,
@@ -127,6 +127,9 @@ PLACES: dict[type[Model], str] = {
     config.CachingConfig: "## `caching`",
     config.CacheHint: "## `caching`",
     BackendConfig: "## `backends`",
+    Selector: "| setting of a selector",
+    ToolOverride: "| setting of an override |",
+    ArgumentOverride: "| setting of an override of an argument",
     PythonBackendConfig: "### `kind: python`",
     HttpBackendConfig: "### `kind: http`",
     RemoteConfig: "### `kind: http`",

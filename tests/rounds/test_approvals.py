@@ -105,7 +105,7 @@ async def test_dropping_the_state_does_not_move_an_approval_to_other_arguments()
 
 async def test_an_approval_is_not_taken_in_the_round_before_it_is_asked_for() -> None:
     arguments = {"count": {"required": True, "schema": {"type": "integer"}}}
-    declared = {"name": "order", "method": "POST", "path": "/o", "arguments": arguments, "ask": ["count"]}
+    declared = {"name": "order", "method": "POST", "path": "/o", "arguments": arguments, "ask_for": ["count"]}
     params = {"name": "order", "arguments": {}}
     async with service(answer(b"{}")) as told, gateway_to(told.url, declared, approve="always") as mcp:
         form = await rounds.ask(mcp, "tools/call", params)

@@ -40,7 +40,7 @@ def asks(requests: Any, state: Any = SECRET, status: str = "200 OK", content_typ
 @asynccontextmanager
 async def shop(*answers: bytes, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     arguments = {"what": {"required": True}}
-    declared = {"name": "buy", "method": "POST", "path": "/buy", "asks": True, "arguments": arguments, **changes}
+    declared = {"name": "buy", "method": "POST", "path": "/buy", "interactive": True, "arguments": arguments, **changes}
     async with AsyncExitStack() as stack:
         told = await stack.enter_async_context(service(*answers))
         yield await stack.enter_async_context(gateway_to(told.url, declared)), told

@@ -134,7 +134,7 @@ ORDER = {
         "count": {"required": True, "schema": {"type": "integer", "minimum": 1, "maximum": 9}},
         "code": {"required": True, "schema": {"type": "string", "pattern": "^[a-z]+$"}},
     },
-    "ask": ["size", "count"],
+    "ask_for": ["size", "count"],
 }
 SHIRT = rounds.tool("order", item="shirt", code="x")
 
@@ -193,7 +193,7 @@ async def test_values_that_the_schema_refuses_are_asked_for_again(filled: dict[s
 
 async def test_what_a_form_cannot_show_is_checked_all_the_same() -> None:
     method, params = rounds.tool("order", item="shirt", size="M", count=1)
-    async with shop(ask=["code"]) as (mcp, told):
+    async with shop(ask_for=["code"]) as (mcp, told):
         asked = await rounds.ask(mcp, method, params)
         assert "pattern" not in str(asked["inputRequests"])
         again = await rounds.ask(mcp, method, retry(params, asked, arguments=accept(code="NOT LOWER")))
@@ -237,9 +237,9 @@ async def test_approval_comes_after_the_form_and_shows_what_was_filled_in() -> N
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"ask": ["colour"]}, "ask names colour"),
-        ({"ask": ["size"], "arguments": {"size": {"schema": {"type": "object"}}}}, "field 'size'"),
-        ({"ask": ["pin"], "arguments": {"pin": {"schema": {"type": "string", "format": "password"}}}}, "secrets"),
+        ({"ask_for": ["colour"]}, "ask_for names colour"),
+        ({"ask_for": ["size"], "arguments": {"size": {"schema": {"type": "object"}}}}, "field 'size'"),
+        ({"ask_for": ["pin"], "arguments": {"pin": {"schema": {"type": "string", "format": "password"}}}}, "secrets"),
     ],
     ids=["unknown", "not flat", "secret"],
 )

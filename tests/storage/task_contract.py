@@ -28,6 +28,7 @@ from roundgate.storage.tasks import (
     TaskRef,
     TaskStore,
 )
+from tests.support.postponing import postpone
 
 Reopen = Callable[[], TaskStore]
 
@@ -1145,7 +1146,7 @@ class TaskStoreContract:
         assert await store.requeue(REF, tick(), SOON)
         await after(False)
         (task,) = await store.open_tasks(10)
-        assert await store.postpone(task, SOON + 1)
+        assert await postpone(store, task, SOON + 1)
         await after(False)
         lease = (await claim(store, now_ms=tick())).lease
         await store.finish(lease, Status.COMPLETED, b"", None, tick())
@@ -1215,7 +1216,7 @@ class TaskStoreContract:
     async def test_a_task_that_is_due_is_postponed_by_one_caller(self, stores: list[TaskStore]) -> None:
         await stores[0].create(new())
         (task,) = await stores[0].due(SOON, 10)
-        moved = await asyncio.gather(*(store.postpone(task, SOON + n) for n, store in enumerate(stores * 3, 1)))
+        moved = await asyncio.gather(*(postpone(store, task, SOON + n) for n, store in enumerate(stores * 3, 1)))
         assert sum(moved) == 1
         assert (await record(stores[0])).due_ms == SOON + 1 + moved.index(True)
 
@@ -1223,19 +1224,19 @@ class TaskStoreContract:
         await store.create(new())
         (task,) = await store.due(SOON, 10)
         await claim(store)
-        assert await store.postpone(task, END) is False
+        assert await postpone(store, task, END) is False
         assert (await record(store)).due_ms == UNTIL
         await store.cancel(REF, "cancelled", NOW)
-        assert await store.postpone(replace(task, due_ms=UNTIL), END) is False
+        assert await postpone(store, replace(task, due_ms=UNTIL), END) is False
         assert await store.open_tasks(10) == []
-        assert await store.postpone(replace(task, ref=TaskRef("owner", "unknown")), END) is False
+        assert await postpone(store, replace(task, ref=TaskRef("owner", "unknown")), END) is False
         assert ids(await store.find()) == ["id"]
 
     async def test_postponing_leaves_everything_else(self, store: TaskStore) -> None:
         lease = await working(store)
         before = await record(store)
         (task,) = await store.due(UNTIL, 10)
-        assert await store.postpone(task, END) is True
+        assert await postpone(store, task, END) is True
         assert await record(store) == replace(before, due_ms=END, resends=1)
         await store.checkpoint(lease, Added([b"entry"]), NOW)
 
@@ -1275,7 +1276,7 @@ class TaskStoreContract:
         for n in range(3):
             (task,) = await store.due(END, 10)
             assert (task.resends, (await record(store)).resends) == (n, n)
-            assert await store.postpone(task, SOON + n + 1) is True
+            assert await postpone(store, task, SOON + n + 1) is True
         (task,) = await store.due(END, 10)
         assert await store.postpone_many([Move(task, SOON + 9, task.resends)]) == [True]
         assert (await record(store)).resends == 3
@@ -1293,7 +1294,7 @@ class TaskStoreContract:
         lease = (await claim(store)).lease
         assert await unsent(), "that message is gone"
         (task,) = await store.due(UNTIL, 10)
-        assert await store.postpone(task, UNTIL + 1)
+        assert await postpone(store, task, UNTIL + 1)
         assert not await unsent(), "the sweep sends one"
         (task,) = await store.due(UNTIL + 1, 10)
         assert await store.postpone_many([Move(task, UNTIL + 2, resends=0, unsent=True)]) == [True]

@@ -26,6 +26,7 @@ from tests.storage.contract import LATER
 from tests.storage.task_contract import END, NOW, REF, SOON, UNTIL, asking, blob, claim, new, record, take_over, working
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
+from tests.support.postponing import postpone
 
 TWO_DAYS_S = 2 * 86_400
 
@@ -281,7 +282,7 @@ async def test_everything_usual_is_one_call(tasks: Counted) -> None:
     lease = (await claim(store)).lease
     assert await calls(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)) == {"update_item": 1}
     (task,) = await store.due(END, 10)
-    assert await calls(store.postpone(task, UNTIL)) == {"update_item": 1}
+    assert await calls(postpone(store, task, UNTIL)) == {"update_item": 1}
     assert await calls(store.take_shard(0, "me", NOW, SOON)) == {"update_item": 1}
     assert await calls(store.count_open("owner", 10)) == {"query": 1}
     assert await calls(store.requeue(REF, NOW, SOON)) == {"update_item": 1}
@@ -710,7 +711,7 @@ async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, tab
     assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.PARTLY
     assert await store.answer(REF, {"b": b"!"}, NOW, SOON) is Answered.FULLY
     (task,) = await store.due(END, 10)
-    assert await store.postpone(task, UNTIL) is True
+    assert await postpone(store, task, UNTIL) is True
     assert await store.requeue(REF, NOW, SOON) is True
     claimed = await claim(store)
     assert (list(claimed.journal), claimed.record.attempts) == ([b"1", b"2", blob(9000), blob(9001), b"3"], 0)

@@ -44,7 +44,7 @@ class Module:
             if isinstance(node, ast.Call) and (name := last_name(node.func)):
                 yield name, node
 
-    def templates(self, value: ast.expr, depth: int = 3) -> list[str]:
+    def templates(self, value: ast.expr, depth: int = 5) -> list[str]:
         """The texts that an expression may be; a name is looked up in its function and among the constants of the
         file, a function of the file by what it returns."""
         match value:

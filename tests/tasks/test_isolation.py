@@ -20,6 +20,7 @@ from roundgate.storage.tasks import Claimed, TaskRecord, TaskRef
 from roundgate.tasks.ending import Turn
 from roundgate.tasks.isolation import MAX_WAITING, Children, Quarantine, child_command
 from roundgate.tasks.pool import Pool
+from tests.support.postponing import postpone
 from tests.support.tasks import Shared, Workshop
 from tests.support.worker import working
 
@@ -244,7 +245,7 @@ async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was
     suspect = await suspected(shop, await shop.begin("work", waits=False))
     for due_ms in range(3):
         (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == suspect]
-        assert await shop.store.postpone(late, shop.clock.now_ms() + 500_000 + due_ms)
+        assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
     async with at_work(shop.pool):
         until = time.monotonic() + 5
         while ((await shop.record(suspect)).due_ms or 0) > shop.clock.now_ms() + 2_000:
@@ -339,7 +340,7 @@ async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon_howeve
     first, waiting = [await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)]
     for due_ms in range(3):
         (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == waiting]
-        assert await shop.store.postpone(late, shop.clock.now_ms() + 500_000 + due_ms)
+        assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
     handling = asyncio.ensure_future(function.handle(batch(first, waiting), 60_000))
     until = time.monotonic() + 5
     while ((await shop.record(waiting)).due_ms or 0) > shop.clock.now_ms() + 2_000:

@@ -33,11 +33,6 @@ class Threads:
         self._share = share or max(1, total // 2)
         self._of_caller: WeakValueDictionary[_Identity, CapacityLimiter] = WeakValueDictionary()
 
-    @property
-    def callers(self) -> int:
-        """How many callers have a thread or wait for one."""
-        return len(self._of_caller)
-
     async def run(self, function: Callable[[], T], caller: Principal) -> T:
         """What the function returns; see `in_thread`."""
         if caller.identity == LOCAL.identity:

@@ -2,11 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from roundgate.config import Model
+from roundgate.config import Model, TaskMode
+
+
+class Selector(Model):
+    """Which tools are meant: those that everything given here holds for. `*` stands for any text."""
+
+    name: str | None = Field(None, description="Name of the tool, without prefix.")
+    tag: str | None = Field(None, description="One of its tags.")
+    path: str | None = Field(None, description="Path template of its operation.")
+    method: str | None = Field(None, description="HTTP method of its operation, in any case.")
+    hint: Literal["read_only", "destructive", "idempotent", "open_world"] | None = Field(
+        None, description="A hint that is true of it; one that nobody gave counts as the protocol says."
+    )
+    extension: str | None = Field(
+        None, description='An x- member of its description: "x-internal" that is there and not false, or "x-team=ops".'
+    )
+
+    @model_validator(mode="after")
+    def _means_something(self) -> Selector:
+        if not self.model_fields_set:
+            raise ValueError("give at least one of name, tag, path, method, hint and extension")
+        return self
+
+
+class ArgumentOverride(Model):
+    """What is changed of an argument of a tool."""
+
+    name: str | None = Field(None, description="What the model calls it.", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = Field(None, description="What it means, for the model.")
+    hidden: bool = Field(False, description="Whether the model cannot give it.")
+    fixed: Any = Field(None, description="What is always sent; the model cannot give it.")
+    default: Any = Field(None, description="What is sent where the model gives nothing.")
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> ArgumentOverride:
+        given = self.model_fields_set
+        if "fixed" in given and given & {"default", "name", "description"}:
+            raise ValueError("an argument that is fixed has neither default, name nor description: nobody sees it")
+        if self.hidden and given & {"name", "description"}:
+            raise ValueError("an argument that is hidden has neither name nor description: nobody sees it")
+        return self
+
+
+class ToolOverride(Model):
+    """What is changed of a tool, whatever kind its back end is of."""
+
+    name: str | None = Field(None, description="Another name.", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    title: str | None = Field(None, description="Another name for people.")
+    description: str | None = Field(None, description="Another description, for the model.", min_length=1)
+    read_only: bool | None = Field(None, description="readOnlyHint.")
+    destructive: bool | None = Field(None, description="destructiveHint.")
+    idempotent: bool | None = Field(None, description="idempotentHint.")
+    open_world: bool | None = Field(None, description="openWorldHint.")
+    approve: Literal["never", "always"] | None = Field(None, description="Whether the user is asked before it runs.")
+    approval: str | None = Field(None, description="What the user reads above the arguments then.", max_length=1_000)
+    ask_for: list[str] = Field([], description="Arguments for which the user is asked with a form when missing.")
+    task: TaskMode | None = Field(None, description="Whether its calls become tasks.")
+    once: Literal[True] | None = Field(None, description="A round that is sent again must not be run again.")
+    scopes: list[str] | None = Field(None, description="Scopes that the caller's token must grant, instead of its own.")
+    timeout_s: float | None = Field(None, description="Seconds that a call may take.", gt=0, le=86_400)
+    arguments: dict[str, ArgumentOverride] = Field({}, description="Its arguments, by their names so far.")
+    result: str | None = Field(None, description="A JMESPath expression: what of a JSON result is the result.")
+    fields: list[str] = Field([], description="Members of a JSON result, or of each item of a list, that are kept.")
+
+    @model_validator(mode="after")
+    def _one_projection(self) -> ToolOverride:
+        if self.result is not None and self.fields:
+            raise ValueError("result and fields both say what is kept; choose one")
+        return self
 
 
 class BackendConfig(Model):
@@ -23,6 +91,12 @@ class BackendConfig(Model):
         "never",
         description="Which of its tools ask the user for confirmation, showing the arguments, before they run:"
         " destructive are all that neither say readOnlyHint: true nor destructiveHint: false.",
+    )
+
+    include: list[Selector] = Field([], description="The tools that are served; unset, all.")
+    exclude: list[Selector] = Field([], description="Tools of these that are not served.")
+    override: dict[str, ToolOverride] = Field(
+        {}, description="What is changed of tools, by their names without prefix."
     )
 
     @property

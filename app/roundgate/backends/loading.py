@@ -13,6 +13,7 @@ from roundgate.backends.base import Backend, MakeBackend, Shared
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
+from roundgate.backends.shaping import shaped
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 
@@ -49,7 +50,8 @@ def _make(file: ConfigFile, modules: Modules, *, fetches: bool = False) -> tuple
     for index, entry in enumerate(file.config.backends):
         make: MakeBackend = kind_of(entry).factory()
         try:
-            made.append(make(entry, file.origin.at("backends", index), shared))
+            origin = file.origin.at("backends", index)
+            made.append(shaped(make(entry, origin, shared), entry, origin))
         except ConfigError as error:
             problems.extend(error.problems)
     return made, problems

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate.backends.base import CallTool, Returned, Tool
-from roundgate.backends.config import BackendConfig
+from roundgate.backends.config import BackendConfig, ToolOverride
 from roundgate.backends.shown import shown
 from roundgate.errors import ToolError
 from roundgate.protocol import Schema, visible
@@ -29,12 +29,15 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
     One approval is one run: the tool is `once`. And nothing counts as an approval but the answer to this question as
     it was shown, so answers that come unasked are not taken, whatever the tool says.
     """
-    if backend.approve == "never" or (backend.approve == "destructive" and not is_destructive(tool)):
+    own = tool.definition["name"]
+    override = backend.override.get(own, ToolOverride.model_construct(_fields_set=set()))
+    if not _is_to_be_approved(tool, backend, override):
         return tool
-    call, name = tool.call, backend.effective_prefix + tool.definition["name"]
+    call, name = tool.call, backend.effective_prefix + (override.name or own)
+    text = tool.approval if override.approval is None else override.approval
 
     async def approved(context: Context, arguments: dict[str, Any]) -> Returned:
-        question = _question(name, tool.approval, arguments)
+        question = _question(name, text, arguments)
         answer = await context.elicit("approve", question, _APPROVAL)
         if not answer["approve"]:
             raise ToolError("The user did not approve the call; nothing was done")
@@ -43,14 +46,24 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
     return replace(tool, call=approved, once=True, unasked_answers=False)
 
 
-def is_destructive(tool: Tool) -> bool:
+def _is_to_be_approved(tool: Tool, backend: BackendConfig, override: ToolOverride) -> bool:
+    if override.approve is not None:
+        return override.approve == "always"
+    return backend.approve == "always" or (backend.approve == "destructive" and is_destructive(tool, override))
+
+
+def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
     """Whether a tool may destroy something: all may that do not say otherwise (schema: `ToolAnnotations`).
 
     "If true, the tool may perform destructive updates to its environment. […] Default: true", and meaningful only where
     `readOnlyHint` is not true.
     """
     hints = tool.definition.get("annotations") or {}
-    return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
+    read_only, destructive = hints.get("readOnlyHint"), hints.get("destructiveHint")
+    if override is not None:
+        read_only = read_only if override.read_only is None else override.read_only
+        destructive = destructive if override.destructive is None else override.destructive
+    return read_only is not True and destructive is not False
 
 
 def _question(name: str, text: str | None, arguments: Mapping[str, Any]) -> str:
@@ -75,7 +88,7 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
     schema = tool.definition["inputSchema"]
     properties: Mapping[str, Any] = schema.get("properties", {})
     if unknown := sorted(set(ask) - set(properties)):
-        raise ValueError(f"ask names {', '.join(unknown)}, but the arguments are {', '.join(properties)}")
+        raise ValueError(f"ask_for names {', '.join(unknown)}, but the arguments are {', '.join(properties)}")
     form_schema(_form(properties, ask))  # a start-up error rather than one in front of a user
     required = [name for name in schema.get("required", ()) if name not in ask]
     relaxed = {**schema, "required": required}

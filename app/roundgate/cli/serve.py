@@ -14,11 +14,13 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from roundgate import config, logs, main
-from roundgate.config import ConfigFile, HttpConfig, Settings, settings
+from roundgate import main
+from roundgate.cli.arguments import into_environment
+from roundgate.config import ConfigFile, HttpConfig, Settings
 from roundgate.errors import ConfigError
 from roundgate.http import server
 from roundgate.reload import terminal_watch
+from roundgate.startup import read_configuration
 
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn for an app that does not start."""
@@ -34,10 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: before anything is bound.
     """
-    _put_into_environment(arguments)
-    using = settings.from_environment(os.environ)
-    logs.configure(using.log_level)
-    file = config.load(using.config)
+    into_environment(arguments)
+    using, file = read_configuration(os.environ)
     _check_exposure(file, using, arguments.host)
     app = main.build_app(file, using)  # with several workers each makes its own; this one finds the problems, once
     logging.getLogger("roundgate").info("serving http://%s:%d", arguments.host, arguments.port)
@@ -97,18 +97,6 @@ def _serve(configured: uvicorn.Config) -> None:
         running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])
     if not running.started:
         sys.exit(STARTUP_FAILURE)
-
-
-def _put_into_environment(arguments: argparse.Namespace) -> None:
-    """What was said on the command line, for this process and the workers that it starts."""
-    if arguments.config is not None:
-        os.environ["GATEWAY_CONFIG"] = str(arguments.config)
-    if arguments.log_level is not None:
-        os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
-    if arguments.allow_anonymous:
-        os.environ["GATEWAY_ALLOW_ANONYMOUS"] = "true"
-    if arguments.reload:
-        os.environ["GATEWAY_RELOAD"] = "true"
 
 
 def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:

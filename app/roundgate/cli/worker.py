@@ -15,10 +15,11 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from roundgate import config, logs, startup
+from roundgate import startup
 from roundgate.backends import Snapshot
+from roundgate.cli.arguments import into_environment
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, settings
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.reload import Reloader
 from roundgate.tasks import Lone, end_soon
 
@@ -34,15 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: before any task is taken.
     """
-    if arguments.config is not None:
-        os.environ["GATEWAY_CONFIG"] = str(arguments.config)
-    if arguments.log_level is not None:
-        os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
-    if arguments.reload:
-        os.environ["GATEWAY_RELOAD"] = "true"
-    using = settings.from_environment(os.environ)
-    logs.configure(using.log_level)
-    file = config.load(using.config)
+    into_environment(arguments)
+    using, file = startup.read_configuration(os.environ)
     parts = startup.build_core(file, using, Clock())
     if arguments.parent is None:
         asyncio.run(_work(parts, file, watches=using.reload))

@@ -5,13 +5,6 @@ The rules are one page of the specification, and are kept in one place; no other
 
 from __future__ import annotations
 
-from roundgate.protocol.v2026_07_28.headers import (
-    METHOD,
-    NAME,
-    PROTOCOL_VERSION,
-    ParamHeader,
-    encode_value,
-    mirrored_arguments,
-)
+from roundgate.protocol.v2026_07_28.headers import ParamHeader, encode_value, mirrored_arguments
 
-__all__ = ["METHOD", "NAME", "PROTOCOL_VERSION", "ParamHeader", "encode_value", "mirrored_arguments"]
+__all__ = ["ParamHeader", "encode_value", "mirrored_arguments"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from roundgate.client.annotations import METHOD, NAME, PROTOCOL_VERSION, encode_value
 from roundgate.client.types import Tool
 
 Headers = list[tuple[str, str]]
@@ -22,9 +21,9 @@ _NAMED_BY: Final = {
 
 def of_request(method: str, params: Mapping[str, Any], version: str) -> Headers:
     """Revision, method, and the name of what the request is about."""
-    headers = [(PROTOCOL_VERSION, version), (METHOD, method)]
+    headers = [("MCP-Protocol-Version", version), ("Mcp-Method", method)]
     if (named_by := _NAMED_BY.get(method)) is not None:
-        headers.append((NAME, encode_value(str(params.get(named_by, "")))))
+        headers.append(("Mcp-Name", header_value(str(params.get(named_by, "")))))
     return headers
 
 
@@ -38,5 +37,14 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Sequence[tuple[str
         if isinstance(value, bool):
             headers.append((one.header, "true" if value else "false"))
         elif isinstance(value, (str, int, float)):
-            headers.append((one.header, encode_value(str(value))))
+            headers.append((one.header, header_value(str(value))))
     return headers
+
+
+def header_value(value: str) -> str:
+    """A string as a header value; what needs no encoding beyond doubt is not even looked at by what encodes."""
+    if value.isascii() and value.isprintable() and value == value.strip() and not value.startswith("=?"):
+        return value
+    from roundgate.client.annotations import encode_value
+
+    return encode_value(value)

@@ -14,10 +14,10 @@ for it into the result that goes over the wire, checked against the schema of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Final
 
+from roundgate.carrier import carrier
 from roundgate.client.types import Json
 from roundgate.errors import AnswerInvalid, BadAnswer
 
@@ -48,7 +48,7 @@ DECLINE: Final = Action.DECLINE
 CANCEL: Final = Action.CANCEL
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Question:
     """One question. `target` is the tool, prompt or resource that asks, `round` counts from 1."""
 

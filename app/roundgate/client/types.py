@@ -6,11 +6,15 @@ Every value keeps the object it was read from as `raw`, so nothing that a server
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from roundgate.client.annotations import ParamHeader, mirrored_arguments
+from roundgate.carrier import carrier
 from roundgate.errors import BadAnswer
+from roundgate.json import encode
+
+if TYPE_CHECKING:
+    from roundgate.client.annotations import ParamHeader
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -62,7 +66,7 @@ def _shown(value: Any) -> str:
     return "missing" if value is None else _named(type(value)) if type(value) in _NAMES else "a number"
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class ServerInfo:
     """The server at the other end, and how this client speaks with it."""
 
@@ -100,7 +104,7 @@ def is_modern(version: str) -> bool:
     return version >= "2026-07-28"
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Tool:
     """A tool as it is listed."""
 
@@ -135,12 +139,20 @@ class Tool:
             schema,
             optional(raw, "outputSchema", dict, "a tool"),
             optional(raw, "annotations", dict, "a tool") or {},
-            mirrored_arguments(schema),
+            _mirrored_arguments(schema),
             raw,
         )
 
 
-@dataclass(frozen=True, slots=True)
+def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
+    if b'"x-mcp-header"' not in encode(schema):  # as in most schemas: what reads the others is not even imported
+        return ()
+    from roundgate.client.annotations import mirrored_arguments
+
+    return mirrored_arguments(schema)
+
+
+@carrier
 class Prompt:
     """A prompt as it is listed; `arguments` are objects with `name`, `description`, `required`."""
 
@@ -161,7 +173,7 @@ class Prompt:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Resource:
     """A resource or a template as it is listed; `uri` is the URI or the URI template."""
 
@@ -186,7 +198,7 @@ class Resource:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class CallResult:
     """What a tool answered. `rounds` says how many requests it took: 1 if nothing was asked."""
 
@@ -215,7 +227,7 @@ class CallResult:
         return self.structured if "structuredContent" in self.raw else self.text
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class PromptResult:
     """A prompt that was filled in."""
 
@@ -230,7 +242,7 @@ class PromptResult:
         return cls(objects(raw, "messages", "a prompt's result"), description, rounds, raw)
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class ReadResult:
     """What a resource holds: objects with `uri`, and `text` or `blob` (base64)."""
 
@@ -247,7 +259,7 @@ class ReadResult:
         return "\n".join(str(one["text"]) for one in self.contents if "text" in one)
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Completion:
     """What an argument may be."""
 
@@ -270,7 +282,7 @@ TASK_STATUSES: Final = frozenset({"working", "input_required", "completed", "fai
 _TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class TaskState:
     """What is known of a task. `requests` are its open questions by key, `result` and `error` its end."""
 
@@ -314,7 +326,7 @@ class TaskState:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Progress:
     """How far a request is."""
 
@@ -323,7 +335,7 @@ class Progress:
     message: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Log:
     """A log message of a server, about one request."""
 

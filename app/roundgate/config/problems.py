@@ -20,6 +20,10 @@ _REMEDIES: Final = {
 }
 
 
+_RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
+"""Settings of tools that have had another name."""
+
+
 def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     """What the models refuse."""
     found: list[Problem] = []
@@ -28,6 +32,8 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
         loc = [step for index, step in enumerate(detail["loc"]) if not _is_tag(index, step)]
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor")
+        if detail["type"] == "extra_forbidden" and "tools" in loc and loc[-1] in _RENAMED:
+            remedy = f"write {_RENAMED[str(loc[-1])]}, which is what it is called now"
         found.append(origin.at(*loc).problem(message, remedy))
     return found
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.errors import InvalidRequest, ToolError, Unavailable
+from roundgate.errors import CallCancelled, InvalidRequest, ToolError, Unavailable
 from roundgate.protocol import RequestId, Response
 from roundgate.storage import SessionStore
 from roundgate.tokens import QuestionId, SessionFacts, StreamIds
@@ -32,14 +32,6 @@ LEEWAY_MS: Final = 60_000
 """For how much longer than anybody waits for it an answer is kept."""
 MAX_MESSAGE: Final = 500
 """Characters of what a client says about why it does not answer."""
-
-
-class CallCancelled(Exception):
-    """The client wants no answer any more."""
-
-
-class NotYet(Exception):
-    """The answers have not come, and this request must not wait any longer: another one goes on with the call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import InvalidRequest, MissingCapability, ToolError, Unavailable
-from roundgate.http.questions import Asked, CallCancelled, Questions
+from roundgate.errors import CallCancelled, InvalidRequest, MissingCapability, ToolError, Unavailable
+from roundgate.http.questions import Asked, Questions
 from roundgate.http.session_stream import SessionStream
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Sessions, Stream
 from roundgate.protocol import LOG_LEVELS, ClientCapabilities, Inbound, Request, RequestId, ToolResult, jsonrpc

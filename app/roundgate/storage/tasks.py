@@ -97,6 +97,35 @@ class NewTask:
     journal_version: int = 1
     """How its entries are written; what a worker must be able to read."""
 
+    def first_row(self) -> dict[str, Any]:
+        """What every store writes of it, by the names of `TaskRecord`; beside it stand its key and its data."""
+        return {
+            "tool": self.tool,
+            "status": self.status.value,
+            "status_message": self.status_message,
+            "created_ms": self.created_ms,
+            "updated_ms": self.created_ms,
+            "expires_ms": self.expires_ms,
+            "revision": 1,
+            "fence": 0,
+            "lease_until_ms": 0,
+            "wake_ms": 0,
+            "attempts": 0,
+        }
+
+    def view(self) -> TaskView:
+        """What a client can see of it."""
+        return TaskView(
+            self.ref.id,
+            self.status,
+            self.status_message,
+            self.created_ms,
+            self.created_ms,
+            self.expires_ms,
+            {},
+            self.outcome,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
@@ -411,14 +440,11 @@ class TaskStore(Protocol):
         `False` if there is none, or no more, or it is not to go on yet.
         """
 
-    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
-        """Move the due time, if it still is `task.due_ms` and the task is open; of many callers one gets `True`.
-
-        Raises `resends` by one.
-        """
-
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
-        """The same for several, in as few writes as the store can; each happens or not by itself."""
+        """Move due times, in as few writes as the store can; each move happens or not by itself.
+
+        One happens if the due time still is `task.due_ms` and the task is open; of many callers one gets `True`.
+        """
 
     async def expire(self, ref: TaskRef, now_ms: int) -> None:
         """End an open task that is past its time: nobody will ask for it any more. Others are left alone."""

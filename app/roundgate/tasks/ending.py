@@ -34,6 +34,7 @@ from roundgate.errors import (
 from roundgate.replay import HOLD_MS, Completed, Failed, Restarted, Suspended
 from roundgate.storage import NOTHING, Added, Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import ended, failed, log_failure
 from roundgate.tasks.turn import Outcome
 
@@ -222,10 +223,5 @@ class Endings:
         return now_ms + delay_ms + int(self._config.requeue_after_s * 1000), delay_ms
 
     async def _wake(self, ref: TaskRef, delay_ms: int | None) -> None:
-        if delay_ms is None:
-            return
-        try:
-            await self._queue.send(ref, delay_ms)
-        except Unavailable as error:
-            fields = {"task": ref.id, "error": str(error)}
-            log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
+        if delay_ms is not None:
+            await wake(self._queue, ref, delay_ms)

@@ -23,6 +23,7 @@ from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import Journal, plain, row
 from roundgate.storage import Answered, NewTask, TaskQueue, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended
 
 CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
@@ -76,8 +77,8 @@ class Tasks:
         if not is_new:
             return await self._created_before(task.ref)
         if ended is None:
-            await self._wake(task.ref)
-        return self._told(_view_of_new(task))
+            await wake(self._queue, task.ref)
+        return self._told(task.view())
 
     async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
         """The `CreateTaskResult` of a task that the principal has already, if it does.
@@ -118,7 +119,7 @@ class Tasks:
         if record is None:
             raise TaskNotFound
         if record.status is Status.WORKING and record.fence == 0 and self._is_young(record):
-            await self._wake(ref)  # who wrote it may have died before its message
+            await wake(self._queue, ref)  # who wrote it may have died before its message
         return self._told(record.view())
 
     def _is_young(self, record: TaskRecord) -> bool:
@@ -171,7 +172,7 @@ class Tasks:
             case Answered.UNKNOWN_TASK:
                 raise TaskNotFound
             case Answered.FULLY:
-                await self._wake(ref)
+                await wake(self._queue, ref)
             case Answered.PARTLY | Answered.NOT_NEEDED:
                 pass
 
@@ -189,30 +190,7 @@ class Tasks:
         """When a sweep may assume that the message sent now was lost."""
         return now_ms + int(self._config.requeue_after_s * 1000)
 
-    async def _wake(self, ref: TaskRef) -> None:
-        """Send a message to the workers. Without it the task only takes longer, since the row is written."""
-        try:
-            await self._queue.send(ref)
-        except Unavailable as error:
-            log.warning(
-                "no message for a task, the sweep will send one",
-                extra={"fields": {"task": ref.id, "error": str(error)}},
-            )
-
 
 def _ref(principal: Principal, task_id: str) -> TaskRef | None:
     """Where the task would be; `None` if we never gave out such an id."""
     return TaskRef(owner_of(principal), task_id) if _ID.fullmatch(task_id) else None
-
-
-def _view_of_new(task: NewTask) -> TaskView:
-    return TaskView(
-        task.ref.id,
-        task.status,
-        task.status_message,
-        task.created_ms,
-        task.created_ms,
-        task.expires_ms,
-        {},
-        task.outcome,
-    )

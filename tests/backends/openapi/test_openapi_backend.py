@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from infra import package
 from roundgate import config
 from roundgate.backends import loading
 from roundgate.backends.openapi.config import OpenApiBackendConfig
@@ -168,6 +169,15 @@ def test_who_compiles_needs_no_secret(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "api.json").unlink()
     assert list(loading.load(config.load(tmp_path / "gateway.json", {"T_O": KEY})).catalog.tools) == ["api__op"]
     assert KEY.encode() not in (tmp_path / "api.index").read_bytes()
+
+
+def test_what_is_packaged_has_its_indexes(tmp_path: Path) -> None:
+    (tmp_path / "api.json").write_text(json.dumps(document(operation())))
+    (tmp_path / "gateway.yaml").write_text("backends: [{kind: openapi, name: api, document: api.json}]")
+    package.compile_documents(tmp_path / "gateway.yaml")
+    assert [row.name for row in read(tmp_path / "api.index").rows] == ["op"]
+    (tmp_path / "plain.yaml").write_text("backends: [{kind: python, name: p, module: not_there}]")
+    package.compile_documents(tmp_path / "plain.yaml")  # nothing to compile, so nothing is read
 
 
 def test_an_index_of_another_document_or_other_settings_is_not_used(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class HttpBackend:
             approval=config.approval,
         )
         # the form first: what the user approves is the call with everything that was filled in
-        return with_questions(with_approval(made, self._config), config.ask)
+        return with_questions(with_approval(made, self._config), config.ask_for)
 
     def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
         timeout_s = config.timeout_s or self._config.timeout_s
@@ -85,7 +85,7 @@ class HttpBackend:
             return await self._service.send(outgoing, timeout_s)
 
         async def exchange(outgoing: Outgoing, context: Context) -> Answer:
-            if config.asks:
+            if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, context), context))
             if config.job is not None:
                 return Answer.revived(await follow(HttpJob(config.job, send, with_key(outgoing, context)), context))

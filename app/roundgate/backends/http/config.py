@@ -101,6 +101,24 @@ class CookieCredential(CredentialConfig):
         return value
 
 
+class ClientCredentials(CredentialConfig):
+    """Tokens of an authorization server, for the gateway itself (RFC 6749 section 4.4)."""
+
+    client_credentials: str = Field(description="The client id of the gateway there.", min_length=1)
+    client_secret: SecretStr = Field(description="The client's secret.")
+    token_url: str = Field(
+        description="Where tokens are had: https, or http on loopback.",
+        pattern=r"^(https://[^/?#\s@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?)(/[^#\s]*)?$",
+    )
+    token_scopes: list[str] = Field([], description="Scopes that are asked for.")
+    token_parameters: dict[str, str] = Field(
+        {}, description="More parameters of the request for a token, such as audience or resource."
+    )
+    client_auth: Literal["basic", "post"] = Field(
+        "basic", description="Whether id and secret go into a header or into the form."
+    )
+
+
 CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
     {
         "bearer": BearerCredential,
@@ -108,6 +126,7 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
         "header": HeaderCredential,
         "query": QueryCredential,
         "cookie": CookieCredential,
+        "client_credentials": ClientCredentials,
     }
 )
 """By the setting that says which it is. Another kind is another model, an entry here, and a flow in `credentials`."""
@@ -126,7 +145,8 @@ Credential: TypeAlias = Annotated[
     | Annotated[BasicCredential, Tag("<basic>")]
     | Annotated[HeaderCredential, Tag("<header>")]
     | Annotated[QueryCredential, Tag("<query>")]
-    | Annotated[CookieCredential, Tag("<cookie>")],
+    | Annotated[CookieCredential, Tag("<cookie>")]
+    | Annotated[ClientCredentials, Tag("<client_credentials>")],
     Discriminator(
         _tag,
         custom_error_type="credential",
@@ -179,8 +199,10 @@ class HttpToolConfig(Model):
     )
     output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
-    ask: list[str] = Field([], description="Arguments for which the user is asked with a form when they are missing.")
-    asks: bool = Field(
+    ask_for: list[str] = Field(
+        [], description="Arguments for which the user is asked with a form when they are missing."
+    )
+    interactive: bool = Field(
         False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
     )
     scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
@@ -206,10 +228,10 @@ class HttpToolConfig(Model):
     @model_validator(mode="after")
     def _can_ask(self) -> HttpToolConfig:
         has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
-        if self.asks and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
-            raise ValueError("asks needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
-        if self.asks and self.job is not None:
-            raise ValueError("asks and job are two ways to go on after the first answer; choose one")
+        if self.interactive and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
+            raise ValueError("interactive needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
+        if self.interactive and self.job is not None:
+            raise ValueError("interactive and job are two ways to go on after the first answer; choose one")
         return self
 
 

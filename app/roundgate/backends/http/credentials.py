@@ -5,7 +5,7 @@ A flow is `httpx.Auth`: it is given each request, also that of a redirect, and m
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from urllib.parse import urlencode
 
 import httpx
@@ -13,11 +13,13 @@ import httpx
 from roundgate.backends.http.config import (
     BasicCredential,
     BearerCredential,
+    ClientCredentials,
     CookieCredential,
     Credential,
     HeaderCredential,
     QueryCredential,
 )
+from roundgate.backends.http.oauth import TokenSource
 
 
 def flow_of(credential: Credential) -> httpx.Auth:
@@ -32,21 +34,36 @@ def flow_of(credential: Credential) -> httpx.Auth:
             return HeaderAuth(name, key.get_secret_value())
         case QueryCredential(query=name, value=key):
             return QueryAuth(name, key.get_secret_value())
+        case ClientCredentials():
+            raise TypeError("tokens come from a TokenSource, which services share")
         case CookieCredential(cookie=name, value=key):
             return CookieAuth(name, key.get_secret_value())
 
 
 class AllOf(httpx.Auth):
-    """Several credentials on each request, none of which has requests of its own."""
+    """Several credentials on each request; of those that have requests of their own, one at most."""
 
-    def __init__(self, flows: Sequence[httpx.Auth]) -> None:
-        self._flows = flows
+    def __init__(self, credentials: Sequence[Credential], tokens: TokenSource | None) -> None:
+        self._fixed = [flow_of(one) for one in credentials if not isinstance(one, ClientCredentials)]
+        self._tokens = tokens
 
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Once for each request."""
-        for flow in self._flows:
+    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        """Once for each request; a second time, with a new token, where the service does not take the one it has.
+
+        Raises:
+            BackendError: there is no token to be had.
+        """
+        for flow in self._fixed:
             next(flow.auth_flow(request))
-        yield request
+        if self._tokens is None:
+            yield request
+            return
+        token = await self._tokens.token()
+        request.headers["authorization"] = f"Bearer {token}"
+        response = yield request
+        if response.status_code == 401:  # it did nothing, so it can be asked again
+            request.headers["authorization"] = f"Bearer {await self._tokens.token(instead_of=token)}"
+            yield request
 
 
 class HeaderAuth(httpx.Auth):

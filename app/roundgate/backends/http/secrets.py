@@ -40,6 +40,11 @@ class Redactor:
         secrets = set[str]().union(*(one.secrets() for one in (*general, *slots)))
         for headers in (config.headers, *more):
             secrets |= _of_headers(headers)
+        return cls.of_secrets(secrets)
+
+    @classmethod
+    def of_secrets(cls, secrets: Iterable[str]) -> Redactor:
+        """Of these."""
         spellings = {spelling for secret in secrets if len(secret) >= MIN_CHARS for spelling in _spellings(secret)}
         return cls(tuple(sorted(spellings, key=len, reverse=True)))
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from roundgate.backends.http.body import ACCEPTED, Unpacker
-from roundgate.backends.http.config import Credential, RemoteConfig
+from roundgate.backends.http.config import ClientCredentials, Credential, RemoteConfig
 from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import AnswerTooLarge, BackendError, UnknownEncoding
 from roundgate.tls import trust_store
@@ -35,6 +36,8 @@ class Service:
         self._config = config
         self._base_url = base_url
         self._credentials = credentials
+        own = [one for one in credentials if isinstance(one, ClientCredentials)]
+        self._tokens = TokenSource(own[0]) if own else None
         self._client: httpx.AsyncClient | None = None
         self._redacted = redacted
 
@@ -101,7 +104,8 @@ class Service:
         except UnknownEncoding:
             raise BackendError(f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}") from None
         content_type = response.headers.get("content-type", "")
-        return self._redacted(Answer(response.status_code, response.reason_phrase, content_type, body))
+        answer = self._redacted(Answer(response.status_code, response.reason_phrase, content_type, body))
+        return answer if self._tokens is None else Redactor.of_secrets(self._tokens.recent)(answer)
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -109,13 +113,13 @@ class Service:
 
             import httpx
 
-            from roundgate.backends.http.credentials import AllOf, flow_of
+            from roundgate.backends.http.credentials import AllOf
 
             fixed = {name: value.get_secret_value() for name, value in self._config.headers.items()}
             connections = self._config.max_connections
             self._client = httpx.AsyncClient(
                 headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED, **fixed},
-                auth=AllOf([flow_of(one) for one in self._credentials]),
+                auth=AllOf(self._credentials, self._tokens),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one caller's must not reach another
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials

@@ -28,6 +28,7 @@ from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.requests import request
 from roundgate.backends.openapi.security import Slot, chosen
 from roundgate.backends.policy import with_approval
+from roundgate.backends.selection import is_selected
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError, UnusableIndex
 from roundgate.protocol import Schema, ToolResult
@@ -58,28 +59,28 @@ class OpenApiBackend:
             ConfigError: there is neither an index nor a document to make one of, or a security scheme is not filled.
         """
         index, path = _index(self._config, self._origin, fetches=self._fetches)
-        problems = self._unfilled(index)
-        if problems:
+        tools = {row.name: self._tool(index, row) for row in index.rows}
+        rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
+        if problems := self._unfilled(index, rows):
             raise ConfigError(problems)
         if index.problems:
             log.warning("operations are left out", extra={"fields": {"backend": self.name, "n": len(index.problems)}})
         files = {path, *(self._origin.base_dir / where for where, _, _ in index.sources if "://" not in where)}
-        tools = [self._tool(index, row) for row in index.rows]
-        return Offering(tools=tools, files=frozenset(files), left_out=index.problems)
+        return Offering(tools=list(tools.values()), files=frozenset(files), left_out=index.problems)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
         for service in self._services.values():
             await service.aclose()
 
-    def _unfilled(self, index: Index) -> list[Problem]:
-        """A problem for each security scheme that keeps operations from being called."""
+    def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
+        """A problem for each security scheme that keeps these operations from being called."""
         if self._config.credential is not None:
             return []
         missing: dict[str, int] = {}
-        used = [row.security for row in index.rows]
+        used = [row.security for row in rows]
         for number, offered in enumerate(index.security):
-            if chosen(offered, self._config.credentials) is None:
+            if number in used and chosen(offered, self._config.credentials) is None:
                 for name in offered[0]:
                     if name not in self._config.credentials:
                         missing[name] = missing.get(name, 0) + used.count(number)

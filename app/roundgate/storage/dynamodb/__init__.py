@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
-    from roundgate.storage.dynamodb import table as table
-    from roundgate.storage.dynamodb.heads import SHARDS as SHARDS
+    from roundgate.storage.dynamodb.root_items import SHARDS as SHARDS
     from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSessions
     from roundgate.storage.dynamodb.table import BATCH as BATCH
     from roundgate.storage.dynamodb.table import CONFIG as CONFIG
@@ -20,10 +19,9 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".heads": "SHARDS",
+            ".root_items": "SHARDS",
             ".sessions": "DynamoDbSessions",
             ".table": "BATCH CONFIG DynamoDbOnce Table create_table",
             ".tasks": "DynamoDbTasks",
         },
-        modules="table",
     )

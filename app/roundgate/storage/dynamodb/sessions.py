@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 
 from roundgate.clock import Clock
 from roundgate.storage.dynamodb.table import (
-    HEAD,
     PART,
+    ROOT,
+    Applied,
     Change,
+    ConditionFailed,
     Expression,
     Kept,
-    Lost,
     Row,
     Table,
-    Won,
-    is_moved,
-    whole,
+    is_spilled,
+    load,
 )
 from roundgate.storage.sessions import SessionRow
 
@@ -40,14 +40,14 @@ class DynamoDbSessions:
         kept: Kept = value
         if len(value) > PART:
             draft = self._table.draft(pk, ttl)
-            kept = draft.move("1", value)
+            kept = draft.spill("1", value)
             await self._table.put(draft)
-        row = {"pk": pk, "sk": HEAD, "ttl": ttl, "value": kept, "revision": 1, "forget_ms": forget_ms}
+        row = {"pk": pk, "sk": ROOT, "ttl": ttl, "value": kept, "revision": 1, "forget_ms": forget_ms}
         match await self._table.put_new(row):
-            case Lost(row=dict() as old) if old["forget_ms"] < self._clock.now_ms():
+            case ConditionFailed(row=dict() as old) if old["forget_ms"] < self._clock.now_ms():
                 sets = {"value": kept, "revision": Expression("#revision + :one"), "forget_ms": forget_ms, "ttl": ttl}
                 return await self._change(pk, sets, old["revision"])
-            case Lost():
+            case ConditionFailed():
                 return False
         return True
 
@@ -61,15 +61,15 @@ class DynamoDbSessions:
         # The row that was read is the row that is there.
         is_same = "#revision = :read"
         change = Change(sets, when=[is_same], values={":read": version, ":one": 1})
-        return isinstance(await self._table.update(pk, change), Won)
+        return isinstance(await self._table.update(pk, change), Applied)
 
     async def read(self, key: str) -> SessionRow | None:
         """See `SessionStore`."""
-        row = await self._table.head(f"U#{key}")
+        row = await self._table.root(f"U#{key}")
         if row is None or row["forget_ms"] < self._clock.now_ms():
             return None
-        rows = await self._table.read(f"U#{key}") if is_moved(row["value"]) else {}
-        return SessionRow(whole(row["value"], rows), row["revision"])
+        rows = await self._table.read(f"U#{key}") if is_spilled(row["value"]) else {}
+        return SessionRow(load(row["value"], rows), row["revision"])
 
     async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         """See `SessionStore`."""

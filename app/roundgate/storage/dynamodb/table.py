@@ -1,17 +1,17 @@
 """One DynamoDB table as the store: its definition, its calls, values too large for a row; and the once store on it.
 
     pk              sk             what
-    T#owner.id      0              the head of a task: the row that decides (app/roundgate/storage/dynamodb/tasks.py)
+    T#owner.id      0              the root item of a task: the row that decides (`tasks`, `root_items`)
     T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
     O#token id      0              the record of a token id
     O#token id      1#blob#0000    part of its outcome
     S#number        0              who looks after a shard of the index of due tasks
 
-Every change is one conditional write of one head. Large values are rows beside it: written before the head refers to
-them, never changed, and garbage if it then does not. What a worker needs is read by the names that the head has. Who
-reads a task asks for a range of keys, in one call, so what is in that range and no longer named is deleted. `ttl` has
-DynamoDB delete every row in the end.
+Every change is one conditional write of one root item. Large values are spilled into rows beside it: written before the
+root item refers to them, never changed, and garbage if it then does not. What a worker needs is read by the names that
+the root item has. Who reads a task asks for a range of keys, in one call, so what is in that range and no longer named
+is deleted. `ttl` has DynamoDB delete every row in the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row: TypeAlias = dict[str, Any]
 """A row with plain values: `str`, `int`, `bytes`, lists and mappings of them."""
 
 Kept: TypeAlias = bytes | str
-"""How a head has a value: the value itself, or the reference to its rows."""
+"""How a root item has a value: the value itself, or the reference to its rows."""
 
 Space: TypeAlias = Literal["1", "2"]
 """Who needs a blob: `1` whoever reads the task, `2` only a worker."""
@@ -43,10 +43,10 @@ Space: TypeAlias = Literal["1", "2"]
 Returned: TypeAlias = Literal["NONE", "ALL_NEW", "ALL_OLD"]
 """The row that a write answers with: as it is now, or as it was. Neither costs anything."""
 
-HEAD: Final = "0"
+ROOT: Final = "0"
 SMALL: Final[Mapping[Space, int]] = MappingProxyType({"1": 4 * 1024, "2": 1024})
-"""Up to here a value stays in the head. Each write of the head is paid for by the KiB, and most writes are steps; what
-is read by `tasks/get` is there only when no steps are made."""
+"""Up to here a value stays in the root item. Each write of it is paid for by the KiB, and most are steps; what is read
+by `tasks/get` is there only when no steps are made."""
 PART: Final = 350 * 1024
 """A row holds 400 KB with its keys."""
 READ_BATCH: Final = 100
@@ -149,14 +149,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Won:
+class Applied:
     """The write happened. `row` is what is there now, if it was asked for."""
 
     row: Row | None
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ConditionFailed:
     """A condition did not hold. `row` is what is there instead."""
 
     row: Row | None
@@ -180,14 +180,14 @@ class Table:
         """Begin to write large values."""
         return Draft(self._clock, pk, ttl)
 
-    async def put_new(self, row: Row) -> Won | Lost:
+    async def put_new(self, row: Row) -> Applied | ConditionFailed:
         """Put a row where there is none."""
         version = self._clock.new_id()
         put = {"Item": _encoded({**row, "version": version}), "ConditionExpression": "attribute_not_exists(pk)"}
         return await self._write("put_item", put, version)
 
-    async def update(self, pk: str, change: Change, *, returns: Returned = "NONE") -> Won | Lost:
-        """Change a head where the conditions hold."""
+    async def update(self, pk: str, change: Change, *, returns: Returned = "NONE") -> Applied | ConditionFailed:
+        """Change a root item where the conditions hold."""
         version = self._clock.new_id()
         sets = {**change.sets, "version": version}
         # Not when it is sent again: it has happened.
@@ -197,33 +197,33 @@ class Table:
         update = {"Key": _key(pk), "ReturnValues": returns, **expressions}
         return await self._write("update_item", update, version)
 
-    async def _write(self, operation: str, arguments: dict[str, Any], version: str) -> Won | Lost:
+    async def _write(self, operation: str, arguments: dict[str, Any], version: str) -> Applied | ConditionFailed:
         arguments |= {"TableName": self._name, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 
-        def attempt(client: Any) -> Won | Lost:
+        def attempt(client: Any) -> Applied | ConditionFailed:
             try:
-                return Won(_decoded(getattr(client, operation)(**arguments).get("Attributes")))
+                return Applied(_decoded(getattr(client, operation)(**arguments).get("Attributes")))
             except client.exceptions.ConditionalCheckFailedException as error:
                 row = _decoded(error.response.get("Item"))
                 was_us = row is not None and row.get("version") == version
                 return (
-                    Won(row) if was_us else Lost(row)
+                    Applied(row) if was_us else ConditionFailed(row)
                 )  # of an old row that was asked for, the new one is what is left
 
-        won_or_lost: Won | Lost = await self._aws.do(attempt)
-        return won_or_lost
+        ended: Applied | ConditionFailed = await self._aws.do(attempt)
+        return ended
 
-    async def head(self, pk: str) -> Row | None:
-        """A head without the rows beside it, strongly consistent."""
+    async def root(self, pk: str) -> Row | None:
+        """A root item without the rows beside it, strongly consistent."""
         answer = await self._aws.call("get_item", TableName=self._name, Key=_key(pk), ConsistentRead=True)
         return _decoded(answer.get("Item"))
 
     async def read(self, pk: str) -> dict[str, Row]:
-        """A head and what a reader needs beside it, by `sk`, strongly consistent."""
+        """A root item and what a reader needs beside it, by `sk`, strongly consistent."""
         return await self._rows("#pk = :pk AND #sk < :end", {":pk": pk, ":end": "2"})
 
     async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
-        """The rows that a head's values refer to, by `sk`, strongly consistent."""
+        """The rows that a root item's values refer to, by `sk`, strongly consistent."""
         names = [name for value in kept for name in names_of(value)]
         rows: dict[str, Row] = {}
         for start in range(0, len(names), READ_BATCH):
@@ -247,7 +247,7 @@ class Table:
         return rows
 
     async def names_shown(self, pk: str) -> list[str]:
-        """The names of all rows beside a head that who reads the task gets, live or not."""
+        """The names of all rows beside a root item that who reads the task gets, live or not."""
         rows = await self._rows("#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "1#"})
         return list(rows)
 
@@ -256,7 +256,7 @@ class Table:
         return {row["sk"]: row for row in await self._pages("query", query, None)}
 
     async def drop(self, pk: str, names: Sequence[str]) -> None:
-        """Delete rows that no head names any more, as far as that can be done now; `ttl` does the rest."""
+        """Delete rows that no root item names any more, as far as that can be done now; `ttl` does the rest."""
         left = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
         try:
             for start in range(0, len(left), BATCH):
@@ -285,8 +285,8 @@ class Table:
 
     async def scan(self, when: Sequence[str], values: Mapping[str, Any], limit: int) -> list[Row]:
         """Heads in the whole table for which all of this holds."""
-        text = " AND ".join([*when, "#sk = :head"])
-        placeholders = _placeholders(text, {**values, ":head": HEAD})
+        text = " AND ".join([*when, "#sk = :root"])
+        placeholders = _placeholders(text, {**values, ":root": ROOT})
         return await self._pages("scan", {"FilterExpression": text, **placeholders, "ConsistentRead": True}, limit)
 
     async def _pages(self, operation: str, query: dict[str, Any], limit: int | None) -> list[Row]:
@@ -335,22 +335,22 @@ async def _pause_of_batch(tried: int) -> None:
 
 
 class Draft:
-    """Values that a head is about to refer to, and the rows of the large ones."""
+    """Values that a root item is about to refer to, and the rows of the large ones."""
 
     def __init__(self, clock: Clock, pk: str, ttl: int) -> None:
         self._clock = clock
         self._pk = pk
         self._ttl = ttl
         self.rows: list[Row] = []
-        """To be put before the head is written: `Table.put`."""
+        """To be put before the root item is written: `Table.put`."""
         self.names: list[str] = []
         """Of all rows that it ever had."""
 
-    def keep(self, space: Space, value: bytes, room: int | None = None) -> Kept:
-        """The value itself if there is room for it in the head, else the reference to rows that will have it."""
-        return value if len(value) <= (SMALL[space] if room is None else room) else self.move(space, value)
+    def spill_if_large(self, space: Space, value: bytes, room: int | None = None) -> Kept:
+        """The value itself if there is room for it in the root item, else the reference to rows that will have it."""
+        return value if len(value) <= (SMALL[space] if room is None else room) else self.spill(space, value)
 
-    def move(self, space: Space, value: bytes) -> str:
+    def spill(self, space: Space, value: bytes) -> str:
         """The reference to rows that will have the value."""
         blob = f"{space}#{self._clock.new_id()[:_NAME]}"
         cuts = range(0, len(value), PART)
@@ -365,18 +365,18 @@ class Draft:
     def keep_each(self, space: Space, values: Mapping[str, bytes], room: int) -> Iterator[tuple[str, Kept]]:
         """The same for several, which share the room."""
         for name, value in values.items():
-            kept = self.keep(space, value, min(SMALL["1"], max(room, 0)))
+            kept = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
             room -= len(name) + len(kept)
             yield name, kept
 
 
-def is_moved(kept: Kept) -> bool:
-    """Whether a head has only the reference."""
+def is_spilled(kept: Kept) -> bool:
+    """Whether a root item has only the reference."""
     return isinstance(kept, str)
 
 
-def whole(kept: Kept, rows: Mapping[str, Row]) -> bytes:
-    """The value that a head has or refers to."""
+def load(kept: Kept, rows: Mapping[str, Row]) -> bytes:
+    """The value that a root item has or refers to."""
     if isinstance(kept, bytes):
         return kept
     return b"".join(rows[name]["b"] for name in names_of(kept))
@@ -391,7 +391,7 @@ def names_of(kept: Kept) -> list[str]:
 
 
 def _key(pk: str) -> Row:
-    return _encoded({"pk": pk, "sk": HEAD})
+    return _encoded({"pk": pk, "sk": ROOT})
 
 
 def _expressions(change: Change) -> dict[str, Any]:
@@ -473,10 +473,10 @@ class DynamoDbOnce:
         """See `OnceStore`."""
         pk = f"O#{token_id}"
         ttl = -(-forget_ms // 1000)  # rounded up: not a moment too early
-        row = {"pk": pk, "sk": HEAD, "ttl": ttl, "answers": answers, "give_up_ms": give_up_ms}
+        row = {"pk": pk, "sk": ROOT, "ttl": ttl, "answers": answers, "give_up_ms": give_up_ms}
         match await self._table.put_new(row):
-            case Lost(row=dict() as first):
-                has_rows = is_moved(first.get("outcome", b""))
+            case ConditionFailed(row=dict() as first):
+                has_rows = is_spilled(first.get("outcome", b""))
                 return _once(first, await self._table.read(pk) if has_rows else {})
         return None
 
@@ -485,11 +485,11 @@ class DynamoDbOnce:
         pk = f"O#{token_id}"
         kept: Kept = outcome
         if len(outcome) > PART:
-            row = await self._table.head(pk)
+            row = await self._table.root(pk)
             if row is None or "outcome" in row:
                 return
             draft = self._table.draft(pk, row["ttl"])
-            kept = draft.move("1", outcome)
+            kept = draft.spill("1", outcome)
             await self._table.put(draft)
         # What nobody claimed is not ours to finish.
         is_claimed = "attribute_exists(#pk)"
@@ -500,7 +500,7 @@ class DynamoDbOnce:
     async def read(self, token_id: str) -> OnceRecord | None:
         """See `OnceStore`."""
         rows = await self._table.read(f"O#{token_id}")
-        return _once(rows[HEAD], rows) if HEAD in rows else None
+        return _once(rows[ROOT], rows) if ROOT in rows else None
 
     async def aclose(self) -> None:
         """Let go of the connections."""
@@ -508,5 +508,5 @@ class DynamoDbOnce:
 
 
 def _once(row: Row, rows: Mapping[str, Row]) -> OnceRecord:
-    outcome = whole(row["outcome"], rows) if "outcome" in row else None
+    outcome = load(row["outcome"], rows) if "outcome" in row else None
     return OnceRecord(row["answers"], outcome, row["give_up_ms"])

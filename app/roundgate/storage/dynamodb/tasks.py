@@ -1,6 +1,6 @@
-"""Tasks in DynamoDB: one head a task, whose conditional writes decide everything.
+"""Tasks in DynamoDB: one root item a task, whose conditional writes decide everything.
 
-The layout of the table is in `roundgate.storage.dynamodb.table`, that of a head in `….heads`.
+The layout of the table is in `roundgate.storage.dynamodb.table`, that of a root item in `….root items`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol import Event, Status, sources, target
-from roundgate.storage.dynamodb.heads import (
+from roundgate.storage.dynamodb.root_items import (
     BLAMED,
     IS_FOUND,
     NO_BLAME,
@@ -25,14 +25,14 @@ from roundgate.storage.dynamodb.heads import (
     answers_taken,
     claimed,
     entries_of,
-    fit_in_head,
+    fit_in_root,
     has_lapsed,
     is_held,
     is_in,
     known_of,
     lease_holds,
     may_be_claimed,
-    new_head,
+    new_root_item,
     open_task_of,
     over,
     pk_of,
@@ -49,17 +49,17 @@ from roundgate.storage.dynamodb.heads import (
     work,
 )
 from roundgate.storage.dynamodb.table import (
-    HEAD,
+    ROOT,
+    Applied,
     Change,
+    ConditionFailed,
     Draft,
     Expression,
     Kept,
-    Lost,
     Row,
     Table,
-    Won,
+    load,
     names_of,
-    whole,
 )
 from roundgate.storage.noted import Doubt, Noted
 from roundgate.storage.tasks import (
@@ -98,11 +98,11 @@ class DynamoDbTasks:
         """See `TaskStore`."""
         pk = pk_of(task.ref)
         draft = self._table.draft(pk, ttl_of(task.expires_ms))
-        row = new_head(task, draft, self._shards)
+        row = new_root_item(task, draft, self._shards)
         await self._table.put(draft)
         match await self._table.put_new(row):
-            case Lost(row=head):
-                await self._drop_draft(pk, draft, head)
+            case ConditionFailed(row=root):
+                await self._drop_draft(pk, draft, root)
                 return False
         return True
 
@@ -114,22 +114,24 @@ class DynamoDbTasks:
         """See `TaskStore`."""
         for _ in range(_READ_TRIES):
             rows = await self._table.read(pk_of(ref))
-            head = unexpired(rows.get(HEAD), now_ms)
-            if all(name in rows for kept in refs_shown(head) for name in names_of(kept)):
-                return None if head is None else record_of(head, rows)
+            root = unexpired(rows.get(ROOT), now_ms)
+            if all(name in rows for kept in refs_shown(root) for name in names_of(kept)):
+                return None if root is None else record_of(root, rows)
             # a question was answered and its rows deleted while they were read
         raise Unavailable("The task changes faster than it can be read")
 
     async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
         """See `TaskStore`."""
-        if not fit_in_head(answers):
-            return await self._answer_some(ref, await self._table.head(pk_of(ref)), answers, now_ms, due_ms)
+        if not fit_in_root(answers):
+            return await self._answer_some(ref, await self._table.root(pk_of(ref)), answers, now_ms, due_ms)
         match await self._answer_all(ref, answers, now_ms, due_ms):
-            case Lost(row=head):
-                return await self._answer_some(ref, head, answers, now_ms, due_ms)
+            case ConditionFailed(row=root):
+                return await self._answer_some(ref, root, answers, now_ms, due_ms)
         return Answered.FULLY
 
-    async def _answer_all(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Won | Lost:
+    async def _answer_all(
+        self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
+    ) -> Applied | ConditionFailed:
         """The case without a surprise, in one call: exactly what is outstanding is answered."""
         names = {f"#key{place}": key for place, key in enumerate(answers)}
         sets = {f"#answers.#key{place}": value for place, value in enumerate(answers.values())}
@@ -153,11 +155,11 @@ class DynamoDbTasks:
         )
         return await self._update_and_drop(ref, change)
 
-    async def _update_and_drop(self, ref: TaskRef, change: Change) -> Won | Lost:
+    async def _update_and_drop(self, ref: TaskRef, change: Change) -> Applied | ConditionFailed:
         """A write after which nobody shows the questions that were there, if they were large."""
         won_or_lost = await self._table.update(pk_of(ref), change, returns="ALL_OLD")
         match won_or_lost:
-            case Won(row=dict() as before):
+            case Applied(row=dict() as before):
                 left = change.sets["requests"]
                 gone = [asked["b"] for key, asked in before["requests"].items() if key not in left]
                 await self._drop(ref, gone)
@@ -168,33 +170,33 @@ class DynamoDbTasks:
         if names:
             await self._table.drop(pk_of(ref), names)
 
-    async def _drop_draft(self, pk: str, draft: Draft, head: Row | None) -> None:
+    async def _drop_draft(self, pk: str, draft: Draft, root: Row | None) -> None:
         """Of a write that did not happen; or it had, and botocore sent it again when others had written since."""
-        live = {name for kept in (*refs_shown(head), *refs_for_work(head or {})) for name in names_of(kept)}
+        live = {name for kept in (*refs_shown(root), *refs_for_work(root or {})) for name in names_of(kept)}
         names = [name for name in draft.names if name not in live]
         if names:
             await self._table.drop(pk, names)
 
     async def _answer_some(
-        self, ref: TaskRef, head: Row | None, answers: Mapping[str, bytes], now_ms: int, due_ms: int
+        self, ref: TaskRef, root: Row | None, answers: Mapping[str, bytes], now_ms: int, due_ms: int
     ) -> Answered:
-        """What fits the head as it was seen, for as often as it has changed meanwhile."""
+        """What fits the root item as it was seen, for as often as it has changed meanwhile."""
         draft: Draft | None = None
         kept: dict[str, Kept] = {}
-        while head := unexpired(head, now_ms):
-            taken = [key for key in answers if key in head["requests"]]
-            if not taken or head["status"] not in sources(Event.ANSWER_SOME):
+        while root := unexpired(root, now_ms):
+            taken = [key for key in answers if key in root["requests"]]
+            if not taken or root["status"] not in sources(Event.ANSWER_SOME):
                 return Answered.NOT_NEEDED
-            draft = draft or self._table.draft(pk_of(ref), head["ttl"])
+            draft = draft or self._table.draft(pk_of(ref), root["ttl"])
             fresh = {key: answers[key] for key in taken if key not in kept}
-            kept |= draft.keep_each("2", fresh, ROOM - head["answered"])
+            kept |= draft.keep_each("2", fresh, ROOM - root["answered"])
             await self._table.put(draft)
-            change, answered = answers_taken(head, {key: kept[key] for key in taken}, now_ms, due_ms)
+            change, answered = answers_taken(root, {key: kept[key] for key in taken}, now_ms, due_ms)
             match await self._update_and_drop(ref, change):
-                case Won():
+                case Applied():
                     return answered
-                case Lost(row=row):
-                    head = row
+                case ConditionFailed(row=row):
+                    root = row
         return Answered.UNKNOWN_TASK
 
     async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
@@ -206,8 +208,8 @@ class DynamoDbTasks:
             values=values_of(now_ms),
         )
         match await self._update_and_drop(ref, change):
-            case Lost(row=head):
-                return unexpired(head, now_ms) is not None
+            case ConditionFailed(row=root):
+                return unexpired(root, now_ms) is not None
         return True
 
     # for the worker
@@ -230,30 +232,30 @@ class DynamoDbTasks:
         while True:
             change = Change({**sets, **(BLAMED if is_lapsed else {})}, may_be_claimed(is_lapsed, alone), values)
             match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
-                case Won(row=dict() as head):
-                    return await self._claimed(ref, head, is_lapsed)
-                case Lost(row=head):
-                    refused = why_not(head, now_ms, lapsed_ms, alone)
-                    if refused is not None or head is None:
+                case Applied(row=dict() as root):
+                    return await self._claimed(ref, root, is_lapsed)
+                case ConditionFailed(row=root):
+                    refused = why_not(root, now_ms, lapsed_ms, alone)
+                    if refused is not None or root is None:
                         return refused or NotClaimed.GONE
-                    is_lapsed = has_lapsed(head)
+                    is_lapsed = has_lapsed(root)
 
-    async def _claimed(self, ref: TaskRef, head: Row, was_lapsed: bool) -> Claimed:
-        rows = await self._table.named(pk_of(ref), refs_for_work(head))
+    async def _claimed(self, ref: TaskRef, root: Row, was_lapsed: bool) -> Claimed:
+        rows = await self._table.named(pk_of(ref), refs_for_work(root))
         if was_lapsed:
             await self._tidy(ref)
         return Claimed(
-            lease=Lease(ref, head["fence"], Notes(known_of(head, rows), Noted())),
-            record=record_of(head, {}),
-            call=whole(head["call"], rows),
-            journal=entries_of(head, rows),
-            state=whole(head["state"], rows),
-            answers=answers_of(head, rows),
+            lease=Lease(ref, root["fence"], Notes(known_of(root, rows), Noted())),
+            record=record_of(root, {}),
+            call=load(root["call"], rows),
+            journal=entries_of(root, rows),
+            state=load(root["state"], rows),
+            answers=answers_of(root, rows),
         )
 
     async def _tidy(self, ref: TaskRef) -> None:
         """Nothing that a client is shown is live while a worker has the task: what is there was left by one that died
-        between its rows and the head, and would be read by each `tasks/get`."""
+        between its rows and the root item, and would be read by each `tasks/get`."""
         names = await self._table.names_shown(pk_of(ref))
         if names:
             await self._table.drop(pk_of(ref), names)
@@ -311,7 +313,7 @@ class DynamoDbTasks:
         due_ms: int,
     ) -> None:
         """See `TaskStore`."""
-        before = refs_for_work(lease.notes.known.head)
+        before = refs_for_work(lease.notes.known.root)
 
         def begun(draft: Draft) -> Mapping[str, Any]:
             due = {"due_ms": due_ms, "unsent": None}
@@ -330,7 +332,7 @@ class DynamoDbTasks:
         """See `TaskStore`."""
         sets = {**NOT_LEASED, "due_ms": due_ms, "unsent": 1, **(BLAMED if blame else {})}
         change = Change(sets, [IS_FOUND, *lease_holds()], values_of(now_ms, fence=fence))
-        return isinstance(await self._table.update(pk_of(ref), change), Won)
+        return isinstance(await self._table.update(pk_of(ref), change), Applied)
 
     async def finish(
         self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
@@ -338,7 +340,7 @@ class DynamoDbTasks:
         """See `TaskStore`."""
 
         def ended(draft: Draft) -> Mapping[str, Any]:
-            kept = {} if outcome is None else {"outcome": draft.keep("1", outcome)}
+            kept = {} if outcome is None else {"outcome": draft.spill_if_large("1", outcome)}
             return {**over(status, status_message, now_ms), **kept}
 
         await self._write(lease, NOTHING, now_ms, ended)
@@ -365,16 +367,16 @@ class DynamoDbTasks:
             LeaseLost
         """
         pk, has_entries = pk_of(lease.ref), bool(added.entries)
-        draft = self._table.draft(pk, ttl_of(notes.known.head["expires_ms"]))
+        draft = self._table.draft(pk, ttl_of(notes.known.root["expires_ms"]))
         this = step(notes.known, added, make(draft), now_ms, draft)
         await self._table.put(draft)
         values = values_of(now_ms, fence=lease.fence, noted=notes.noted.happened)
         number = notes.noted.attempt(added.entries, this.known) if has_entries else 0
         sets = {**this.sets, **({"noted": number} if has_entries and "noted" not in this.sets else {})}
         match await self._table.update(pk, Change(sets, lease_holds(has_entries), values)):
-            case Lost(row=head):
-                await self._drop_draft(pk, draft, head)
-                return _what_had_happened(lease, head)
+            case ConditionFailed(row=root):
+                await self._drop_draft(pk, draft, root)
+                return _what_had_happened(lease, root)
         notes.noted.settle(number)
         notes.known = this.known
         await self._drop(lease.ref, this.superseded)
@@ -407,11 +409,7 @@ class DynamoDbTasks:
             when=[is_free],
             values=values_of(now_ms, sweeper=sweeper),
         )
-        return isinstance(await self._table.update(f"S#{shard}", change), Won)
-
-    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
-        """See `TaskStore`."""
-        return await self._move(Move(task, due_ms, task.resends + 1))
+        return isinstance(await self._table.update(f"S#{shard}", change), Applied)
 
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. A write each: a transaction would cost twice as much."""
@@ -424,7 +422,7 @@ class DynamoDbTasks:
             when=["#due_ms = :due"],
             values={":due": move.task.due_ms},
         )
-        return isinstance(await self._table.update(pk_of(move.task.ref), change), Won)
+        return isinstance(await self._table.update(pk_of(move.task.ref), change), Applied)
 
     async def expire(self, ref: TaskRef, now_ms: int) -> None:
         """See `TaskStore`."""
@@ -483,7 +481,7 @@ class DynamoDbTasks:
             when=[IS_FOUND, is_in(Event.GO_ON), is_to_go_on, is_time],
             values=values_of(now_ms, none=0),
         )
-        return isinstance(await self._table.update(pk_of(ref), change), Won)
+        return isinstance(await self._table.update(pk_of(ref), change), Applied)
 
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""
@@ -500,21 +498,21 @@ class DynamoDbTasks:
             when=[IS_FOUND, is_in(Event.RUN)],
             values=values_of(now_ms),
         )
-        return isinstance(await self._table.update(pk_of(ref), change), Won)
+        return isinstance(await self._table.update(pk_of(ref), change), Applied)
 
     async def aclose(self) -> None:
         """Let go of the connections."""
         await self._table.aclose()
 
 
-def _what_had_happened(lease: Lease, head: Row | None) -> Doubt[Known]:
+def _what_had_happened(lease: Lease, root: Row | None) -> Doubt[Known]:
     """The write that makes a refused one too late, while the lease holds.
 
     Raises:
         LeaseLost
     """
     notes: Notes = lease.notes
-    doubt = notes.noted.settle(head["noted"]) if head is not None and is_held(head, lease.fence) else None
+    doubt = notes.noted.settle(root["noted"]) if root is not None and is_held(root, lease.fence) else None
     if doubt is None:
         raise LeaseLost(str(lease.ref))
     return doubt

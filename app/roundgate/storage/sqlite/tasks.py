@@ -59,18 +59,8 @@ class SqliteTasks:
         head: dict[str, Any] = {
             "owner": task.ref.owner,
             "id": task.ref.id,
-            "tool": task.tool,
-            "status": task.status.value,
-            "status_message": task.status_message,
-            "created_ms": task.created_ms,
-            "updated_ms": task.created_ms,
-            "expires_ms": task.expires_ms,
-            "revision": 1,
-            "fence": 0,
-            "lease_until_ms": 0,
-            "wake_ms": 0,
+            **task.first_row(),
             "due_ms": None if task.status.is_terminal else task.due_ms,
-            "attempts": 0,
             "journal_version": task.journal_version,
         }
         places = ", ".join("?" * len(head))
@@ -316,11 +306,6 @@ class SqliteTasks:
         )
         facts = (shard, sweeper, until_ms, now_ms)
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
-
-    async def postpone(self, task: OpenTask, due_ms: int) -> bool:
-        """See `TaskStore`."""
-        (moved,) = await self.postpone_many([Move(task, due_ms, task.resends + 1)])
-        return moved
 
     async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
         """See `TaskStore`. One transaction."""

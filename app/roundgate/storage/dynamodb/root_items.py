@@ -1,4 +1,4 @@
-"""The head of a task in DynamoDB, as values: what writes ask of it, what they make of it, what is read from it. No I/O.
+"""The root item of a task in DynamoDB, as values: what writes ask of it and make of it, what is read from it. No I/O.
 
 Besides the fields of `TaskRecord` it has
 
@@ -6,8 +6,8 @@ Besides the fields of `TaskRecord` it has
     owner       for the index of open tasks by owner; gone when the task is terminal
     call, state, outcome                  each a value or the reference to its rows
     requests    wire key → {"n": place in order, "b": value or reference}
-    answers     wire key → value or reference; `answered`: how many bytes of them are in the head
-    settled     references to rows with answers that were in the head
+    answers     wire key → value or reference; `answered`: how many bytes of them are in the root item
+    settled     references to rows with answers that were in the root item
     chunks      references to rows with the journal's older entries
     tail        its latest entries, until they become a chunk
     noted       the number of the lease's last write of entries: app/roundgate/storage/noted.py
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from roundgate.protocol import TERMINAL, Event, Status, sources, target
 from roundgate.storage.dynamodb.journal import Log, chunk_of, lengthened, packed, room_of, unpacked, with_chunk
-from roundgate.storage.dynamodb.table import HEAD, SMALL, Append, Change, Draft, Expression, Kept, Row, is_moved, whole
+from roundgate.storage.dynamodb.table import ROOT, SMALL, Append, Change, Draft, Expression, Kept, Row, is_spilled, load
 from roundgate.storage.noted import Noted
 from roundgate.storage.tasks import Added, Answered, NewTask, NotClaimed, OpenTask, TaskRecord, TaskRef
 
@@ -35,13 +35,13 @@ FORGET_AFTER_S: Final = 2 * 86_400
 SHARDS: Final = 8
 """Parts of the index of due tasks that a table has at least: each takes 1,000 writes a second."""
 TAIL: Final = 1024
-"""How much of the journal stays in the head of a new task."""
+"""How much of the journal stays in the root item of a new task."""
 ROOM: Final = 16 * 1024
-"""How much of all questions, and of all answers, stays in the head."""
+"""How much of all questions, and of all answers, stays in the root item."""
 LIGHT: Final = 64
-"""A call up to here stays in the head for good."""
+"""A call up to here stays in the root item for good."""
 SETTLED: Final = 512
-"""From here on a worker moves answers out of the head, which it pays for at each checkpoint."""
+"""From here on a worker moves answers out of the root item, which it pays for at each checkpoint."""
 _AT_ONCE: Final = 50
 """Answers in one expression, which may have 4 KB."""
 
@@ -64,9 +64,9 @@ BLAMED: Final[Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a worker knows of a head that only it may change."""
+    """What a worker knows of a root item that only it may change."""
 
-    head: Row
+    root: Row
     """Its attributes, those of the journal and what others move excepted."""
     journal: Log
     settled: Log
@@ -90,7 +90,7 @@ class Step:
     superseded: Sequence[Kept] = ()
 
 
-# What is asked of a head
+# What is asked of a root item
 
 
 IS_FOUND: Final = "#expires_ms > :now"
@@ -115,40 +115,40 @@ def lease_holds(noted: bool = False) -> list[str]:
     return [is_the_last_claim, is_working, is_leased, *([is_as_left] if noted else [])]
 
 
-def is_held(head: Row, fence: int) -> bool:
-    """The same of a head that was read, but for what is noted in it."""
-    is_working = head["status"] in sources(Event.RUN)
-    return bool(head["fence"] == fence and is_working and head["lease_until_ms"] > 0)
+def is_held(root: Row, fence: int) -> bool:
+    """The same of a root item that was read, but for what is noted in it."""
+    is_working = root["status"] in sources(Event.RUN)
+    return bool(root["fence"] == fence and is_working and root["lease_until_ms"] > 0)
 
 
 def values_of(now_ms: int, **more: Any) -> dict[str, Any]:
     return {**_STATUSES, ":now": now_ms, ":none": 0, ":one": 1, **{f":{name}": value for name, value in more.items()}}
 
 
-def unexpired(head: Row | None, now_ms: int) -> Row | None:
+def unexpired(root: Row | None, now_ms: int) -> Row | None:
     """The task if there is one, and still is."""
-    return head if head is not None and head["expires_ms"] > now_ms else None
+    return root if root is not None and root["expires_ms"] > now_ms else None
 
 
-def why_not(head: Row | None, now_ms: int, lapsed_ms: int, alone: bool) -> NotClaimed | None:
+def why_not(root: Row | None, now_ms: int, lapsed_ms: int, alone: bool) -> NotClaimed | None:
     """Why a task cannot be claimed; `None` if it can."""
-    head = unexpired(head, now_ms)
-    if head is None:
+    root = unexpired(root, now_ms)
+    if root is None:
         return NotClaimed.GONE
-    if head["status"] in TERMINAL:
+    if root["status"] in TERMINAL:
         return NotClaimed.OVER
-    if head["status"] not in sources(Event.RUN):
+    if root["status"] not in sources(Event.RUN):
         return NotClaimed.WAITING
-    if head["lease_until_ms"] > lapsed_ms:
+    if root["lease_until_ms"] > lapsed_ms:
         return NotClaimed.LEASED
-    if head["wake_ms"] > now_ms:
+    if root["wake_ms"] > now_ms:
         return NotClaimed.ASLEEP
-    return NotClaimed.SUSPECT if (has_lapsed(head) or head.get("suspect")) and not alone else None
+    return NotClaimed.SUSPECT if (has_lapsed(root) or root.get("suspect")) and not alone else None
 
 
-def has_lapsed(head: Row) -> bool:
+def has_lapsed(root: Row) -> bool:
     """Whether a lease that is over by its time was not given back."""
-    return bool(head["lease_until_ms"] > 0)
+    return bool(root["lease_until_ms"] > 0)
 
 
 def may_be_claimed(lapsed: bool, alone: bool) -> list[str]:
@@ -199,24 +199,15 @@ def claimed(until_ms: int, due_ms: int, alone: bool) -> dict[str, Any]:
     }
 
 
-def new_head(task: NewTask, draft: Draft, shards: int) -> Row:
-    """The head of a new task; what does not fit goes to the draft."""
+def new_root_item(task: NewTask, draft: Draft, shards: int) -> Row:
+    """The root item of a new task; what does not fit goes to the draft."""
     row: Row = {
         "pk": pk_of(task.ref),
-        "sk": HEAD,
+        "sk": ROOT,
         "ttl": ttl_of(task.expires_ms),
-        "tool": task.tool,
-        "status": task.status.value,
-        "status_message": task.status_message,
-        "created_ms": task.created_ms,
-        "updated_ms": task.created_ms,
-        "expires_ms": task.expires_ms,
-        "revision": 1,
-        "fence": 0,
-        "attempts": 0,
+        **task.first_row(),
         "requests": {},
-        "outcome": None if task.outcome is None else draft.keep("1", task.outcome),
-        **NOT_LEASED,
+        "outcome": None if task.outcome is None else draft.spill_if_large("1", task.outcome),
     }
     if task.status.is_terminal:
         return row
@@ -229,91 +220,91 @@ def work(call: bytes, journal: Sequence[bytes], state: bytes, journal_version: i
     chunk = packed(journal)
     fits = len(chunk) <= TAIL
     return {
-        "call": draft.keep("2", call),
-        "state": draft.keep("2", state),
+        "call": draft.spill_if_large("2", call),
+        "state": draft.spill_if_large("2", state),
         "answers": {},
         "answered": 0,
         "settled": None,
-        "chunks": [] if fits else [draft.move("2", chunk)],
+        "chunks": [] if fits else [draft.spill("2", chunk)],
         "tail": list(journal) if fits else [],
         "journal_version": journal_version if journal_version > 1 else None,
     }
 
 
-def known_of(head: Row, rows: Mapping[str, Row]) -> Known:
-    """What a worker knows of a head that it has claimed, from the rows that it names."""
-    journal = Log(_chunks(head["chunks"], rows), tuple(head["tail"]))
-    return Known(head, journal, Log(_chunks(head.get("settled", []), rows)))
+def known_of(root: Row, rows: Mapping[str, Row]) -> Known:
+    """What a worker knows of a root item that it has claimed, from the rows that it names."""
+    journal = Log(_chunks(root["chunks"], rows), tuple(root["tail"]))
+    return Known(root, journal, Log(_chunks(root.get("settled", []), rows)))
 
 
 def _chunks(refs: Sequence[str], rows: Mapping[str, Row]) -> tuple[Any, ...]:
-    return tuple(chunk_of(ref, whole(ref, rows)) for ref in refs)
+    return tuple(chunk_of(ref, load(ref, rows)) for ref in refs)
 
 
-def entries_of(head: Row, rows: Mapping[str, Row]) -> list[bytes]:
+def entries_of(root: Row, rows: Mapping[str, Row]) -> list[bytes]:
     """The journal, in order."""
-    return [*(entry for ref in head["chunks"] for entry in unpacked(whole(ref, rows))), *head["tail"]]
+    return [*(entry for ref in root["chunks"] for entry in unpacked(load(ref, rows))), *root["tail"]]
 
 
-def answers_of(head: Row, rows: Mapping[str, Row]) -> dict[str, bytes]:
-    """Every answer; of two to a key the later one, which is in the head."""
-    settled = [one for ref in head.get("settled", []) for one in unpacked(whole(ref, rows))]
+def answers_of(root: Row, rows: Mapping[str, Row]) -> dict[str, bytes]:
+    """Every answer; of two to a key the later one, which is in the root item."""
+    settled = [one for ref in root.get("settled", []) for one in unpacked(load(ref, rows))]
     older = {key.decode(): value for key, value in zip(settled[::2], settled[1::2], strict=True)}
-    return older | {key: whole(value, rows) for key, value in head["answers"].items()}
+    return older | {key: load(value, rows) for key, value in root["answers"].items()}
 
 
-def refs_for_work(head: Row) -> list[Kept]:
-    """What a head refers to that a worker needs."""
-    values = [head.get("call", b""), head.get("state", b"")]
-    return [*values, *head.get("chunks", []), *head.get("settled", []), *head.get("answers", {}).values()]
+def refs_for_work(root: Row) -> list[Kept]:
+    """What a root item refers to that a worker needs."""
+    values = [root.get("call", b""), root.get("state", b"")]
+    return [*values, *root.get("chunks", []), *root.get("settled", []), *root.get("answers", {}).values()]
 
 
-def refs_shown(head: Row | None) -> list[Kept]:
-    """What a head refers to that `tasks/get` shows."""
-    if head is None:
+def refs_shown(root: Row | None) -> list[Kept]:
+    """What a root item refers to that `tasks/get` shows."""
+    if root is None:
         return []
-    return [*(asked["b"] for asked in head["requests"].values()), head.get("outcome", b"")]
+    return [*(asked["b"] for asked in root["requests"].values()), root.get("outcome", b"")]
 
 
 def step(known: Known, added: Added, sets: Mapping[str, Any], now_ms: int, draft: Draft) -> Step:
     """A write of a worker: what it sets anyway, and what it adds."""
-    changes = {**sets, **_said(known.head, added, draft, now_ms)}
-    superseded = [] if added.state is None else [known.head.get("state", b"")]
+    changes = {**sets, **_said(known.root, added, draft, now_ms)}
+    superseded = [] if added.state is None else [known.root.get("state", b"")]
     settled, older_answers = _settled(known, added, draft)
-    head = _after(known.head, {**changes, **settled})
-    grown, journal = lengthened(known.journal, added.entries, room_of({**head, "chunks": known.journal.refs}), draft)
-    grown |= _lightened(head, grown, draft)
+    root = _after(known.root, {**changes, **settled})
+    grown, journal = lengthened(known.journal, added.entries, room_of({**root, "chunks": known.journal.refs}), draft)
+    grown |= _lightened(root, grown, draft)
     plain = {name: value for name, value in grown.items() if name != "tail"}
-    return Step({**changes, **settled, **grown}, Known(_after(head, plain), journal, older_answers), superseded)
+    return Step({**changes, **settled, **grown}, Known(_after(root, plain), journal, older_answers), superseded)
 
 
-def _lightened(head: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
+def _lightened(root: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
     """Whose journal needs rows of its own makes many steps: its call moves to a row, too, and is no longer paid for
     at each of them."""
-    call = head.get("call")
+    call = root.get("call")
     if "chunks" in grown and isinstance(call, bytes) and len(call) > LIGHT:
-        return {"call": draft.move("2", call)}
+        return {"call": draft.spill("2", call)}
     return {}
 
 
-def _after(head: Row, sets: Mapping[str, Any]) -> Row:
-    """A head with plain values set in it; what DynamoDB computes is of no other size than before."""
+def _after(root: Row, sets: Mapping[str, Any]) -> Row:
+    """A root item with plain values set in it; what DynamoDB computes is of no other size than before."""
     plain = {name: value for name, value in sets.items() if not isinstance(value, (Expression, Append))}
-    return {name: value for name, value in {**head, **plain}.items() if value is not None}
+    return {name: value for name, value in {**root, **plain}.items() if value is not None}
 
 
-def _said(head: Row, added: Added, draft: Draft, now_ms: int) -> dict[str, Any]:
+def _said(root: Row, added: Added, draft: Draft, now_ms: int) -> dict[str, Any]:
     """The new state, and the new message if it is another: then the client can see a change."""
-    state = {} if added.state is None else {"state": draft.keep("2", added.state)}
-    if added.status_message is None or added.status_message == head.get("status_message"):
+    state = {} if added.state is None else {"state": draft.spill_if_large("2", added.state)}
+    if added.status_message is None or added.status_message == root.get("status_message"):
         return state
     return {**state, **seen(now_ms), "status_message": added.status_message}
 
 
 def _settled(known: Known, added: Added, draft: Draft) -> tuple[dict[str, Any], Log]:
-    """With entries, the answers in the head go to a row of their own if they are large: nobody adds to them now."""
-    answers = known.head.get("answers", {})
-    if not added.entries or known.head.get("answered", 0) < SETTLED:
+    """With entries, the answers in the root item go to a row of their own if they are large: nobody adds to them."""
+    answers = known.root.get("answers", {})
+    if not added.entries or known.root.get("answered", 0) < SETTLED:
         return {}, known.settled
     inside = {key: value for key, value in answers.items() if isinstance(value, bytes)}
     moved = {key: value for key, value in answers.items() if key not in inside}
@@ -322,23 +313,23 @@ def _settled(known: Known, added: Added, draft: Draft) -> tuple[dict[str, Any], 
     return {"settled": grown.refs, "answers": moved, "answered": 0}, grown
 
 
-def answers_taken(head: Row, taken: Mapping[str, Kept], now_ms: int, due_ms: int) -> tuple[Change, Answered]:
-    """What answers make of a head, which must still be as it was seen."""
-    left = {key: asked for key, asked in head["requests"].items() if key not in taken}
+def answers_taken(root: Row, taken: Mapping[str, Kept], now_ms: int, due_ms: int) -> tuple[Change, Answered]:
+    """What answers make of a root item, which must still be as it was seen."""
+    left = {key: asked for key, asked in root["requests"].items() if key not in taken}
     size = sum(len(value) for value in taken.values() if isinstance(value, bytes))
-    sets = {"answers": {**head["answers"], **taken}, "answered": head["answered"] + size}
+    sets = {"answers": {**root["answers"], **taken}, "answered": root["answered"] + size}
     if left:
         sets |= {**seen(now_ms), "status": target(Event.ANSWER_SOME).value, "requests": left}
     else:
         sets |= woken(now_ms, due_ms)
     # Nobody has written since.
     is_as_seen = "#version = :version"
-    change = Change(sets, when=[is_as_seen], values=values_of(now_ms, version=head["version"]))
+    change = Change(sets, when=[is_as_seen], values=values_of(now_ms, version=root["version"]))
     return change, Answered.PARTLY if left else Answered.FULLY
 
 
-def fit_in_head(answers: Mapping[str, bytes]) -> bool:
-    """Whether the answers can be written without a look at the head first. An empty key would be no path."""
+def fit_in_root(answers: Mapping[str, bytes]) -> bool:
+    """Whether the answers can be written without a look at the root item first. An empty key would be no path."""
     size = sum(len(key) + len(value) for key, value in answers.items())
     are_usual = all(key and len(value) <= SMALL["1"] for key, value in answers.items())
     return are_usual and size <= ROOM and len(answers) <= _AT_ONCE
@@ -360,36 +351,36 @@ def _shard(ref: TaskRef, shards: int) -> str:
     return str(zlib.crc32(ref.id.encode()) % shards)
 
 
-def record_of(head: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
-    """A head as a record; without its rows what is in them is left out."""
+def record_of(root: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
+    """A root item as a record; without its rows what is in them is left out."""
 
     def known(kept: Kept) -> bool:
-        return rows is not None or not is_moved(kept)
+        return rows is not None or not is_spilled(kept)
 
-    asked = sorted(head["requests"].items(), key=lambda item: item[1]["n"])
-    outcome = head.get("outcome")
+    asked = sorted(root["requests"].items(), key=lambda item: item[1]["n"])
+    outcome = root.get("outcome")
     return TaskRecord(
-        ref=TaskRef.parse(head["pk"].removeprefix("T#")),
-        tool=head["tool"],
-        status=Status(head["status"]),
-        status_message=head.get("status_message"),
-        created_ms=head["created_ms"],
-        updated_ms=head["updated_ms"],
-        expires_ms=head["expires_ms"],
-        revision=head["revision"],
-        requests={key: whole(one["b"], rows or {}) for key, one in asked if known(one["b"])},
-        outcome=whole(outcome, rows or {}) if outcome is not None and known(outcome) else None,
-        fence=head["fence"],
-        lease_until_ms=head["lease_until_ms"],
-        wake_ms=head["wake_ms"],
-        due_ms=head.get("due_ms"),
-        attempts=head["attempts"],
-        deaths=head.get("deaths", 0),
-        suspect=bool(head.get("suspect", 0)),
-        alone=bool(head.get("alone", 0)),
-        declined_ms=head.get("declined_ms", 0),
-        journal_version=head.get("journal_version", 1),
-        resends=head.get("resends", 0),
+        ref=TaskRef.parse(root["pk"].removeprefix("T#")),
+        tool=root["tool"],
+        status=Status(root["status"]),
+        status_message=root.get("status_message"),
+        created_ms=root["created_ms"],
+        updated_ms=root["updated_ms"],
+        expires_ms=root["expires_ms"],
+        revision=root["revision"],
+        requests={key: load(one["b"], rows or {}) for key, one in asked if known(one["b"])},
+        outcome=load(outcome, rows or {}) if outcome is not None and known(outcome) else None,
+        fence=root["fence"],
+        lease_until_ms=root["lease_until_ms"],
+        wake_ms=root["wake_ms"],
+        due_ms=root.get("due_ms"),
+        attempts=root["attempts"],
+        deaths=root.get("deaths", 0),
+        suspect=bool(root.get("suspect", 0)),
+        alone=bool(root.get("alone", 0)),
+        declined_ms=root.get("declined_ms", 0),
+        journal_version=root.get("journal_version", 1),
+        resends=root.get("resends", 0),
     )
 
 

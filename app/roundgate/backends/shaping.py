@@ -1,0 +1,261 @@
+"""What the configuration changes of a back end's tools: `override`, whatever kind it is of.
+
+    the model ──▶ form for what is missing ──▶ arguments: names, defaults, fixed ──▶ approval ──▶ the tool
+    the model ◀── projection: `result`, `fields` ◀──────────────────────────────────────────────────┘
+
+What the user approves is the call as it will be made, with what is fixed and hidden.
+"""
+
+from __future__ import annotations
+
+import json as standard_json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from roundgate import json
+from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
+from roundgate.backends.config import ArgumentOverride, BackendConfig, ToolOverride
+from roundgate.backends.policy import with_questions
+from roundgate.backends.selection import selected
+from roundgate.config import Origin
+from roundgate.errors import ConfigError, Problem, ToolError
+from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
+from roundgate.replay import Context
+
+_HINTS: Final = {
+    "read_only": "readOnlyHint",
+    "destructive": "destructiveHint",
+    "idempotent": "idempotentHint",
+    "open_world": "openWorldHint",
+}
+
+
+def shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
+    """The back end with the selection and the overrides of its settings; itself where there are none."""
+    return Shaped(backend, config, origin) if config.include or config.exclude or config.override else backend
+
+
+class Shaped:
+    """A back end of which the configuration chooses tools and changes some (`roundgate.backends.base.Backend`)."""
+
+    def __init__(self, backend: Backend, config: BackendConfig, origin: Origin) -> None:
+        self._backend = backend
+        self._config = config
+        self._origin = origin
+
+    @property
+    def name(self) -> str:
+        """The back end's."""
+        return self._backend.name
+
+    @property
+    def prefix(self) -> str:
+        """The back end's."""
+        return self._backend.prefix
+
+    async def offer(self) -> Offering:
+        """What the back end offers, as far as it is chosen, changed where the configuration says so.
+
+        Raises:
+            ConfigError: the back end cannot be served, or an override fits no tool.
+        """
+        offering = await self._backend.offer()
+        chosen = selected(offering.tools, self._config)
+        problems = self._without_tool(offering, chosen)
+        tools: list[Tool] = []
+        for tool in chosen:
+            name = tool.definition["name"]
+            try:
+                tools.append(_overridden(tool, self._config.override[name]) if name in self._config.override else tool)
+            except ValueError as error:
+                place = self._origin.at("override", name)
+                problems.append(place.problem(str(error), "correct it, or see `roundgate check` for what the tool has"))
+        if problems:
+            raise ConfigError(problems)
+        return replace(offering, tools=tools)
+
+    async def aclose(self) -> None:
+        """Close the back end."""
+        await self._backend.aclose()
+
+    def _without_tool(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
+        known = {tool.definition["name"] for tool in chosen}
+        offered = {tool.definition["name"] for tool in offering.tools}
+        return [
+            self._origin.at("override", name).problem(
+                "is the name of a tool that include and exclude leave out" if name in offered else "is no tool's name",
+                "remove it, or correct the name; `roundgate check` lists them, here without prefix",
+            )
+            for name in self._config.override
+            if name not in known
+        ]
+
+
+def _overridden(tool: Tool, override: ToolOverride) -> Tool:
+    """The tool with what is changed.
+
+    Raises:
+        ValueError: an argument that does not exist, a value that its schema does not allow, a projection that is none.
+    """
+    arguments = _Arguments.of(tool.definition["inputSchema"], override.arguments)
+    definition = {**tool.definition, "inputSchema": arguments.schema}
+    for name in ("name", "title", "description"):
+        if (value := getattr(override, name)) is not None:
+            definition[name] = value
+    hints = {_HINTS[name]: getattr(override, name) for name in _HINTS if getattr(override, name) is not None}
+    if hints:
+        definition["annotations"] = {**(definition.get("annotations") or {}), **hints}
+    project = _projection(override)
+    if project is not None:
+        definition.pop("outputSchema", None)
+    changed: dict[str, Any] = {} if override.task is None else {"task": override.task}
+    if override.scopes is not None:
+        changed["scopes"] = frozenset(override.scopes)
+    if override.once:  # never the other way: one approval is one run
+        changed |= {"once": True, "unasked_answers": False}
+    call = _calling(tool.call, arguments, override.timeout_s, project)
+    return with_questions(replace(tool, definition=definition, call=call, **changed), override.ask_for)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """The arguments as the model has them, and how they become those of the tool."""
+
+    schema: Mapping[str, Any]
+    names: Mapping[str, str]
+    """The tool's names by the model's, where they differ."""
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    refused: frozenset[str]
+    """Names of the tool that the model may not use."""
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any], overrides: Mapping[str, ArgumentOverride]) -> _Arguments:
+        properties: dict[str, Any] = {}
+        required = list(schema.get("required", ()))
+        names: dict[str, str] = {}
+        fixed: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
+        members: Mapping[str, Any] = schema.get("properties", {})
+        if unknown := sorted(set(overrides) - set(members)):
+            raise ValueError(f"there are no arguments {', '.join(unknown)}; there are {', '.join(members) or 'none'}")
+        for own, member in members.items():
+            override = overrides.get(own, ArgumentOverride.model_construct(_fields_set=set()))
+            given = override.model_fields_set
+            if "fixed" in given:
+                fixed[own] = _checked(schema, own, override.fixed)
+            if "default" in given:
+                defaults[own] = _checked(schema, own, override.default)
+            if given & {"fixed", "default"} and own in required:
+                required.remove(own)
+            if "fixed" in given or override.hidden:
+                if own in required:
+                    raise ValueError(f"argument {own!r} is needed: give a fixed value or a default with hidden")
+                continue
+            name = override.name or own
+            if name in properties or (name != own and name in members and name not in overrides):
+                raise ValueError(f"two arguments would be called {name!r}")
+            properties[name] = _described(member, override)
+            if name != own:
+                names[name] = own
+        called = {own: name for name, own in names.items()}
+        required = [called.get(one, one) for one in required]
+        seen = set(names) | (set(properties) - set(names.values()))
+        changed = {**schema, "properties": properties, "required": required}
+        return cls(changed, names, fixed, defaults, frozenset(set(members) - seen))
+
+    def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The tool's arguments.
+
+        Raises:
+            ToolError: the model uses a name that it may not.
+        """
+        if hidden := sorted(self.refused & given.keys()):
+            raise ToolError(f"Invalid arguments: there are no {', '.join(hidden)}")
+        return {**self.defaults, **{self.names.get(name, name): value for name, value in given.items()}, **self.fixed}
+
+
+def _described(member: Any, override: ArgumentOverride) -> Any:
+    more = {name: getattr(override, name) for name in ("description", "default") if name in override.model_fields_set}
+    return {**(member if isinstance(member, dict) else {}), **more} if more else member
+
+
+def _checked(schema: Mapping[str, Any], name: str, value: Any) -> Any:
+    """A value of the configuration for an argument.
+
+    Raises:
+        ValueError: the argument's schema does not allow it.
+    """
+    member = schema["properties"][name]
+    alone = {**(member if isinstance(member, dict) else {}), "$defs": schema.get("$defs", {})}
+    if problems := Schema.compile(alone).problems(value, f"arguments.{name}"):
+        raise ValueError("; ".join(problems))
+    return value
+
+
+_Project: TypeAlias = Callable[[Any], Any]
+
+
+def _projection(override: ToolOverride) -> _Project | None:
+    """What `result` or `fields` makes of a JSON value.
+
+    Raises:
+        ValueError: the expression is none.
+    """
+    if override.result is None and not override.fields:
+        return None
+    import jmespath  # not needed where nothing is projected
+
+    expression = override.result
+    if expression is None:
+        members = ", ".join(f"{standard_json.dumps(name)}: {standard_json.dumps(name)}" for name in override.fields)
+        chosen = jmespath.compile(f"{{{members}}}")
+        return lambda value: (
+            [chosen.search(one) if isinstance(one, dict) else one for one in value]
+            if isinstance(value, list)
+            else (chosen.search(value) if isinstance(value, dict) else value)
+        )
+    try:
+        compiled = jmespath.compile(expression)
+    except jmespath.exceptions.JMESPathError as error:
+        reason = str(error).splitlines()[0][:200]
+        raise ValueError(f"result {expression!r} is no JMESPath expression: {reason}") from None
+
+    def project(value: Any) -> Any:
+        try:
+            return compiled.search(value)
+        except jmespath.exceptions.JMESPathError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise ToolError(f"The result is not what the gateway's projection expects: {reason}") from None
+
+    return project
+
+
+def _calling(call: CallTool, arguments: _Arguments, timeout_s: float | None, project: _Project | None) -> CallTool:
+    async def changed(context: Context, given: dict[str, Any]) -> Returned:
+        returned = await _within(timeout_s, call, context, arguments(given))
+        if project is None or not isinstance(returned, ToolResult) or returned.is_error:
+            return returned
+        return _projected(returned, project)
+
+    return changed
+
+
+async def _within(timeout_s: float | None, call: CallTool, context: Context, arguments: dict[str, Any]) -> Returned:
+    if timeout_s is None:
+        return await call(context, arguments)
+    try:
+        async with context.timeout(timeout_s, "override"):
+            return await call(context, arguments)
+    except TimeoutError:
+        raise ToolError(f"The call took more than {timeout_s:g} s; ask for less, or try again later") from None
+
+
+def _projected(result: ToolResult, project: _Project) -> ToolResult:
+    """A result of which a part is kept; one that is no JSON stays as it is."""
+    if result.structured_content is ABSENT:
+        return result
+    value = project(result.structured_content)
+    text = value if isinstance(value, str) else json.encode(value).decode()
+    return replace(result, content=(TextContent(text),), structured_content=value)
