@@ -10,7 +10,12 @@ from tests.support.documents import ROOT
 from tests.support.said import parents, told
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
-WITHOUT_A_CODE = {"AuthError": "HTTP 401", "TransportError": "HTTP 4xx", "ToolError": "Tool errors"}
+WITHOUT_A_CODE = {
+    "AuthError": "HTTP 401",
+    "TransportError": "HTTP 4xx",
+    "Unavailable": "HTTP 4xx",
+    "ToolError": "Tool errors",
+}
 """What is no JSON-RPC error of its own: the beginning of its heading."""
 
 

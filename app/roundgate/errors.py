@@ -24,6 +24,7 @@ Standard library only; the bottom of every import chain.
     │   ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
     │   ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
     │   │   ├── BackendError              what the service behind a tool did wrong
+    │   │   │   └── UnexpectedAnswer      its answer is not what was promised
     │   │   ├── CallTimeout               the call outlived its deadline
     │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
     │   │   ├── TaskTimeout               a task took longer than a task may
@@ -62,7 +63,6 @@ Standard library only; the bottom of every import chain.
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
         ├── TryLater                      a server said that it cannot answer its client now
-        ├── UnexpectedAnswer              a service's answer is not what was promised
         ├── UnfitAnswer                   a response does not fit the question that was asked
         ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
         ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
@@ -272,6 +272,10 @@ class BackendError(ToolError):
     """The service behind a tool failed, refused, or answered something unusable."""
 
 
+class UnexpectedAnswer(BackendError):
+    """A service's answer is not what was promised."""
+
+
 class CallTimeout(ToolError):
     """The call outlived its deadline."""
 
@@ -432,10 +436,6 @@ class TryLater(Inside):
         super().__init__(f"The server is not available now (HTTP status {status})")
         self.status = status
         self.wait_s = wait_s
-
-
-class UnexpectedAnswer(Inside):
-    """A service's answer is not what was promised."""
 
 
 class UnfitAnswer(Inside):

@@ -173,7 +173,9 @@ def measured() -> Iterator[Said]:
                 yield from (Said(kind, text, module.place(call)) for text in module.templates(call.args[0]))
 
 
-_ROOTS = {name: name for name in ("ProtocolError", "TransportError", "AuthError", "InternalError", "ToolError")}
+_ROOTS = {
+    name: name for name in ("ProtocolError", "TransportError", "Unavailable", "AuthError", "InternalError", "ToolError")
+}
 """The classes of errors whose text a caller gets."""
 _PASSED_ON = re.compile(r"str\(\w+(\[0\])?\)|message")
 """An argument that is the text of another error."""
@@ -237,10 +239,9 @@ def _tellings(module: Module) -> Iterator[tuple[str, ast.Call]]:
 
 def _translations(module: Module) -> Iterator[tuple[str, str]]:
     """Classes that are caught to raise an error with their text: `except Broken as it: raise BackendError(str(it))`."""
-    own = {node.name for node in module.tree.body if isinstance(node, ast.ClassDef)}
     for node in ast.walk(module.tree):
         match node:
-            case ast.ExceptHandler(type=ast.Name(id=caught), name=str() as name) if caught in own:
+            case ast.ExceptHandler(type=ast.Name(id=caught), name=str() as name) if caught not in parents():
                 for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
                     kind = last_name(call.func)
                     if kind in parents() and f"str({name})" in map(ast.unparse, call.args):

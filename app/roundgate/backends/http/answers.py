@@ -46,7 +46,7 @@ def result_of(
             return _from_json(answer, pointer, output)
         except UnexpectedAnswer as broken:
             if not lenient:
-                raise BackendError(str(broken)) from None
+                raise
             _warn(tool, str(broken))
             return ToolResult(content=_blocks(tool, "text/plain", answer))
     if pointer or output is not None:

@@ -22,6 +22,7 @@ from roundgate.errors import (
     ResourceNotFound,
     ToolError,
     TransportError,
+    Unavailable,
 )
 from roundgate.protocol.error_table import ErrorTable, WireError
 
@@ -33,6 +34,7 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         InvalidParams: WireError(-32602, 200),
         ResourceNotFound: WireError(-32002, 200),
         TransportError: WireError(-32600, 400),
+        Unavailable: WireError(-32600, 503),
         InternalError: WireError(-32603, 200),
         ToolError: WireError(-32603, 200),
         ProtocolError: WireError(-32600, 200),
