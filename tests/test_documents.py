@@ -22,7 +22,13 @@ from tests.support.documents import ROOT, blocks
 from tests.support.said import measured
 
 PAGES = sorted(
-    {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench" / "README.md", ROOT / "tests" / "README.md"}
+    {
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*/README.md"),
+        ROOT / "bench" / "README.md",
+        ROOT / "tests" / "README.md",
+    }
 )
 DOCS = ROOT / "docs"
 SITE = DOCS / "site" / "index.md"

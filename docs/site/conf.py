@@ -20,6 +20,7 @@ include_patterns = [
     "SECURITY.md",
     "docs/**",
     "bench/README.md",
+    "examples/**",
     "tests/README.md",
 ]
 exclude_patterns = ["docs/site"]
