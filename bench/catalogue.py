@@ -24,7 +24,11 @@ class CatalogueTool:
 
     def as_json(self) -> dict[str, Any]:
         """Return the wire form: `{"name": …, "description": …, "inputSchema": {…}}`."""
-        return {"name": self.name, "description": self.description, "inputSchema": self.input_schema}
+        return {
+            "name": self.name,
+            "description": self.description,
+            "inputSchema": self.input_schema,
+        }
 
 
 def hundred_tools() -> list[CatalogueTool]:
@@ -33,12 +37,23 @@ def hundred_tools() -> list[CatalogueTool]:
 
 
 def _tools_of(thing: str) -> list[CatalogueTool]:
-    named = {f"{thing}_id": _text(f"Identifier of the {thing}, as printed on documents.", pattern="^[A-Z]{2}[0-9]{8}$")}
+    named = {
+        f"{thing}_id": _text(
+            f"Identifier of the {thing}, as printed on documents.", pattern="^[A-Z]{2}[0-9]{8}$"
+        )
+    }
     fields = {
         "title": _text(f"Short title of the {thing} shown in lists.", minLength=1, maxLength=120),
-        "status": _text(f"State the {thing} is in.", enum=["draft", "active", "suspended", "archived"]),
+        "status": _text(
+            f"State the {thing} is in.", enum=["draft", "active", "suspended", "archived"]
+        ),
         "amount": {"type": "number", "description": "Amount in the shop's currency.", "minimum": 0},
-        "labels": {"type": "array", "description": "Free labels.", "items": {"type": "string"}, "maxItems": 20},
+        "labels": {
+            "type": "array",
+            "description": "Free labels.",
+            "items": {"type": "string"},
+            "maxItems": 20,
+        },
         "contact": _contact(thing),
     }
     paging = {
@@ -46,7 +61,13 @@ def _tools_of(thing: str) -> list[CatalogueTool]:
         "query": _text("Words that must occur in the title."),
         "created_after": _text("Only what was created after this instant.", format="date-time"),
         "sort": _text("Field to sort by.", enum=["title", "created", "amount"], default="created"),
-        "limit": {"type": "integer", "description": "How many to return.", "minimum": 1, "maximum": 100, "default": 20},
+        "limit": {
+            "type": "integer",
+            "description": "How many to return.",
+            "minimum": 1,
+            "maximum": 100,
+            "default": 20,
+        },
     }
     reason = {
         "reason": _text("Why, for the audit log."),
@@ -61,8 +82,14 @@ def _tools_of(thing: str) -> list[CatalogueTool]:
     ]  # fmt: skip
 
 
-def _tool(name: str, description: str, properties: dict[str, Any], required: Iterable[str]) -> CatalogueTool:
-    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+def _tool(
+    name: str, description: str, properties: dict[str, Any], required: Iterable[str]
+) -> CatalogueTool:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
     if names := list(required):
         schema["required"] = names
     return CatalogueTool(name, description, schema)

@@ -37,7 +37,9 @@ def main() -> int:
     with running(gateway, "one_tool", "call_add", cores) as server:
         for number in range(ROUNDS):
             for name in CLIENTS[number % 2 :] + CLIENTS[: number % 2]:
-                told[name].append(_run(name, f"http://127.0.0.1:{server.port}/mcp", calls, cores.generator))
+                told[name].append(
+                    _run(name, f"http://127.0.0.1:{server.port}/mcp", calls, cores.generator)
+                )
     print(_table(calls, told))
     return 0
 
@@ -63,7 +65,9 @@ def _run(name: str, url: str, calls: int, core: int) -> Told:
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
     told = json.loads(done.stdout)
-    return Told(calls / told["seconds"], told["cpu_s"] / calls * 1e6, (told["first_at"] - began) * 1_000)
+    return Told(
+        calls / told["seconds"], told["cpu_s"] / calls * 1e6, (told["first_at"] - began) * 1_000
+    )
 
 
 async def _measure(name: str, url: str, calls: int) -> None:
@@ -101,14 +105,23 @@ def _table(calls: int, told: dict[str, list[Told]]) -> str:
 
     official = statistics.median(one.rate for one in told[CLIENTS[1]])
     title = f"calls a second, {calls:,} in a row"
-    lines = [row(["client", title, "times", "its own processor time a call", "start to the first answer"])]
+    lines = [
+        row(
+            ["client", title, "times", "its own processor time a call", "start to the first answer"]
+        )
+    ]
     lines.append("|---|---|---|---|---|")
     for name in CLIENTS:
         rates = [one.rate for one in told[name]]
         rate = statistics.median(rates)
-        cpu_us, start_ms = (statistics.median(getattr(one, of) for one in told[name]) for of in ("cpu_us", "start_ms"))
+        cpu_us, start_ms = (
+            statistics.median(getattr(one, of) for one in told[name])
+            for of in ("cpu_us", "start_ms")
+        )
         shown = f"{rate:,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-        lines.append(row([name, shown, f"{rate / official:.1f}", f"{cpu_us:.0f} us", f"{start_ms:.0f} ms"]))
+        lines.append(
+            row([name, shown, f"{rate / official:.1f}", f"{cpu_us:.0f} us", f"{start_ms:.0f} ms"])
+        )
     return "\n".join(lines)
 
 

@@ -65,7 +65,9 @@ class Cold:
 def main() -> None:
     """Measure and print."""
     facts = json.loads(sys.argv[1])
-    settings = Settings(**{**facts, "cores": Cores(**facts["cores"]), "table_sizes": tuple(facts["table_sizes"])})
+    settings = Settings(
+        **{**facts, "cores": Cores(**facts["cores"]), "table_sizes": tuple(facts["table_sizes"])}
+    )
     for sample in samples(settings):
         print(json.dumps(asdict(sample)), flush=True)
 
@@ -89,7 +91,9 @@ def samples(settings: Settings) -> Iterator[Sample]:
         yield from measure.breakdowns()
         for path in folder.glob("*/**/__pycache__"):
             shutil.rmtree(path)
-        yield from measure.starts(WITHOUT, [one for one in COLD if "task" not in one.name], settings.rounds)
+        yield from measure.starts(
+            WITHOUT, [one for one in COLD if "task" not in one.name], settings.rounds
+        )
 
 
 # What is measured
@@ -101,10 +105,27 @@ def request(tool: str) -> dict[str, Any]:
     raw = http_request("tools/call", params, 1, name=tool, capabilities=KNOWS_TASKS)
     head, _, body = raw.decode().partition("\r\n\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
-    http = {"method": "POST", "path": "/mcp", "protocol": "HTTP/1.1", "sourceIp": "127.0.0.1", "userAgent": "bench"}
-    context = {"http": http, "stage": "$default", "routeKey": "ANY /mcp", "domainName": "mcp.example.com"}
+    http = {
+        "method": "POST",
+        "path": "/mcp",
+        "protocol": "HTTP/1.1",
+        "sourceIp": "127.0.0.1",
+        "userAgent": "bench",
+    }
+    context = {
+        "http": http,
+        "stage": "$default",
+        "routeKey": "ANY /mcp",
+        "domainName": "mcp.example.com",
+    }
     event = {"version": "2.0", "routeKey": "ANY /mcp", "rawPath": "/mcp", "rawQueryString": ""}
-    return {**event, "headers": headers, "requestContext": context, "body": body, "isBase64Encoded": False}
+    return {
+        **event,
+        "headers": headers,
+        "requestContext": context,
+        "body": body,
+        "isBase64Encoded": False,
+    }
 
 
 def result(answer: Any) -> dict[str, Any]:
@@ -130,11 +151,21 @@ MESSAGE = {"messageId": "1", "body": f"{owner_of(LOCAL)}.{'A' * 22}", "eventSour
 COLD = (
     Cold("gateway", "gateway", "roundgate.lambda_http.handler", request("add"), is_sum),
     Cold(
-        "gateway, first call becomes a task", "gateway", "roundgate.lambda_http.handler", request("add_later"), is_task
+        "gateway, first call becomes a task",
+        "gateway",
+        "roundgate.lambda_http.handler",
+        request("add_later"),
+        is_task,
     ),
     Cold("worker", "worker", "roundgate.lambda_worker.handler", {"Records": [MESSAGE]}, is_done),
     Cold("fastapi + Mangum", "floor", "bench.apps.lambda_fastapi.handler", request("add"), is_sum),
-    Cold("fastapi + Mangum + DynamoDB", "floor", "bench.apps.lambda_fastapi_dynamodb.handler", request("add"), is_sum),
+    Cold(
+        "fastapi + Mangum + DynamoDB",
+        "floor",
+        "bench.apps.lambda_fastapi_dynamodb.handler",
+        request("add"),
+        is_sum,
+    ),
     Cold("sdk + Mangum", "sdk", "bench.apps.lambda_sdk.handler", request("add"), is_sum),
 )
 
@@ -144,16 +175,28 @@ def build(folder: Path) -> None:
     arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
     for function in package.FUNCTIONS:
         package.build(function, ROOT / "bench/cold_gateway/gateway.yaml", arch, folder)
-    locked = dict(line.split("==") for line in package.LOCK.read_text().splitlines() if "==" in line)
+    locked = dict(
+        line.split("==") for line in package.LOCK.read_text().splitlines() if "==" in line
+    )
     mangum = f"mangum=={locked['mangum']}"
     floor = [f"{name}=={locked[name]}" for name in ("fastapi", "starlette", "pydantic")]
     handlers = [f"apps/{path.stem}" for path in (ROOT / "bench/apps").glob("lambda_*.py")]
-    for subject, requirements in {"floor": [*floor, mangum], "sdk": ["mcp>=2.3,<2.4", mangum]}.items():
+    for subject, requirements in {
+        "floor": [*floor, mangum],
+        "sdk": ["mcp>=2.3,<2.4", mangum],
+    }.items():
         staging = folder / subject
         target = ["--target", str(staging), "--no-compile", "--quiet", *package.for_runtime(arch)]
         package.pip(["install", *target, *requirements])
         (staging / "bench/apps").mkdir(parents=True)
-        for name in ("__init__", "catalogue", "apps/__init__", "apps/fastapi", "apps/sdk", *handlers):
+        for name in (
+            "__init__",
+            "catalogue",
+            "apps/__init__",
+            "apps/fastapi",
+            "apps/sdk",
+            *handlers,
+        ):
             shutil.copy(ROOT / f"bench/{name}.py", staging / f"bench/{name}.py")
         package.compile_code(staging)
 
@@ -189,18 +232,24 @@ class Measure:
         try:
             url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
             began = time.perf_counter()
-            with urllib.request.urlopen(url, json.dumps(row.event).encode(), timeout=60) as response:
+            with urllib.request.urlopen(
+                url, json.dumps(row.event).encode(), timeout=60
+            ) as response:
                 answer = json.load(response)
             took_ms = 1000 * (time.perf_counter() - began)
         finally:
             environment.kill()
         if "errorMessage" in answer or not row.is_right(answer):
-            raise RuntimeError(f"{row.name} answers {answer}; its log:\n{environment.log.read_text()[-2000:]}")
+            raise RuntimeError(
+                f"{row.name} answers {answer}; its log:\n{environment.log.read_text()[-2000:]}"
+            )
         return took_ms
 
     def environment(self, row: Cold) -> Environment:
         """An execution environment of a row's function."""
-        described = self.template.function("WorkerFunction" if row.name == "worker" else "GatewayFunction")
+        described = self.template.function(
+            "WorkerFunction" if row.name == "worker" else "GatewayFunction"
+        )
         code = self.folder / row.code
         function = Function(**{**vars(described), "handler": row.handler, "zip": code})
         variables = {
@@ -209,7 +258,9 @@ class Measure:
             "GATEWAY_ALLOW_ANONYMOUS": "true",
             "GATEWAY_LOG_LEVEL": "warning",
         }
-        return Environment(function, 1, code, self.tools, variables, self.folder / f"{row.code}.log")
+        return Environment(
+            function, 1, code, self.tools, variables, self.folder / f"{row.code}.log"
+        )
 
     def breakdowns(self) -> Iterator[Sample]:
         """What the imports of the init phase cost, by package: the sum of what its modules take themselves."""
@@ -218,7 +269,10 @@ class Measure:
             shown = sorted(name for name, _ in rounds[0].most_common(SHOWN))
             for spent in rounds:
                 values = {name: spent[name] for name in shown}
-                values |= {"all others": spent.total() - sum(values.values()), "together": spent.total()}
+                values |= {
+                    "all others": spent.total() - sum(values.values()),
+                    "together": spent.total(),
+                }
                 for name, ms in values.items():
                     yield Sample(f"imports of {row.name}", name, {"import_ms": ms})
 
@@ -228,7 +282,9 @@ class Measure:
         module, _, name = row.handler.rpartition(".")
         command = [str(self.tools.python), "-X", "importtime", "-c", f"from {module} import {name}"]
         variables = environment.variables_of_the_process()
-        done = subprocess.run(command, cwd=environment.code, env=variables, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=environment.code, env=variables, capture_output=True, text=True, check=True
+        )
         spent: Counter[str] = Counter()
         for line in done.stderr.splitlines():
             if found := re.match(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", line):
@@ -239,7 +295,11 @@ class Measure:
 def package_of(module: str) -> str:
     """The row that a module belongs to."""
     top = module.partition(".")[0]
-    return "standard library" if top.lstrip("_") in {one.lstrip("_") for one in sys.stdlib_module_names} else top
+    return (
+        "standard library"
+        if top.lstrip("_") in {one.lstrip("_") for one in sys.stdlib_module_names}
+        else top
+    )
 
 
 if __name__ == "__main__":

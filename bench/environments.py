@@ -33,7 +33,9 @@ def make(environments: Iterable[Environment]) -> None:
         if environment.requirements:
             _make(environment)
         elif not environment.python.exists():
-            raise EnvironmentMissingError(f"no {environment.folder.name} yet: run scripts/setup first")
+            raise EnvironmentMissingError(
+                f"no {environment.folder.name} yet: run scripts/setup first"
+            )
 
 
 def _make(environment: Environment) -> None:
@@ -57,5 +59,7 @@ def _run(command: list[str]) -> None:
 def versions(subject: Subject) -> dict[str, str]:
     """Return the versions of the distributions that matter for a subject, as installed."""
     command = [str(subject.environment.python), "-c", _VERSIONS, *subject.versions_of]
-    found: dict[str, str] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    found: dict[str, str] = json.loads(
+        subprocess.run(command, capture_output=True, check=True).stdout
+    )
     return found

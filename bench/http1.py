@@ -70,7 +70,9 @@ def read_head(raw: bytes) -> Head:
     """Parse status line and headers, without the empty line that ends them."""
     status_line, *lines = raw.decode("latin-1").split("\r\n")
     version, status, *_ = status_line.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    headers = {
+        name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     if version != "HTTP/1.1" or headers.get("connection", "").lower() == "close":
         raise MalformedResponseError(f"not a connection to keep alive: {status_line!r}")
     is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"

@@ -51,7 +51,9 @@ def sealing() -> Iterator[tuple[str, float]]:
 async def rounds() -> dict[str, float]:
     """A call without questions, the first round of one that asks, and the second, which completes it."""
     with tempfile.TemporaryDirectory() as directory:
-        using = settings.Settings(state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3")
+        using = settings.Settings(
+            state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
+        )
         app = build_app(config.load(Path("bench/gateway.yaml")), using)
         first = await post(app, "ask", {"n": 1})
         answer = {"inputResponses": {"go": {"action": "accept", "content": {"ok": True}}}}
@@ -76,14 +78,22 @@ async def verifying() -> dict[str, float]:
         ("ES256", ec.generate_private_key(ec.SECP256R1()), ECAlgorithm),
     ]
     for algorithm, key, kind in made:
-        document = json.dumps({"keys": [json.loads(kind.to_jwk(key.public_key())) | {"kid": "k", "alg": algorithm}]})
+        document = json.dumps(
+            {"keys": [json.loads(kind.to_jwk(key.public_key())) | {"kid": "k", "alg": algorithm}]}
+        )
 
         async def fetch(url: str, document: str = document) -> bytes:
             return document.encode()
 
         auth = JwtAuthConfig(issuer="https://i", audience="a", jwks_url="https://i/jwks")
         verifier = JwtVerifier(auth, "a", KeySet(auth.jwks_url, Clock(), fetch))
-        claims = {"iss": "https://i", "aud": "a", "sub": "s", "exp": int(time.time()) + 3600, "scope": "read write"}
+        claims = {
+            "iss": "https://i",
+            "aud": "a",
+            "sub": "s",
+            "exp": int(time.time()) + 3600,
+            "scope": "read write",
+        }
         header = b"Bearer " + jwt.encode(claims, key, algorithm, headers={"kid": "k"}).encode()
         measured[f"verify {algorithm}"] = await fastest_async(partial(verifier.principal, header))
     return measured
@@ -92,7 +102,9 @@ async def verifying() -> dict[str, float]:
 async def post(app: Any, tool: str, arguments: dict[str, Any], **more: Any) -> bytes:
     """One tools/call through the app; the body of the answer."""
     params = {"name": tool, "arguments": arguments, **more, "_meta": META}
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+    body = json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    ).encode()
     headers = {
         "host": "localhost",
         "content-type": "application/json",
@@ -112,7 +124,14 @@ async def post(app: Any, tool: str, arguments: dict[str, Any], **more: Any) -> b
         sent.append(message)
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": "POST", "path": "/mcp", "raw_path": b"/mcp", "query_string": b"", "headers": raw}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/mcp",
+        "raw_path": b"/mcp",
+        "query_string": b"",
+        "headers": raw,
+    }
     await app(scope | {"http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)
     assert sent[0]["status"] == 200, sent
     answer: bytes = sent[1]["body"]
@@ -130,7 +149,9 @@ def fastest(work: Callable[[], object], times: int = 200, batches: int = 15) -> 
     return 1e6 * best / times
 
 
-async def fastest_async(work: Callable[[], Awaitable[object]], times: int = 200, batches: int = 15) -> float:
+async def fastest_async(
+    work: Callable[[], Awaitable[object]], times: int = 200, batches: int = 15
+) -> float:
     """The same for coroutines."""
     best = float("inf")
     for _ in range(batches):

@@ -73,13 +73,17 @@ class Load:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._order = order
         self._opens_at = self._closes_at = float("inf")
-        self._least = order.connections * order.least_answers if order.requests is None else order.requests
+        self._least = (
+            order.connections * order.least_answers if order.requests is None else order.requests
+        )
         self._busy_at_open_s = self._waited_at_open_s = 0.0
 
     def begin(self) -> None:
         """Set the window; answers before this do not count."""
         self._opens_at = time.perf_counter() + self._order.warm_up_s
-        self._closes_at = self._opens_at + (self._order.seconds if self._order.requests is None else 0.0)
+        self._closes_at = self._opens_at + (
+            self._order.seconds if self._order.requests is None else 0.0
+        )
 
     def record(self, sent_at: float, now: float) -> None:
         """Count one right answer, if the window is open, and close it when it has lasted and seen enough."""
@@ -98,7 +102,9 @@ class Load:
         if fully or response.status != 200 or response.body != self.known_right[number]:
             self.exchanges[number].check(response)
             self.known_right[number] = response.body
-            self.response_bytes = max(self.response_bytes, len(response.body))  # ids differ in length
+            self.response_bytes = max(
+                self.response_bytes, len(response.body)
+            )  # ids differ in length
             self.is_sse = response.media_type == "text/event-stream"
 
     def finish(self) -> None:
@@ -138,7 +144,9 @@ class Connection(asyncio.Protocol):
         self._sent_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass of it
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's class is not a subclass of it
 
     def data_received(self, data: bytes) -> None:
         # An exception in a protocol's callback is only logged, so it is carried out by hand.
@@ -189,7 +197,8 @@ async def run(order: Order) -> Outcome:
     load = Load(order)
     async with asyncio.timeout(order.seconds + order.warm_up_s + PATIENCE_S):
         connections = [
-            await _introduced(load, n * 7 % DIFFERENT_REQUESTS, order.port) for n in range(order.connections)
+            await _introduced(load, n * 7 % DIFFERENT_REQUESTS, order.port)
+            for n in range(order.connections)
         ]
         load.begin()
         for connection in connections:
@@ -206,7 +215,9 @@ async def _introduced(load: Load, first: int, port: int) -> Connection:
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(lambda: Connection(load, first), "127.0.0.1", port)
     connection.send()
-    await asyncio.wait([connection.is_introduced, load.finished], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        [connection.is_introduced, load.finished], return_when=asyncio.FIRST_COMPLETED
+    )
     if load.finished.done():
         load.finished.result()
     return connection

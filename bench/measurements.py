@@ -94,11 +94,18 @@ class Measurement:
 
 
 def load(
-    settings: Settings, subjects: Sequence[Subject], *, serves: str, workload: str, connections: tuple[int, ...]
+    settings: Settings,
+    subjects: Sequence[Subject],
+    *,
+    serves: str,
+    workload: str,
+    connections: tuple[int, ...],
 ) -> Iterator[Sample]:
     """Load every subject's server in turn, all of them up and idle meanwhile, at each number of connections."""
     with ExitStack() as stack:
-        servers = [stack.enter_context(running(s, serves, workload, settings.cores)) for s in subjects]
+        servers = [
+            stack.enter_context(running(s, serves, workload, settings.cores)) for s in subjects
+        ]
         for number in range(settings.rounds):
             for count in connections:
                 for server in rotated(servers, number):
@@ -128,7 +135,12 @@ def load_sample(server: Server, workload: str, connections: int, settings: Setti
         "waited_percent": 100 * max(server_waited, outcome.generator_waited),
     }
     case = "1 connection" if connections == 1 else f"{connections} connections"
-    return Sample(case, server.subject.name, values, tuple(_load_notes(server, outcome, values["waited_percent"])))
+    return Sample(
+        case,
+        server.subject.name,
+        values,
+        tuple(_load_notes(server, outcome, values["waited_percent"])),
+    )
 
 
 def _load_notes(server: Server, outcome: Outcome, waited_percent: float) -> Iterator[str]:
@@ -149,7 +161,9 @@ def start(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
         for subject in rotated(subjects, number):
             with running(subject, "one_tool", "call_add", settings.cores) as server:
                 if number > 0:
-                    yield Sample("fresh process, byte code warm", subject.name, {"start_ms": server.start_ms})
+                    yield Sample(
+                        "fresh process, byte code warm", subject.name, {"start_ms": server.start_ms}
+                    )
 
 
 def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
@@ -159,7 +173,9 @@ def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
             with running(subject, "one_tool", "call_add", settings.cores) as server:
                 time.sleep(0.3)
                 yield Sample("idle, after the first answer", subject.name, asdict(server.memory()))
-                order = Order(server.port, "call_add", connections=16, requests=settings.memory_requests)
+                order = Order(
+                    server.port, "call_add", connections=16, requests=settings.memory_requests
+                )
                 drive(server, order, settings.cores)
                 case = f"after {settings.memory_requests} calls on 16 connections"
                 yield Sample(case, subject.name, asdict(server.memory()))
@@ -184,14 +200,18 @@ def program(settings: Settings, subjects: Sequence[Subject], *, module: str) -> 
     for subject in subjects:
         command = [str(subject.environment.python), "-m", module, json.dumps(asdict(settings))]
         with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
             with process:
                 yield from (Sample(**json.loads(line)) for line in process.stdout or ())
             if process.returncode:
                 errors.seek(0)
                 said = errors.read().strip()
                 print(said, file=sys.stderr)
-                raise LoadFailedError(f"{module}: {said.splitlines()[-1] if said else process.returncode}")
+                raise LoadFailedError(
+                    f"{module}: {said.splitlines()[-1] if said else process.returncode}"
+                )
 
 
 def drive(server: Server, order: Order, cores: Cores) -> Outcome:
@@ -209,7 +229,9 @@ def drive(server: Server, order: Order, cores: Cores) -> Outcome:
         preexec_fn=lambda: os.sched_setaffinity(0, {cores.generator}),
     )
     if done.returncode:
-        raise LoadFailedError(f"{server.subject.name}, {order.workload}: {done.stderr.strip().splitlines()[-1]}")
+        raise LoadFailedError(
+            f"{server.subject.name}, {order.workload}: {done.stderr.strip().splitlines()[-1]}"
+        )
     return Outcome(**json.loads(done.stdout))
 
 
@@ -249,14 +271,18 @@ MEASUREMENTS = (
         "tools/call of a tool that adds two integers",
         _LOAD_COLUMNS,
         is_more_better=True,
-        sample=functools.partial(load, serves="one_tool", workload="call_add", connections=(1, 16, 64)),
+        sample=functools.partial(
+            load, serves="one_tool", workload="call_add", connections=(1, 16, 64)
+        ),
     ),
     Measurement(
         "list",
         "tools/list of 100 tools",
         _LOAD_COLUMNS,
         is_more_better=True,
-        sample=functools.partial(load, serves="hundred_tools", workload="list_hundred", connections=(16,)),
+        sample=functools.partial(
+            load, serves="hundred_tools", workload="list_hundred", connections=(16,)
+        ),
     ),
     Measurement(
         "start",
@@ -290,5 +316,7 @@ MEASUREMENTS = (
         sample=functools.partial(program, module="bench.cold"),
         leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
     ),
-    Measurement("memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory),
+    Measurement(
+        "memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory
+    ),
 )

@@ -28,7 +28,9 @@ IN_PACKAGE = "package/generated/api.github.com.json"
 
 def main() -> int:
     documents = sys.argv[1:] or [f"{github()}=https://uploads.github.com"]
-    print("| document | operations | left out | compile | index | a start reads it in | tools/list |")
+    print(
+        "| document | operations | left out | compile | index | a start reads it in | tools/list |"
+    )
     print("|---|---|---|---|---|---|---|")
     for argument in documents:
         document, _, origins = argument.partition("=")
@@ -55,7 +57,9 @@ def row(document: Path, origins: list[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         entry = {"kind": "openapi", "name": "api", "document": str(document), "origins": origins}
         gateway = Path(folder) / "gateway.json"
-        gateway.write_text(json.dumps({"backends": [{**entry, "credential": {"bearer": "measured"}}]}))
+        gateway.write_text(
+            json.dumps({"backends": [{**entry, "credential": {"bearer": "measured"}}]})
+        )
         file = config.load(gateway)
         backend = file.config.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)

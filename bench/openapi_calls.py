@@ -41,7 +41,9 @@ def example(schema: Any, defs: dict[str, Any], depth: int = 0) -> Any:
     if "$ref" in schema:
         target = defs[schema["$ref"].removeprefix("#/$defs/")]
         beside = {key: value for key, value in schema.items() if key != "$ref"}
-        return example({**target, **beside} if isinstance(target, dict) else target, defs, depth + 1)
+        return example(
+            {**target, **beside} if isinstance(target, dict) else target, defs, depth + 1
+        )
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -62,12 +64,20 @@ def example(schema: Any, defs: dict[str, Any], depth: int = 0) -> Any:
 
 def merged(one: dict[str, Any], other: Any, defs: dict[str, Any]) -> dict[str, Any]:
     while isinstance(other, dict) and "$ref" in other:
-        other = {**defs[other["$ref"].removeprefix("#/$defs/")], **{k: v for k, v in other.items() if k != "$ref"}}
+        other = {
+            **defs[other["$ref"].removeprefix("#/$defs/")],
+            **{k: v for k, v in other.items() if k != "$ref"},
+        }
     if not isinstance(other, dict):
         return one
     properties = {**one.get("properties", {}), **other.get("properties", {})}
     required = [*one.get("required", ()), *other.get("required", ())]
-    return {**one, **other, **({"properties": properties} if properties else {}), "required": required}
+    return {
+        **one,
+        **other,
+        **({"properties": properties} if properties else {}),
+        "required": required,
+    }
 
 
 def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
@@ -78,12 +88,17 @@ def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
     if kind == "object":
         members = schema.get("properties", {})
         wanted = [*schema.get("required", ()), *([] if depth else list(members)[:2])]
-        found = {name: example(members.get(name), defs, depth + 1) for name in dict.fromkeys(wanted)}
+        found = {
+            name: example(members.get(name), defs, depth + 1) for name in dict.fromkeys(wanted)
+        }
         extra = schema.get("additionalProperties")
         missing = schema.get("minProperties", 0) - len(found)
         return found | {f"k{n}": example(extra, defs, depth + 1) for n in range(missing)}
     if kind == "array":
-        return [example(schema.get("items"), defs, depth + 1) for _ in range(max(1, schema.get("minItems", 1)))]
+        return [
+            example(schema.get("items"), defs, depth + 1)
+            for _ in range(max(1, schema.get("minItems", 1)))
+        ]
     if kind in ("integer", "number"):
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
         return min(max(low, 1), schema.get("maximum", 10**6))
@@ -91,7 +106,11 @@ def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
         return True
     if kind == "null":
         return None
-    text = schema["examples"][0] if schema.get("examples") else TEXTS.get(schema.get("format", ""), "x")
+    text = (
+        schema["examples"][0]
+        if schema.get("examples")
+        else TEXTS.get(schema.get("format", ""), "x")
+    )
     text = text if isinstance(text, str) else str(text)
     return text.ljust(schema.get("minLength", 0), "x")
 
@@ -104,7 +123,13 @@ def main() -> int:
 def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "gateway.json").write_text(
-            json.dumps({"backends": [{"kind": "openapi", "name": "a", "document": str(document), "base_url": url}]})
+            json.dumps(
+                {
+                    "backends": [
+                        {"kind": "openapi", "name": "a", "document": str(document), "base_url": url}
+                    ]
+                }
+            )
         )
         file = config.load(Path(folder) / "gateway.json")
         backend = file.config.backends[0]
@@ -120,7 +145,13 @@ async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> int:
         arguments = example(schema, schema.get("$defs", {}))
         if problems := Schema.compile(schema).problems(arguments, "arguments"):
             told["no arguments could be made"] += 1
-            print(row.name, "cannot be called with", json.dumps(arguments)[:300], problems[:1], file=sys.stderr)
+            print(
+                row.name,
+                "cannot be called with",
+                json.dumps(arguments)[:300],
+                problems[:1],
+                file=sys.stderr,
+            )
             continue
         try:
             answer = await service.send(request(index.plan(row), arguments), 20)
@@ -133,7 +164,9 @@ async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> int:
         if is_refused:
             print(row.name, answer.status, answer.body[:400].decode(), file=sys.stderr)
     await service.aclose()
-    print(dict(told), f"{told['taken'] / len(index.rows):.1%} of {len(index.rows)} operations taken")
+    print(
+        dict(told), f"{told['taken'] / len(index.rows):.1%} of {len(index.rows)} operations taken"
+    )
     return 0
 
 

@@ -47,7 +47,9 @@ def cases(measurement: Measurement, samples: Iterable[Sample]) -> list[Case]:
     return [Case(case, _rows(measurement, by_subject)) for case, by_subject in grouped.items()]
 
 
-def _rows(measurement: Measurement, by_subject: Mapping[str, Sequence[dict[str, float]]]) -> tuple[Row, ...]:
+def _rows(
+    measurement: Measurement, by_subject: Mapping[str, Sequence[dict[str, float]]]
+) -> tuple[Row, ...]:
     key = _columns(measurement, next(iter(by_subject.values()))[0])[0].key
     medians = {subject: _medians(values) for subject, values in by_subject.items()}
     reference = medians.get(REFERENCE)
@@ -90,7 +92,10 @@ def table(measurement: Measurement, case: Case) -> str:
     widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
     text = [f"{measurement.title}: {case.name} (median of {max(row.samples for row in case.rows)})"]
     for first, *rest in lines:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        cells = [
+            first.ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)),
+        ]
         text.append("  " + "  ".join(cells).rstrip())
     return "\n".join(text)
 
@@ -124,7 +129,10 @@ def as_json(
                 "name": measurement.name,
                 "title": measurement.title,
                 "compared_by": measurement.columns[0].key,
-                "cases": {case.name: {row.subject: _row_as_json(row) for row in case.rows} for case in its_cases},
+                "cases": {
+                    case.name: {row.subject: _row_as_json(row) for row in case.rows}
+                    for case in its_cases
+                },
             }
             for measurement, its_cases in measured.items()
         ],
@@ -134,7 +142,12 @@ def as_json(
 def _row_as_json(row: Row) -> dict[str, float | None]:
     medians = {key: float(f"{value:.4g}") for key, value in row.medians.items()}
     better = None if row.reference_is is None else round(row.reference_is, 2)
-    return {**medians, "samples": row.samples, "spread": round(row.spread, 3), f"{REFERENCE}_is": better}
+    return {
+        **medians,
+        "samples": row.samples,
+        "spread": round(row.spread, 3),
+        f"{REFERENCE}_is": better,
+    }
 
 
 def write(results: Mapping[str, Any], path: Path) -> None:

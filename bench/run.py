@@ -29,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure the gateway beside its peers.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="Measure the gateway beside its peers."
+    )
     names = [each.name for each in (*MEASUREMENTS, *SUBJECTS)]
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument(
@@ -39,13 +41,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(measurements: Sequence[Measurement], subjects: Sequence[Subject], *, is_quick: bool, is_partial: bool) -> None:
+def _run(
+    measurements: Sequence[Measurement],
+    subjects: Sequence[Subject],
+    *,
+    is_quick: bool,
+    is_partial: bool,
+) -> None:
     began = time.monotonic()
     environments.make([GENERATOR, *(subject.environment for subject in subjects)])
     versions = {subject.name: environments.versions(subject) for subject in subjects}
     cores = Cores.of_this_process()
     settings = Settings.quick(cores) if is_quick else Settings(cores)
-    notes = ["one core only: server and generator shared it"] if cores.server == cores.generator else []
+    notes = (
+        ["one core only: server and generator shared it"] if cores.server == cores.generator else []
+    )
     measured: dict[Measurement, list[report.Case]] = {}
     for measurement in measurements:
         samples = list(_with_progress(measurement, settings, subjects))
@@ -61,7 +71,9 @@ def _run(measurements: Sequence[Measurement], subjects: Sequence[Subject], *, is
     print(f"{time.monotonic() - began:.0f} s; written to {path.relative_to(ROOT)}")
 
 
-def _with_progress(measurement: Measurement, settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+def _with_progress(
+    measurement: Measurement, settings: Settings, subjects: Sequence[Subject]
+) -> Iterator[Sample]:
     """Yield the samples; on a terminal, show on one line what has just been measured."""
     is_shown = sys.stderr.isatty()
     concerned = [subject for subject in subjects if subject.name not in measurement.leaves_out]
@@ -74,7 +86,10 @@ def _with_progress(measurement: Measurement, settings: Settings, subjects: Seque
         for sample in measurement.sample(settings, concerned):
             if is_shown:
                 print(
-                    f"\r\033[K{measurement.name}: {sample.case}: {sample.subject}", end="", file=sys.stderr, flush=True
+                    f"\r\033[K{measurement.name}: {sample.case}: {sample.subject}",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
                 )
             yield sample
     finally:

@@ -118,7 +118,9 @@ def _spawn(
     command: Sequence[str], cores: Cores, log: IO[bytes], more: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
     # Only what a server needs: nothing in the caller's environment may slow one subject down, and byte code is kept.
-    environment = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")}
+    environment = {
+        key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")
+    }
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -179,7 +181,9 @@ def _free_port() -> int:
 def _family(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     threads = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    children = [
+        int(child) for thread in threads for child in (thread / "children").read_text().split()
+    ]
     return [pid, *(member for child in children for member in _family(child))]
 
 
@@ -191,5 +195,8 @@ def _cpu_ticks(pid: int) -> int:
 
 def _waited_s(pid: int) -> float:
     """Sum the second field of `schedstat`, nanoseconds on the run queue, over the threads."""
-    fields = [thread.joinpath("schedstat").read_text().split() for thread in Path(f"/proc/{pid}/task").iterdir()]
+    fields = [
+        thread.joinpath("schedstat").read_text().split()
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+    ]
     return sum(int(waited_ns) for _, waited_ns, _ in fields) / 1e9

@@ -68,7 +68,11 @@ _UVICORN_SETTINGS = (
     *("--workers", "1", "--no-access-log", "--log-level", "warning"),
 )
 _GATEWAY_CONFIGS = MappingProxyType(
-    {"one_tool": "gateway.yaml", "hundred_tools": "gateway-hundred-tools.yaml", "tasks": "gateway-tasks.yaml"}
+    {
+        "one_tool": "gateway.yaml",
+        "hundred_tools": "gateway-hundred-tools.yaml",
+        "tasks": "gateway-tasks.yaml",
+    }
 )
 
 _SERVER_VERSIONS = ("uvicorn", "uvloop", "httptools")
@@ -77,7 +81,12 @@ _BARE_VERSIONS = ("fastapi", "starlette", "pydantic", *_SERVER_VERSIONS)
 SUBJECTS = (
     Subject("gateway", Kind.GATEWAY, REPOSITORY, ("roundgate", *_BARE_VERSIONS)),
     Subject("sdk", Kind.PEER, SDK, ("mcp", "starlette", "pydantic", *_SERVER_VERSIONS)),
-    Subject("fastmcp", Kind.PEER, FASTMCP, ("fastmcp", "mcp", "starlette", "pydantic", *_SERVER_VERSIONS)),
+    Subject(
+        "fastmcp",
+        Kind.PEER,
+        FASTMCP,
+        ("fastmcp", "mcp", "starlette", "pydantic", *_SERVER_VERSIONS),
+    ),
     Subject("fastapi", Kind.FLOOR, FLOORS, _BARE_VERSIONS),
     Subject("starlette", Kind.FLOOR, FLOORS, ("starlette", *_SERVER_VERSIONS)),
     Subject("asgi", Kind.FLOOR, FLOORS, _SERVER_VERSIONS),

@@ -29,7 +29,14 @@ from roundgate.storage.sqlite import Database, SqliteQueue
 from roundgate.tasks import TaskCall, Tasks, Worker, owner_of
 
 SIZES: Mapping[str, int] = {"2 KB": 2_000, "300 KB": 300_000}
-NOTHING_YET = ("store_calls", "queue_calls", "dynamodb_calls", "read_units", "write_units", "index_units")
+NOTHING_YET = (
+    "store_calls",
+    "queue_calls",
+    "dynamodb_calls",
+    "read_units",
+    "write_units",
+    "index_units",
+)
 ROWS = {"checkpoint": "a step's checkpoint", "suspend": "asking", "finish": "completion"}
 """Store calls inside a turn that are operations of their own."""
 READS = frozenset({"GetItem", "Query"})
@@ -56,7 +63,9 @@ class OneTool:
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             return ToolResult([TextContent("done")], await work(context, **arguments))
 
-        return Offering([Tool({"name": "work", "inputSchema": {"type": "object"}}, call, task="optional")])
+        return Offering(
+            [Tool({"name": "work", "inputSchema": {"type": "object"}}, call, task="optional")]
+        )
 
     async def aclose(self) -> None:
         """Nothing is held."""
@@ -84,7 +93,11 @@ def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:
         with emulator.table() as table:
             meter = asyncio.run(_measured(emulator, table, folder / f"costs-{size}.sqlite3", size))
         for operation, values in meter.costs.items():
-            yield Sample(f"what it costs with a step and a result of {name}, DynamoDB Local", operation, values)
+            yield Sample(
+                f"what it costs with a step and a result of {name}, DynamoDB Local",
+                operation,
+                values,
+            )
 
 
 async def _measured(emulator: Emulator, table: str, path: Path, size: int) -> Meter:
@@ -108,7 +121,9 @@ async def _story(meter: Meter, shop: Shop, size: int) -> None:
     with meter.operation("tasks/get, it asks"):
         await shop.tasks.record(LOCAL, ref.id)
     with meter.operation("tasks/update, answers all"):
-        await shop.tasks.update(LOCAL, ref.id, {"confirm": {"action": "accept", "content": {"go": True}}})
+        await shop.tasks.update(
+            LOCAL, ref.id, {"confirm": {"action": "accept", "content": {"go": True}}}
+        )
     with meter.operation("claim, after the step"):
         claimed = await _claimed(shop)
     with meter.operation("rest of a turn"):

@@ -27,7 +27,10 @@ from roundgate.tasks import TaskCall, owner_of
 
 OWNER = owner_of(LOCAL)
 DAY_MS = 86_400_000
-QUESTION = {"method": "elicitation/create", "params": {"message": "Go on?", "requestedSchema": {"type": "object"}}}
+QUESTION = {
+    "method": "elicitation/create",
+    "params": {"message": "Go on?", "requestedSchema": {"type": "object"}},
+}
 WRITERS = 4
 
 
@@ -96,7 +99,9 @@ async def _fill_dynamodb(emulator: Emulator, table: str, count: int) -> None:
     batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
 
     def write(batch: list[Any]) -> None:
-        left = client.batch_write_item(RequestItems={table: [{"PutRequest": {"Item": row}} for row in batch]})
+        left = client.batch_write_item(
+            RequestItems={table: [{"PutRequest": {"Item": row}} for row in batch]}
+        )
         assert not left["UnprocessedItems"], "nothing throttles the emulator"
 
     with ThreadPoolExecutor(WRITERS) as threads:

@@ -58,10 +58,14 @@ def samples(settings: Settings) -> Iterator[Sample]:
     (ROOT / ".cache/bench").mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
-        tables = [task_tables.sqlite(folder / f"sqlite-{size}", size) for size in settings.table_sizes]
+        tables = [
+            task_tables.sqlite(folder / f"sqlite-{size}", size) for size in settings.table_sizes
+        ]
         emulator: Emulator | None = None
         if reason := dynamodb_local.why_not():
-            yield Sample("tasks", "DynamoDB Local", {}, (f"tasks: no rows of DynamoDB Local: {reason}",))
+            yield Sample(
+                "tasks", "DynamoDB Local", {}, (f"tasks: no rows of DynamoDB Local: {reason}",)
+            )
         else:
             emulator = stack.enter_context(_emulator(folder))
             tables += stack.enter_context(_dynamodb_tables(folder, emulator, settings.table_sizes))
@@ -83,7 +87,9 @@ def _emulator(folder: Path) -> Iterator[Emulator]:
 
 
 @contextmanager
-def _dynamodb_tables(folder: Path, emulator: Emulator, sizes: Sequence[int]) -> Iterator[list[Filled]]:
+def _dynamodb_tables(
+    folder: Path, emulator: Emulator, sizes: Sequence[int]
+) -> Iterator[list[Filled]]:
     with ExitStack() as stack:
         names = [stack.enter_context(emulator.table()) for _ in sizes]
         yield [
@@ -114,7 +120,9 @@ def _gets_sample(table: Filled, server: Server, workload: str, settings: Setting
     case = {"get_task": "tasks/get", "get_large_task": "tasks/get of a result of 300 KB"}[workload]
     # threads of one process wait for each other on their one core: `waited %` says nothing of others here
     values = {key: value for key, value in sample.values.items() if key != "waited_percent"}
-    notes = tuple(note.replace("gateway", table.name) for note in sample.notes if "waited" not in note)
+    notes = tuple(
+        note.replace("gateway", table.name) for note in sample.notes if "waited" not in note
+    )
     return Sample(f"{case}, {CLIENTS} clients", table.name, values, notes)
 
 
@@ -138,7 +146,10 @@ def _tasks_sample(table: Filled, server: Server, settings: Settings) -> Sample:
 
 async def _drive(port: int, settings: Settings) -> Crowd:
     crowd = Crowd(settings)
-    async with asyncio.timeout(settings.seconds + settings.warm_up_s + PATIENCE_S), asyncio.TaskGroup() as group:
+    async with (
+        asyncio.timeout(settings.seconds + settings.warm_up_s + PATIENCE_S),
+        asyncio.TaskGroup() as group,
+    ):
         for _ in range(CLIENTS):
             group.create_task(crowd.be_a_client(port))
     return crowd
@@ -179,8 +190,13 @@ class Crowd:
             task = await connection.result(task_request(task["taskId"], look), look)
             self.looks += 1
             pause_s = max(0.001, self._usual_s / 4)
-        _require(task["status"] == "completed" and task["result"]["structuredContent"] == number + 7, task)
-        took = datetime.fromisoformat(task["lastUpdatedAt"]) - datetime.fromisoformat(task["createdAt"])
+        _require(
+            task["status"] == "completed" and task["result"]["structuredContent"] == number + 7,
+            task,
+        )
+        took = datetime.fromisoformat(task["lastUpdatedAt"]) - datetime.fromisoformat(
+            task["createdAt"]
+        )
         self._usual_s += (took.total_seconds() - self._usual_s) / 10
 
     def _record(self, sent_at: float, now: float) -> None:
@@ -211,7 +227,10 @@ class Connection:
             response = self._responses.feed(data)
             if response is not None:
                 message = message_in(response)
-                _require(response.status == 200 and message["id"] == request_id and "result" in message, message)
+                _require(
+                    response.status == 200 and message["id"] == request_id and "result" in message,
+                    message,
+                )
                 result: dict[str, Any] = message["result"]
                 return result
         raise WrongAnswerError("the server closed the connection")
@@ -235,7 +254,9 @@ def _require(is_right: bool, message: Any) -> None:
 def _sweeps(tables: Sequence[Filled]) -> Iterator[Sample]:
     for table in tables:
         for values in asyncio.run(_swept(table)):
-            yield Sample("sweep every 5 s and census every minute, nothing late", table.name, values)
+            yield Sample(
+                "sweep every 5 s and census every minute, nothing late", table.name, values
+            )
 
 
 async def _swept(table: Filled) -> list[dict[str, float]]:
@@ -249,7 +270,9 @@ async def _swept(table: Filled) -> list[dict[str, float]]:
         assert await sweep.sweep() == 0
         swept = time.perf_counter()
         await sweep.census()
-        measured.append({"sweep_ms": 1000 * (swept - began), "census_ms": 1000 * (time.perf_counter() - swept)})
+        measured.append(
+            {"sweep_ms": 1000 * (swept - began), "census_ms": 1000 * (time.perf_counter() - swept)}
+        )
     await store.aclose()
     await queue.aclose()
     return measured

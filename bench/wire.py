@@ -15,7 +15,9 @@ from bench.catalogue import hundred_tools
 from bench.http1 import Response
 
 PROTOCOL_VERSION = "2026-07-28"
-KNOWS_TASKS: Mapping[str, Any] = MappingProxyType({"extensions": {"io.modelcontextprotocol/tasks": {}}})
+KNOWS_TASKS: Mapping[str, Any] = MappingProxyType(
+    {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+)
 """The capabilities of a client that takes a task for an answer."""
 
 FILLED = 10
@@ -53,12 +55,19 @@ class Exchange:
             _require(response.status == 200, f"status {response.status}")
             message = message_in(response)
             _require(message.get("jsonrpc") == "2.0", "not a JSON-RPC 2.0 message")
-            _require(message.get("id") == self.request_id, f"id {message.get('id')!r} instead of {self.request_id}")
+            _require(
+                message.get("id") == self.request_id,
+                f"id {message.get('id')!r} instead of {self.request_id}",
+            )
             _require(isinstance(message.get("result"), dict), "no result")
-            _require(message["result"].get("resultType") == "complete", "resultType is not complete")
+            _require(
+                message["result"].get("resultType") == "complete", "resultType is not complete"
+            )
             self.check_result(message["result"])
         except (WrongAnswerError, ValueError, KeyError, TypeError, IndexError) as reason:
-            raise WrongAnswerError(f"{reason!r} in HTTP {response.status}: {response.body[:300]!r}") from reason
+            raise WrongAnswerError(
+                f"{reason!r} in HTTP {response.status}: {response.body[:300]!r}"
+            ) from reason
 
 
 Workload = Callable[[int], Sequence[Exchange]]
@@ -70,7 +79,9 @@ def message_in(response: Response) -> dict[str, Any]:
     if response.media_type == "text/event-stream":
         # Progress and log messages may come first; the answer is the event that ends the stream.
         last = body.replace(b"\r\n", b"\n").strip().split(b"\n\n")[-1]
-        body = b"\n".join(line[5:].strip() for line in last.split(b"\n") if line.startswith(b"data:"))
+        body = b"\n".join(
+            line[5:].strip() for line in last.split(b"\n") if line.startswith(b"data:")
+        )
     elif response.media_type != "application/json":
         raise WrongAnswerError(f"media type {response.media_type!r}")
     message = json.loads(body)
@@ -87,10 +98,15 @@ def call_add(count: int) -> Sequence[Exchange]:
 def _call_add(request_id: int, a: int, b: int) -> Exchange:
     def check(result: dict[str, Any]) -> None:
         _require(not result.get("isError"), "the tool failed")
-        _require(len(result["content"]) == 1 and result["content"][0]["type"] == "text", "not one text block")
+        _require(
+            len(result["content"]) == 1 and result["content"][0]["type"] == "text",
+            "not one text block",
+        )
         _require(json.loads(result["content"][0]["text"]) == a + b, "not the sum")
         # Any JSON value may stand here since 2026-07-28; the peers still wrap a bare number in an object.
-        _require(result.get("structuredContent") in (a + b, {"result": a + b}), "not the sum, structured")
+        _require(
+            result.get("structuredContent") in (a + b, {"result": a + b}), "not the sum, structured"
+        )
 
     params = {"name": "add", "arguments": {"a": a, "b": b}}
     return Exchange(http_request("tools/call", params, request_id, name="add"), request_id, check)
@@ -102,7 +118,10 @@ def list_hundred(count: int) -> Sequence[Exchange]:
 
     def check(result: dict[str, Any]) -> None:
         _require("nextCursor" not in result, "not everything on one page")
-        got = {tool["name"]: {key: tool[key] for key in wanted[tool["name"]]} for tool in result["tools"]}
+        got = {
+            tool["name"]: {key: tool[key] for key in wanted[tool["name"]]}
+            for tool in result["tools"]
+        }
         _require(len(result["tools"]) == len(wanted) and got == wanted, "not the catalogue")
 
     return [Exchange(http_request("tools/list", {}, n), n, check) for n in range(1, count + 1)]
@@ -110,7 +129,10 @@ def list_hundred(count: int) -> Sequence[Exchange]:
 
 def get_task(count: int) -> Sequence[Exchange]:
     """`tasks/get` of small tasks in the table: nine that are over and one that asks."""
-    return [_get_task(n, f"filled-{n % FILLED}", is_open=n % FILLED == FILLED - 1) for n in range(1, count + 1)]
+    return [
+        _get_task(n, f"filled-{n % FILLED}", is_open=n % FILLED == FILLED - 1)
+        for n in range(1, count + 1)
+    ]
 
 
 def get_large_task(count: int) -> Sequence[Exchange]:
@@ -118,11 +140,16 @@ def get_large_task(count: int) -> Sequence[Exchange]:
     return [_get_task(n, f"large-{n % LARGE}", text=LARGE_RESULT) for n in range(1, count + 1)]
 
 
-def _get_task(request_id: int, task_id: str, *, is_open: bool = False, text: str = "done") -> Exchange:
+def _get_task(
+    request_id: int, task_id: str, *, is_open: bool = False, text: str = "done"
+) -> Exchange:
     def check(result: dict[str, Any]) -> None:
         _require(result["taskId"] == task_id, "another task")
         if is_open:
-            _require(result["status"] == "input_required" and len(result["inputRequests"]) == 1, "it does not ask")
+            _require(
+                result["status"] == "input_required" and len(result["inputRequests"]) == 1,
+                "it does not ask",
+            )
         else:
             _require(result["status"] == "completed", "not completed")
             _require(result["result"]["content"][0]["text"] == text, "not its result")
@@ -132,11 +159,18 @@ def _get_task(request_id: int, task_id: str, *, is_open: bool = False, text: str
 
 def task_request(task_id: str, request_id: int) -> bytes:
     """Return a whole `tasks/get`."""
-    return http_request("tasks/get", {"taskId": task_id}, request_id, name=task_id, capabilities=KNOWS_TASKS)
+    return http_request(
+        "tasks/get", {"taskId": task_id}, request_id, name=task_id, capabilities=KNOWS_TASKS
+    )
 
 
 WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
-    {"call_add": call_add, "list_hundred": list_hundred, "get_task": get_task, "get_large_task": get_large_task}
+    {
+        "call_add": call_add,
+        "list_hundred": list_hundred,
+        "get_task": get_task,
+        "get_large_task": get_large_task,
+    }
 )
 
 
@@ -150,7 +184,12 @@ def http_request(
 ) -> bytes:
     """Return a whole HTTP/1.1 request; `name` becomes the `Mcp-Name` header."""
     meta = {**_META, "io.modelcontextprotocol/clientCapabilities": dict(capabilities)}
-    message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": {**params, "_meta": meta}}
+    message = {
+        "jsonrpc": "2.0",
+        "id": request_id,
+        "method": method,
+        "params": {**params, "_meta": meta},
+    }
     body = json.dumps(message, separators=(",", ":")).encode()
     head = [
         "POST /mcp HTTP/1.1",

@@ -153,7 +153,9 @@ class Measured:
     def read(cls) -> Measured:
         """From `MEASURED`."""
         values: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
-        fields: dict[str, Any] = {name: Writes(*one) if isinstance(one, list) else one for name, one in values.items()}
+        fields: dict[str, Any] = {
+            name: Writes(*one) if isinstance(one, list) else one for name, one in values.items()
+        }
         return cls(**fields)
 
     def write(self) -> None:
@@ -189,7 +191,9 @@ def plain_call() -> Units:
 def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
     """A call that asks: nothing of it is kept."""
     return Units(
-        requests=rounds, secret_reads=rounds / assumed.requests_per_key_read, log_bytes=rounds * REQUEST_LOG_BYTES
+        requests=rounds,
+        secret_reads=rounds / assumed.requests_per_key_read,
+        log_bytes=rounds * REQUEST_LOG_BYTES,
     )
 
 
@@ -204,7 +208,10 @@ def long_task(assumed: Assumed, measured: Measured) -> Units:
 
 
 def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> Units:
-    requests, sent = turns + assumed.polls, turns + assumed.resends  # a call or an answer before each turn
+    requests, sent = (
+        turns + assumed.polls,
+        turns + assumed.resends,
+    )  # a call or an answer before each turn
     return Units(
         requests=requests,
         turns=sent,
@@ -238,7 +245,10 @@ class Bill:
         yield "DynamoDB: request units", units.writes * prices.writes + units.reads * prices.reads
         yield "SQS: requests", units.messages * prices.messages
         yield "Secrets Manager: reads", units.secret_reads * prices.secret_reads
-        yield "CloudWatch: logs", (units.log_bytes + aws_bytes + 26 * invocations) * MILLION / GB * prices.log_gb
+        yield (
+            "CloudWatch: logs",
+            (units.log_bytes + aws_bytes + 26 * invocations) * MILLION / GB * prices.log_gb,
+        )
 
 
 def idle(
@@ -252,8 +262,14 @@ def idle(
     yield "dashboard", resources.count("AWS::CloudWatch::Dashboard") * prices.dashboard
     yield "metrics of the sweep", METRICS * prices.metric
     yield "secret", prices.secret
-    yield "sweep, each minute", MINUTES * (sweep + sweep_log + measured.sweep_reads * prices.reads / MILLION)
-    yield "queue: 5 pollers of the event source, each 20 s", MINUTES * 15 / MILLION * prices.messages
+    yield (
+        "sweep, each minute",
+        MINUTES * (sweep + sweep_log + measured.sweep_reads * prices.reads / MILLION),
+    )
+    yield (
+        "queue: 5 pollers of the event source, each 20 s",
+        MINUTES * 15 / MILLION * prices.messages,
+    )
 
 
 NEW_TABLE, WARMED_TABLE, PARTITION = 4_000, 40_000, 1_000
@@ -286,26 +302,45 @@ def tables(prices: Prices, assumed: Assumed) -> str:
     """All of them, as Markdown."""
     template, measured = Template(ROOT / "template.yaml", {}, {}), Measured.read()
     gateway_gb, worker_gb = (
-        template.source["Parameters"][name]["Default"] / 1024 for name in ("GatewayMemory", "WorkerMemory")
+        template.source["Parameters"][name]["Default"] / 1024
+        for name in ("GatewayMemory", "WorkerMemory")
     )
     columns = {
         "plain call": plain_call(),
         "call in 3 rounds": call_in_rounds(3, assumed),
         f"task: {assumed.steps} steps, 1 question, {assumed.polls} polls": task(assumed, measured),
-        f"task: {LONG_STEPS} steps of {LONG_STEP_BYTES} bytes, {assumed.polls} polls": long_task(assumed, measured),
+        f"task: {LONG_STEPS} steps of {LONG_STEP_BYTES} bytes, {assumed.polls} polls": long_task(
+            assumed, measured
+        ),
     }
     bills = [Bill(units, prices, assumed, gateway_gb, worker_gb) for units in columns.values()]
     each = [dict(bill.lines()) for bill in bills]
     rows = [(name, [costs[name] for costs in each]) for name in each[0]]
     months = [(name, [cost]) for name, cost in idle(template, prices, assumed, measured, worker_gb)]
-    held = [(name, [float(int(one)) for one in tasks]) for name, tasks in ceilings(measured, assumed)]
-    kinds = list(columns)[2:]
-    parts = [*table(["$ per million", *columns], rows), "", *table(["idle, $ per month", ""], months), ""]
-    written = [
-        (name, [one.table, one.due, one.owned]) for name, one in vars(measured).items() if isinstance(one, Writes)
+    held = [
+        (name, [float(int(one)) for one in tasks]) for name, tasks in ceilings(measured, assumed)
     ]
-    parts += [*plain_table(["write units", "table", "index of due tasks", "index of owners"], written, "{:g}"), ""]
-    return "\n".join([*parts, *plain_table(["tasks a second, at most", *kinds], held, "{:,.0f}"), ""])
+    kinds = list(columns)[2:]
+    parts = [
+        *table(["$ per million", *columns], rows),
+        "",
+        *table(["idle, $ per month", ""], months),
+        "",
+    ]
+    written = [
+        (name, [one.table, one.due, one.owned])
+        for name, one in vars(measured).items()
+        if isinstance(one, Writes)
+    ]
+    parts += [
+        *plain_table(
+            ["write units", "table", "index of due tasks", "index of owners"], written, "{:g}"
+        ),
+        "",
+    ]
+    return "\n".join(
+        [*parts, *plain_table(["tasks a second, at most", *kinds], held, "{:,.0f}"), ""]
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> list[str]:
@@ -315,9 +350,14 @@ def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> l
     return [*plain_table(head, rows, "{:.2f}"), together]
 
 
-def plain_table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], form: str) -> list[str]:
+def plain_table(
+    head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], form: str
+) -> list[str]:
     """Lines of Markdown: names and numbers."""
-    body = [f"| {name.replace('_', ' ')} | " + " | ".join(map(form.format, numbers)) + " |" for name, numbers in rows]
+    body = [
+        f"| {name.replace('_', ' ')} | " + " | ".join(map(form.format, numbers)) + " |"
+        for name, numbers in rows
+    ]
     return [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1), *body]
 
 
@@ -332,9 +372,17 @@ def documented(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="python -m infra.costs", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.costs", description=__doc__.partition("\n")[0]
+    )
     known = [field.name for one in (Prices, Assumed) for field in fields(one)]
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help=f"one of {', '.join(known)}")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"one of {', '.join(known)}",
+    )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/deploy.md")
     arguments = parser.parse_args(argv)
     if arguments.write:
@@ -350,7 +398,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _with(one: T, chosen: Mapping[str, str]) -> T:
     """The same with what was chosen otherwise, each as what it is."""
     known = vars(one)
-    changes: dict[str, Any] = {name: type(known[name])(text) for name, text in chosen.items() if name in known}
+    changes: dict[str, Any] = {
+        name: type(known[name])(text) for name, text in chosen.items() if name in known
+    }
     return replace(one, **changes)
 
 

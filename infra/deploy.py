@@ -90,7 +90,9 @@ def _override(text: str) -> Iterator[tuple[str, str]]:
 def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
     """All that are passed: what is asked for, and the architecture, which is never left to
     anybody's memory."""
-    default = Template(ROOT / "template.yaml", {}, {}).source["Parameters"]["Architecture"]["Default"]
+    default = Template(ROOT / "template.yaml", {}, {}).source["Parameters"]["Architecture"][
+        "Default"
+    ]
     known = {"Architecture": stored.get("Architecture", default), **asked.overrides}
     return known if stored else {**known, "ProtectTable": "false"}
 
@@ -121,7 +123,9 @@ def _authenticates(path: Path) -> bool:
     """
     value = yaml_file.read(path).value
     if not isinstance(value, dict):
-        raise Refused(f"{path} is no configuration: it has to be a mapping, see docs/configuration.md")
+        raise Refused(
+            f"{path} is no configuration: it has to be a mapping, see docs/configuration.md"
+        )
     return bool(value.get("auth", "none") != "none")
 
 
@@ -190,10 +194,21 @@ def main() -> int:
     except (Refused, ConfigError, BotoCoreError, ClientError) as error:
         print(f"scripts/deploy: {error}", file=sys.stderr)
         return 2
-    shutil.rmtree(ROOT / "infra/rotation/__pycache__", ignore_errors=True)  # the directory is deployed as it is
-    package = ["scripts/package", "--arch", parameters(wanted, stored)["Architecture"], str(wanted.config.resolve())]
+    shutil.rmtree(
+        ROOT / "infra/rotation/__pycache__", ignore_errors=True
+    )  # the directory is deployed as it is
+    package = [
+        "scripts/package",
+        "--arch",
+        parameters(wanted, stored)["Architecture"],
+        str(wanted.config.resolve()),
+    ]
     for command in [package, *commands(wanted, stored)]:
-        print("+", json.dumps(command) if "{" in "".join(command) else " ".join(command), file=sys.stderr)
+        print(
+            "+",
+            json.dumps(command) if "{" in "".join(command) else " ".join(command),
+            file=sys.stderr,
+        )
         if code := subprocess.run(command, cwd=ROOT, env=os.environ, check=False).returncode:
             return code
     return 0

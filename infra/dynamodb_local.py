@@ -119,7 +119,13 @@ def _start(users: Path, address: Path) -> None:
         with users.with_suffix(".log").open("a") as log:
             command = [sys.executable, "-c", _WATCHER, str(users), str(address), str(port)]
             subprocess.run(
-                command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, check=True
+                command,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                check=True,
             )
         until = time.monotonic() + START_S
         while not _answers(port):

@@ -51,7 +51,9 @@ GATEWAYS_NEED = {
     *("importlib-metadata", "zipp"),
 }
 """What of the lock the worker does without."""
-INSTALLERS = tuple(f"*.dist-info/{name}" for name in ("INSTALLER", "RECORD", "REQUESTED", "WHEEL", "sboms"))
+INSTALLERS = tuple(
+    f"*.dist-info/{name}" for name in ("INSTALLER", "RECORD", "REQUESTED", "WHEEL", "sboms")
+)
 """Of the metadata; what `importlib.metadata` reads stays, and so do the licenses."""
 UNNEEDED = (*INSTALLERS, "**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin")
 
@@ -76,7 +78,9 @@ FUNCTIONS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/package", description=__doc__.partition("\n")[0])
-    parser.add_argument("config", nargs="?", type=Path, default=ROOT / "examples/quickstart/gateway.yaml")
+    parser.add_argument(
+        "config", nargs="?", type=Path, default=ROOT / "examples/quickstart/gateway.yaml"
+    )
     parser.add_argument("--arch", choices=PLATFORMS, default="arm64", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=BUILD, help="default: .build")
     parser.add_argument("--lock", action="store_true", help="write infra/lambda.lock anew")
@@ -93,14 +97,24 @@ def write_lock() -> int:
     """Resolve for the runtime and write down exact versions with their hashes."""
     report = BUILD / "resolution.json"
     report.parent.mkdir(exist_ok=True)
-    command = ["install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report), *for_runtime("x86_64")]
+    command = [
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+        "--report",
+        str(report),
+        *for_runtime("x86_64"),
+    ]
     pip([*command, "--target", str(BUILD / "nowhere"), ".[lambda]"])
     found = {}
     for item in json.loads(report.read_text())["install"]:
         name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
         found[name] = item["metadata"]["version"]
     unwanted = RUNTIME_HAS | SERVERS_NEED | BUILDS_NEED | {"roundgate"}
-    lines = [f"{name}=={version}" for name, version in sorted(found.items()) if name not in unwanted]
+    lines = [
+        f"{name}=={version}" for name, version in sorted(found.items()) if name not in unwanted
+    ]
     LOCK.write_text("# Written by scripts/package --lock.\n" + "\n".join(lines) + "\n")
     print(LOCK.relative_to(ROOT), f"{len(lines)} packages")
     return 0
@@ -137,14 +151,26 @@ def install(function: Function, arch: str, staging: Path) -> None:
 
 def for_runtime(arch: str) -> list[str]:
     """pip's options for another machine than this one."""
-    platforms = [option for name in MANYLINUX for option in ("--platform", f"{name}_{PLATFORMS[arch]}")]
-    return [*platforms, "--python-version", RUNTIME, "--implementation", "cp", "--only-binary", ":all:"]
+    platforms = [
+        option for name in MANYLINUX for option in ("--platform", f"{name}_{PLATFORMS[arch]}")
+    ]
+    return [
+        *platforms,
+        "--python-version",
+        RUNTIME,
+        "--implementation",
+        "cp",
+        "--only-binary",
+        ":all:",
+    ]
 
 
 def copy_app(function: Function, staging: Path) -> None:
     def left_out(directory: str, names: list[str]) -> list[str]:
         top = Path(directory) == ROOT / "app/roundgate"
-        return [name for name in names if name == "__pycache__" or (top and name in function.leaves_out)]
+        return [
+            name for name in names if name == "__pycache__" or (top and name in function.leaves_out)
+        ]
 
     shutil.copytree(ROOT / "app/roundgate", staging / "roundgate", ignore=left_out)
 
@@ -160,7 +186,9 @@ def copy_config(config: Path, staging: Path) -> None:
     """The directory of the configuration: tools beside it come along."""
     ignored = shutil.ignore_patterns("__pycache__", ".*", "*.sqlite3*", "*.key", config.name)
     shutil.copytree(config.parent, staging, ignore=ignored, dirs_exist_ok=True)
-    (staging / "gateway.json").write_text(json.dumps(yaml.safe_load(config.read_text("utf-8")), ensure_ascii=False))
+    (staging / "gateway.json").write_text(
+        json.dumps(yaml.safe_load(config.read_text("utf-8")), ensure_ascii=False)
+    )
 
 
 def compile_code(staging: Path) -> None:
@@ -168,10 +196,23 @@ def compile_code(staging: Path) -> None:
     finder = [sys.executable, str(ROOT / "scripts/interpreter.py"), RUNTIME]
     python = subprocess.run(finder, capture_output=True, text=True, check=False).stdout.strip()
     if not python:
-        print(f"no Python {RUNTIME} here: without its byte code in the zips a cold start takes three times as long")
+        print(
+            f"no Python {RUNTIME} here: without its byte code in the zips a cold start takes three times as long"
+        )
         return
     mode = ["--invalidation-mode", "unchecked-hash"]
-    command = [python, "-m", "compileall", "-qq", *mode, "-s", str(staging), "-p", "/var/task", str(staging)]
+    command = [
+        python,
+        "-m",
+        "compileall",
+        "-qq",
+        *mode,
+        "-s",
+        str(staging),
+        "-p",
+        "/var/task",
+        str(staging),
+    ]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "0"})
 
 

@@ -17,18 +17,30 @@ ROOT = Path(__file__).parent.parent
 APP = ROOT / "app/roundgate"
 PAGE = (ROOT / "docs/architecture.md").read_text()
 CODE = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
-PACKAGES = {path.stem for path in APP.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+PACKAGES = {
+    path.stem for path in APP.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+}
 
 
 def paths() -> list[str]:
     """What looks like a file of the sources or of the repository."""
-    return sorted({name for name in CODE if re.fullmatch(r"[\w./-]+\.(py|md|yaml|json|toml)", name) and "/" in name})
+    return sorted(
+        {
+            name
+            for name in CODE
+            if re.fullmatch(r"[\w./-]+\.(py|md|yaml|json|toml)", name) and "/" in name
+        }
+    )
 
 
 def names() -> list[str]:
     """What looks like a module, or something in one, with or without `roundgate` before it."""
-    dotted = {name.removeprefix("roundgate.") for name in CODE if re.fullmatch(r"\w+(\.\w+)+", name)}
-    return sorted(name for name in dotted if name.partition(".")[0] in PACKAGES and not is_other(name))
+    dotted = {
+        name.removeprefix("roundgate.") for name in CODE if re.fullmatch(r"\w+(\.\w+)+", name)
+    }
+    return sorted(
+        name for name in dotted if name.partition(".")[0] in PACKAGES and not is_other(name)
+    )
 
 
 def is_other(name: str) -> bool:
@@ -36,7 +48,9 @@ def is_other(name: str) -> bool:
     section, _, setting = name.partition(".")
     models: dict[str, type[BaseModel]] = {"tasks": TasksConfig, "http": HttpConfig}
     model = models.get(section)
-    return name.endswith((".py", ".md", ".yaml", ".json")) or (model is not None and setting in model.model_fields)
+    return name.endswith((".py", ".md", ".yaml", ".json")) or (
+        model is not None and setting in model.model_fields
+    )
 
 
 def values() -> list[tuple[str, str]]:

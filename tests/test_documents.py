@@ -69,7 +69,9 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     if page.name == "CHANGELOG.md":  # tells of files that were
         return
-    named = re.findall(r"`((?:app|bench|docs|examples|infra|scripts|tests)/[\w./-]*\w)(?: [^`]*)?`", prose(page))
+    named = re.findall(
+        r"`((?:app|bench|docs|examples|infra|scripts|tests)/[\w./-]*\w)(?: [^`]*)?`", prose(page)
+    )
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -104,65 +106,108 @@ def test_every_name_of_the_code_that_a_page_uses_is_there(page: Path) -> None:
     modules = {path.stem for path in (ROOT / "app" / "roundgate").iterdir()}
     tops = modules.union(GatewayConfig.model_fields, {"roundgate"}) - {"client"}
     dotted = re.findall(r"`([a-z_]\w*(?:\.\w+)+)[`(]", prose(page))
-    ours = {name for name in dotted if name.split(".")[0] in tops and not re.search(r"\.(?:py|md|ya?ml|json)$", name)}
+    ours = {
+        name
+        for name in dotted
+        if name.split(".")[0] in tops and not re.search(r"\.(?:py|md|ya?ml|json)$", name)
+    }
     assert sorted(name for name in ours - metrics() if not exists(name)) == []
 
 
 def test_every_decision_has_its_line_in_the_list() -> None:
     files = sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
     listed = re.findall(
-        r"^\| \[(\d{4})\]\(([^)]+)\) \| \S", (DOCS / "decisions" / "README.md").read_text(), re.MULTILINE
+        r"^\| \[(\d{4})\]\(([^)]+)\) \| \S",
+        (DOCS / "decisions" / "README.md").read_text(),
+        re.MULTILINE,
     )
     assert [name for _, name in listed] == files, (
         "docs/decisions/README.md: list each file once, by number: | [0042](0042-its-name.md) | the choice in a line |"
     )
-    assert [number for number, _ in listed] == sorted({name[:4] for name in files}), "two decisions have one number"
+    assert [number for number, _ in listed] == sorted({name[:4] for name in files}), (
+        "two decisions have one number"
+    )
 
 
 def test_every_page_is_in_the_list_of_documents() -> None:
     index = (DOCS / "README.md").read_text()
-    missing = [path.name for path in DOCS.glob("*.md") if path.name != "README.md" and f"({path.name})" not in index]
+    missing = [
+        path.name
+        for path in DOCS.glob("*.md")
+        if path.name != "README.md" and f"({path.name})" not in index
+    ]
     assert missing == [], f"docs/README.md: say in its table for whom these are: {missing}"
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     named = {
         line
-        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", SITE.read_text(), re.MULTILINE | re.DOTALL)
+        for block in re.findall(
+            r"^```\{toctree\}\n(.*?)^```", SITE.read_text(), re.MULTILINE | re.DOTALL
+        )
         for line in block.splitlines()
     }
-    pages = [str(path.relative_to(ROOT).with_suffix("")) for path in PAGES if not path.is_relative_to(DOCS / "site")]
-    missing = [page for page in pages if page not in named and not page.startswith("docs/decisions/0")]
+    pages = [
+        str(path.relative_to(ROOT).with_suffix(""))
+        for path in PAGES
+        if not path.is_relative_to(DOCS / "site")
+    ]
+    missing = [
+        page for page in pages if page not in named and not page.startswith("docs/decisions/0")
+    ]
     assert missing == [], f"docs/site/index.md: put these into one of its lists: {missing}"
 
 
 def test_every_package_is_in_the_table_of_the_architecture() -> None:
     table = (DOCS / "architecture.md").read_text().partition("| package |")[2].partition("\n\n")[0]
-    packages = sorted(path.parent.name for path in (ROOT / "app" / "roundgate").glob("*/__init__.py"))
+    packages = sorted(
+        path.parent.name for path in (ROOT / "app" / "roundgate").glob("*/__init__.py")
+    )
     missing = [name for name in packages if f"`roundgate.{name}`" not in table]
-    assert missing == [], f"docs/architecture.md: say in its table of packages what these are: {missing}"
+    assert missing == [], (
+        f"docs/architecture.md: say in its table of packages what these are: {missing}"
+    )
 
 
-@pytest.mark.parametrize("package", [roundgate, roundgate.client], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [roundgate, roundgate.client], ids=lambda package: package.__name__
+)
 def test_the_reference_has_every_public_name(package: ModuleType) -> None:
     directive = rf"^\.\. auto\w+:: {re.escape(package.__name__)}\.(\w+)$"
     listed = re.findall(directive, (DOCS / "reference.md").read_text(), re.MULTILINE)
     differing = sorted(set(vars(package)["__all__"]) ^ set(listed))
-    assert differing == [], f"docs/reference.md: each public name once, as `.. autoclass:: {package.__name__}.NAME`"
+    assert differing == [], (
+        f"docs/reference.md: each public name once, as `.. autoclass:: {package.__name__}.NAME`"
+    )
     assert len(listed) == len(set(listed)), "docs/reference.md: a name stands there twice"
 
 
 def test_the_project_says_of_itself_what_an_index_shows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    shown = ("authors", "description", "readme", "license", "keywords", "classifiers", "urls", "requires-python")
+    shown = (
+        "authors",
+        "description",
+        "readme",
+        "license",
+        "keywords",
+        "classifiers",
+        "urls",
+        "requires-python",
+    )
     assert [member for member in shown if not project.get(member)] == []
-    pythons = {one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r"Python :: 3\.\d+$", one)}
+    pythons = {
+        one.rpartition(" ")[2]
+        for one in project["classifiers"]
+        if re.search(r"Python :: 3\.\d+$", one)
+    }
     tested = set(re.findall(r"--on (\d\.\d+)", (ROOT / ".ci" / "run").read_text()))
     assert pythons == {project["requires-python"].removeprefix(">="), *tested}
 
 
 def test_the_public_workflow_runs_what_ci_runs() -> None:
-    (command,) = re.findall(r"run: (.*)$", (ROOT / ".github" / "workflows" / "ci.yml").read_text(), re.MULTILINE)
+    (command,) = re.findall(
+        r"run: (.*)$", (ROOT / ".github" / "workflows" / "ci.yml").read_text(), re.MULTILINE
+    )
     assert command == ".ci/run"
 
 

@@ -60,18 +60,27 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is_written() -> None:
 
 
 def test_no_exception_is_outside_of_the_tree() -> None:
-    outside = {f"{cls.__module__}.{cls.__name__}" for cls in ours() if cls.__module__ != errors.__name__}
-    assert not outside, "put the class into roundgate/errors.py, and into the drawing at its beginning"
+    outside = {
+        f"{cls.__module__}.{cls.__name__}" for cls in ours() if cls.__module__ != errors.__name__
+    }
+    assert not outside, (
+        "put the class into roundgate/errors.py, and into the drawing at its beginning"
+    )
 
 
 def test_every_branch_is_kept_apart_from_the_others() -> None:
     assert issubclass(BackendError, ToolError)
     assert issubclass(CallTimeout, ToolError)
-    assert not any(issubclass(cls, ProtocolError) for cls in (ToolError, TransportError, InternalError, ConfigError))
+    assert not any(
+        issubclass(cls, ProtocolError)
+        for cls in (ToolError, TransportError, InternalError, ConfigError)
+    )
 
 
 def test_facts_are_attributes_and_data() -> None:
-    assert MissingCapability("no", {"sampling": {}}).data == {"requiredCapabilities": {"sampling": {}}}
+    assert MissingCapability("no", {"sampling": {}}).data == {
+        "requiredCapabilities": {"sampling": {}}
+    }
     assert UnsupportedVersion("1", ("2", "3")).data == {"supported": ["2", "3"], "requested": "1"}
     assert ResourceNotFound("file:///a").data == {"uri": "file:///a"}
     assert MethodNotFound("no", ("2",)).data == {"supported": ["2"]}
@@ -79,13 +88,17 @@ def test_facts_are_attributes_and_data() -> None:
     assert TransportError(405, "no", [(b"allow", b"POST")]).headers == [(b"allow", b"POST")]
 
 
-@pytest.mark.parametrize("error", [GatewayError("a"), ToolError("a"), MethodNotFound("a"), InvalidRequest("a", 1)])
+@pytest.mark.parametrize(
+    "error", [GatewayError("a"), ToolError("a"), MethodNotFound("a"), InvalidRequest("a", 1)]
+)
 def test_an_error_without_facts_has_no_data(error: GatewayError) -> None:
     assert (str(error), error.data) == ("a", None)
 
 
 def test_the_message_of_an_unsupported_version_repeats_nothing_that_was_sent() -> None:
-    assert str(UnsupportedVersion("<script>", ["2026-07-28"])).endswith("this server speaks 2026-07-28")
+    assert str(UnsupportedVersion("<script>", ["2026-07-28"])).endswith(
+        "this server speaks 2026-07-28"
+    )
 
 
 def test_the_message_of_a_missing_resource_names_its_uri_as_far_as_it_is_read() -> None:
@@ -94,19 +107,33 @@ def test_the_message_of_a_missing_resource_names_its_uri_as_far_as_it_is_read() 
 
 
 def test_the_message_of_a_missing_capability_names_it() -> None:
-    missing = {"elicitation": {"form": {}}, "roots": {}, "extensions": {"io.example/x": {"depth": 2}}}
+    missing = {
+        "elicitation": {"form": {}},
+        "roots": {},
+        "extensions": {"io.example/x": {"depth": 2}},
+    }
     named = str(MissingCapability("this", missing)).rpartition(": ")[2]
     assert named == "elicitation.form, roots, extensions.io.example/x.depth"
 
 
 def test_an_internal_error_says_its_reference_and_nothing_else() -> None:
-    assert str(InternalError("abc")) == "Internal error; the server's log has the details under reference abc"
+    assert (
+        str(InternalError("abc"))
+        == "Internal error; the server's log has the details under reference abc"
+    )
 
 
 def test_a_problem_says_where_what_and_how_to_mend_it() -> None:
-    problem = Problem("gateway.yaml", "backends[0].module", "cannot be imported", "correct the name", line=7)
-    assert str(problem) == "gateway.yaml:7: backends[0].module: cannot be imported\n    → correct the name"
-    assert str(Problem("gateway.yaml", "backends", "is missing", "add it")).startswith("gateway.yaml: backends: is")
+    problem = Problem(
+        "gateway.yaml", "backends[0].module", "cannot be imported", "correct the name", line=7
+    )
+    assert (
+        str(problem)
+        == "gateway.yaml:7: backends[0].module: cannot be imported\n    → correct the name"
+    )
+    assert str(Problem("gateway.yaml", "backends", "is missing", "add it")).startswith(
+        "gateway.yaml: backends: is"
+    )
 
 
 def test_a_config_error_says_every_problem() -> None:

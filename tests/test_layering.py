@@ -65,13 +65,28 @@ HOMES = {
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""
 
-PURE = {"asyncio", "logging", "os", "socket", "time", "threading", "subprocess", "random", "secrets", "datetime"}
+PURE = {
+    "asyncio",
+    "logging",
+    "os",
+    "socket",
+    "time",
+    "threading",
+    "subprocess",
+    "random",
+    "secrets",
+    "datetime",
+}
 """What `protocol` must not import: no I/O, clock or logging."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(APP.rglob("*.py")):
-        name = ".".join(path.relative_to(APP).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        name = (
+            ".".join(path.relative_to(APP).with_suffix("").parts)
+            .removesuffix("__init__")
+            .rstrip(".")
+        )
         if name:
             yield name, ast.parse(path.read_text())
 
@@ -100,13 +115,22 @@ def faces() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for path in sorted(APP.rglob("__init__.py")):
         tree = ast.parse(path.read_text())
-        if any(isinstance(node, ast.ImportFrom) and node.module == "roundgate.lazy" for node in tree.body):
+        if any(
+            isinstance(node, ast.ImportFrom) and node.module == "roundgate.lazy"
+            for node in tree.body
+        ):
             package = ".".join(path.parent.relative_to(APP.parent).parts)
             blocks = [
-                node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+                node
+                for node in tree.body
+                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             ]
-            shown = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
-            found[package] = {alias.name: line.module or "" for line in shown for alias in line.names}
+            shown = [
+                line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)
+            ]
+            found[package] = {
+                alias.name: line.module or "" for line in shown for alias in line.names
+            }
     return found
 
 
@@ -145,9 +169,9 @@ def test_a_module_imports_only_from_its_package_and_from_layers_below(name: str)
 def test_a_dependency_is_imported_only_where_it_lives(name: str) -> None:
     for imported in imports(MODULES[name]):
         homes = HOMES.get(imported.partition(".")[0])
-        assert homes is None or any(name == home or name.startswith(home + ".") for home in homes), (
-            f"{name}: {imported}"
-        )
+        assert homes is None or any(
+            name == home or name.startswith(home + ".") for home in homes
+        ), f"{name}: {imported}"
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("protocol")])
@@ -160,19 +184,33 @@ OF_SESSIONS = {"http.older", "http.session_calls"}
 
 
 def is_of_a_revision(name: str) -> bool:
-    return name.split(".")[:1] == ["protocol"] and name.count(".") >= 1 and name.split(".")[1].startswith("v20")
+    return (
+        name.split(".")[:1] == ["protocol"]
+        and name.count(".") >= 1
+        and name.split(".")[1].startswith("v20")
+    )
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
-    if not is_of_a_revision(name) and name not in OF_SESSIONS | {"protocol.revisions", "client.annotations"}:
-        assert not [one for one in imports(MODULES[name]) if is_of_a_revision(one.removeprefix("roundgate."))]
+    if not is_of_a_revision(name) and name not in OF_SESSIONS | {
+        "protocol.revisions",
+        "client.annotations",
+    }:
+        assert not [
+            one
+            for one in imports(MODULES[name])
+            if is_of_a_revision(one.removeprefix("roundgate."))
+        ]
 
 
 def users() -> Iterator[tuple[str, Path]]:
     """What has to keep to the faces: all that is not a test."""
     for path in sorted(APP.rglob("*.py")):
-        yield ".".join(path.relative_to(APP.parent).with_suffix("").parts).removesuffix(".__init__"), path
+        yield (
+            ".".join(path.relative_to(APP.parent).with_suffix("").parts).removesuffix(".__init__"),
+            path,
+        )
     for folder in ("bench", "infra"):
         for path in sorted((APP.parents[1] / folder).rglob("*.py")):
             yield ".".join(path.relative_to(APP.parents[1]).with_suffix("").parts), path
@@ -185,9 +223,17 @@ def past_a_face(user: str, node: ast.ImportFrom) -> Iterator[str]:
     """The names that are imported from the inside of a package by somebody outside of it."""
     for alias in node.names:
         module = str(node.module)
-        around = [package for package in FACES if package != "roundgate" and (module + ".").startswith(package + ".")]
+        around = [
+            package
+            for package in FACES
+            if package != "roundgate" and (module + ".").startswith(package + ".")
+        ]
         package = max(around, key=len, default="")
-        if not package or (user + ".").startswith(package + ".") or is_of_a_revision(module.removeprefix("roundgate.")):
+        if (
+            not package
+            or (user + ".").startswith(package + ".")
+            or is_of_a_revision(module.removeprefix("roundgate."))
+        ):
             continue
         if module != package or alias.name not in FACES[package]:
             yield f"{module}.{alias.name}"
@@ -197,15 +243,25 @@ def test_who_is_outside_of_a_package_imports_from_its_face() -> None:
     found: dict[str, list[str]] = {}
     for user, path in USERS.items():
         if user not in FACES:
-            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+            nodes = [
+                node
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.ImportFrom)
+            ]
             found[user] = [name for node in nodes for name in past_a_face(user, node)]
     past = {user: names for user, names in found.items() if names}
-    assert not past, "have the __init__ of the package offer these names, and import them from the package"
+    assert not past, (
+        "have the __init__ of the package offer these names, and import them from the package"
+    )
 
 
 def test_nothing_but_tests_imports_from_tests() -> None:
     found = {user: set(imports(ast.parse(path.read_text()))) for user, path in USERS.items()}
-    assert not [user for user, names in found.items() if any(name.partition(".")[0] == "tests" for name in names)]
+    assert not [
+        user
+        for user, names in found.items()
+        if any(name.partition(".")[0] == "tests" for name in names)
+    ]
 
 
 @pytest.mark.parametrize("package", FACES)
@@ -214,7 +270,9 @@ def test_a_face_offers_at_run_time_what_type_checkers_see(package: str) -> None:
     assert sorted(FACES[package]) == list(module.__all__)
     for name, source in FACES[package].items():
         is_module = f"{package}.{name}".removeprefix("roundgate.") in MODULES
-        assert is_module == (source == package), f"{name}: a name must not take the place of a module"
+        assert is_module == (source == package), (
+            f"{name}: a name must not take the place of a module"
+        )
         behind = importlib.import_module(source)
         assert getattr(module, name) is (
             importlib.import_module(f"{package}.{name}") if is_module else getattr(behind, name)
@@ -224,7 +282,9 @@ def test_a_face_offers_at_run_time_what_type_checkers_see(package: str) -> None:
 
 
 def test_every_package_has_a_face_or_is_a_revision_or_a_command() -> None:
-    packages = {".".join(path.parent.relative_to(APP.parent).parts) for path in APP.rglob("__init__.py")}
+    packages = {
+        ".".join(path.parent.relative_to(APP.parent).parts) for path in APP.rglob("__init__.py")
+    }
     assert packages - FACES.keys() == WITHOUT_FACE
 
 
@@ -242,7 +302,11 @@ WITHOUT_FACE = {
 
 def loaded_after(statement: str) -> set[str]:
     code = f"{statement}\nimport sys; print(*sorted(sys.modules))"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 def test_the_protocol_loads_no_web_framework() -> None:
@@ -252,7 +316,15 @@ def test_the_protocol_loads_no_web_framework() -> None:
 
 def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
     loaded = loaded_after("import roundgate.main")
-    assert not loaded & {"httpx", "yaml", "boto3", "jwt", "cryptography", "docstring_parser", "uvicorn"}
+    assert not loaded & {
+        "httpx",
+        "yaml",
+        "boto3",
+        "jwt",
+        "cryptography",
+        "docstring_parser",
+        "uvicorn",
+    }
 
 
 def test_every_package_says_what_it_is() -> None:

@@ -18,9 +18,13 @@ from roundgate.logs import JsonFormatter, RequestLog, escaped
 from tests.support import root_logger
 
 
-def line(name: str = "roundgate.request", message: str = "request", *arguments: object, **extra: Any) -> dict[str, Any]:
+def line(
+    name: str = "roundgate.request", message: str = "request", *arguments: object, **extra: Any
+) -> dict[str, Any]:
     """What a record is written as."""
-    record = logging.LogRecord(name, logging.INFO, __file__, 1, message, arguments, extra.pop("exc_info", None))
+    record = logging.LogRecord(
+        name, logging.INFO, __file__, 1, message, arguments, extra.pop("exc_info", None)
+    )
     record.__dict__.update(extra)
     written = JsonFormatter().format(record)
     assert "\n" not in written
@@ -39,7 +43,10 @@ def test_the_milliseconds_are_those_of_the_record() -> None:
 
 
 def test_fields_become_members() -> None:
-    assert line(fields={"status": 200, "outcome": "ok"}).items() >= {"status": 200, "outcome": "ok"}.items()
+    assert (
+        line(fields={"status": 200, "outcome": "ok"}).items()
+        >= {"status": 200, "outcome": "ok"}.items()
+    )
 
 
 def test_a_logger_of_its_own_is_named() -> None:
@@ -67,7 +74,9 @@ def root() -> Iterator[logging.Logger]:
         yield logger
 
 
-def test_configuring_twice_writes_each_record_once(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuring_twice_writes_each_record_once(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("info")
     logs.configure("info")
     logging.getLogger("roundgate.request").info("once")
@@ -90,7 +99,9 @@ def test_the_http_client_does_not_log_urls(root: logging.Logger) -> None:
     "char", ["\x1b", "\x7f", "\x9b", "\u200b", "\u202e", "\u2066", "\u2028", "\ufeff", "\U000e0041"]
 )
 def test_what_a_terminal_or_an_eye_would_be_misled_by_is_escaped(char: str) -> None:
-    record = logging.LogRecord("roundgate.request", logging.INFO, __file__, 1, "a%sb", (char,), None)
+    record = logging.LogRecord(
+        "roundgate.request", logging.INFO, __file__, 1, "a%sb", (char,), None
+    )
     record.fields = {"subject": f"x{char}y"}
     written = JsonFormatter().format(record)
     assert char not in written
@@ -121,7 +132,9 @@ FIELDS = {"method": "tools/call", "name": "é\x9b\u202e", "status": 200, "ms": 0
 def request_lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """What was written to standard error, without the times."""
     written = [json.loads(one) for one in capsys.readouterr().err.splitlines()]
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("ts")) for one in written)
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", one.pop("ts")) for one in written
+    )
     return written
 
 
@@ -133,11 +146,15 @@ def test_a_request_has_the_line_that_its_logger_would_write_but_no_record(
     records = Records(monkeypatch)
     RequestLog().write(FIELDS)
     assert records.made == 0
-    ours, theirs = (re.sub(r'"ts":"[^"]*"', "", one) for one in capsys.readouterr().err.splitlines())
+    ours, theirs = (
+        re.sub(r'"ts":"[^"]*"', "", one) for one in capsys.readouterr().err.splitlines()
+    )
     assert ours == theirs
 
 
-def test_the_time_in_the_line_of_a_request_is_now(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_in_the_line_of_a_request_is_now(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("info", alone=True)
     before = iso(Clock().now_ms())
     RequestLog().write(FIELDS)
@@ -171,7 +188,9 @@ def test_a_filter_may_leave_out_the_lines_of_requests(
     root: logging.Logger, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure("info", alone=True)
-    filtered: logging.Filterer = root.handlers[0] if where == "handler" else logging.getLogger("roundgate.request")
+    filtered: logging.Filterer = (
+        root.handlers[0] if where == "handler" else logging.getLogger("roundgate.request")
+    )
     leave_out = logging.Filter("something.else")
     filtered.addFilter(leave_out)
     try:
@@ -181,14 +200,18 @@ def test_a_filter_may_leave_out_the_lines_of_requests(
     assert request_lines(capsys) == []
 
 
-def test_a_handler_may_have_a_level_of_its_own(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_handler_may_have_a_level_of_its_own(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("info", alone=True)
     root.handlers[0].setLevel("WARNING")
     RequestLog().write(FIELDS)
     assert request_lines(capsys) == []
 
 
-def test_a_handler_may_have_another_format(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_handler_may_have_another_format(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("info", alone=True)
     root.handlers[0].setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     RequestLog().write(FIELDS)

@@ -20,10 +20,15 @@ from tests.support.functions import EVERYTHING, add
 async def test_health_is_told_without_any_header() -> None:
     async with client(gateway(add, server={"name": "shop", "version": "7"})) as mcp:
         response = await mcp.http.get("/healthz")
-    assert (response.status_code, response.json()) == (200, {"status": "ok", "name": "shop", "version": "7"})
+    assert (response.status_code, response.json()) == (
+        200,
+        {"status": "ok", "name": "shop", "version": "7"},
+    )
 
 
-@pytest.mark.parametrize("path", ["/", "/mc", "/mcp/x", "/mcpx", "//mcp", "/docs", "/openapi.json", "/MCP"])
+@pytest.mark.parametrize(
+    "path", ["/", "/mc", "/mcp/x", "/mcpx", "//mcp", "/docs", "/openapi.json", "/MCP"]
+)
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_anywhere_else_is_nothing_and_the_endpoint_named(method: str, path: str) -> None:
     async with client(gateway(add, http={"path": "/mcp"})) as mcp:
@@ -44,7 +49,9 @@ async def test_the_endpoint_may_be_elsewhere() -> None:
 async def test_a_slash_at_the_end_does_no_harm() -> None:
     asked = wire.message("tools/list")
     async with client(gateway(add)) as mcp:
-        assert (await mcp.http.post("/mcp/", json=asked, headers=wire.headers(asked))).status_code == 200
+        assert (
+            await mcp.http.post("/mcp/", json=asked, headers=wire.headers(asked))
+        ).status_code == 200
 
 
 @pytest.mark.parametrize("root_path", ["/gateway", "/a/b", "/mcp"])
@@ -53,14 +60,18 @@ async def test_a_prefix_that_a_proxy_adds_is_taken_off(root_path: str) -> None:
     async with client(gateway(add), root_path) as mcp:
         served = await mcp.http.post(f"{root_path}/mcp", json=asked, headers=wire.headers(asked))
         health = await mcp.http.get(f"{root_path}/healthz")
-        missed = await mcp.http.post(f"{root_path}/{root_path}/mcp", json=asked, headers=wire.headers(asked))
+        missed = await mcp.http.post(
+            f"{root_path}/{root_path}/mcp", json=asked, headers=wire.headers(asked)
+        )
     assert (served.status_code, health.status_code, missed.status_code) == (200, 200, 404)
 
 
 async def test_a_query_string_is_ignored() -> None:
     asked = wire.message("tools/list")
     async with client(gateway(add)) as mcp:
-        assert (await mcp.http.post("/mcp?x=/y", json=asked, headers=wire.headers(asked))).status_code == 200
+        assert (
+            await mcp.http.post("/mcp?x=/y", json=asked, headers=wire.headers(asked))
+        ).status_code == 200
 
 
 async def test_a_gateway_can_be_mounted_in_another_app() -> None:
@@ -77,11 +88,15 @@ async def test_a_gateway_can_be_mounted_in_another_app() -> None:
 def write(directory: Path, tools: str, **sections: Any) -> Path:
     (directory / "tools.py").write_text(tools)
     config = directory / "gateway.json"
-    config.write_text(json.dumps({"backends": [{"kind": "python", "name": "t", "path": "tools.py"}], **sections}))
+    config.write_text(
+        json.dumps({"backends": [{"kind": "python", "name": "t", "path": "tools.py"}], **sections})
+    )
     return config
 
 
-async def test_create_app_serves_what_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_create_app_serves_what_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools = "from roundgate import tool\n@tool\nasync def hello() -> str:\n    return 'hello'\n"
     monkeypatch.setenv("GATEWAY_CONFIG", str(write(tmp_path, tools)))
     monkeypatch.setenv("GATEWAY_LISTEN", "off")
@@ -92,7 +107,9 @@ async def test_create_app_serves_what_the_environment_names(tmp_path: Path, monk
         assert (await mcp.error("subscriptions/listen"))[0] == 404
 
 
-def test_create_app_tells_what_is_wrong_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_app_tells_what_is_wrong_with_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("GATEWAY_LISTEN", "perhaps")
     with pytest.raises(ConfigError, match="GATEWAY_LISTEN"):
         create_app()
@@ -119,7 +136,11 @@ async def test_the_back_ends_are_closed_when_the_app_ends() -> None:
     service = await asyncio.start_server(serve, "127.0.0.1", 0)
     host, port = service.sockets[0].getsockname()
     get = {"name": "get", "description": "Gets.", "path": "/"}
-    app = gateway(backends=[{"kind": "http", "name": "s", "base_url": f"http://{host}:{port}", "tools": [get]}])
+    app = gateway(
+        backends=[
+            {"kind": "http", "name": "s", "base_url": f"http://{host}:{port}", "tools": [get]}
+        ]
+    )
     async with app.router.lifespan_context(app), client(app) as mcp:
         assert await mcp.text("s__get") == "hi"
         assert not closed.is_set()

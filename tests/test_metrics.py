@@ -22,7 +22,8 @@ def measured(reader: InMemoryMetricReader) -> dict[str, list[tuple[dict[str, Any
     found = data.resource_metrics[0].scope_metrics[0].metrics
     return {
         metric.name.removeprefix("roundgate.tasks."): [
-            (dict(point.attributes or {}), getattr(point, "value", None)) for point in metric.data.data_points
+            (dict(point.attributes or {}), getattr(point, "value", None))
+            for point in metric.data.data_points
         ]
         for metric in found
     }

@@ -13,9 +13,17 @@ PAGE = (ROOT / "docs" / "observability.md").read_text()
 def compare(code: list[Said], told: list[tuple[str, str]], row: str) -> None:
     """Fail with the row that is missing, or too many."""
     places = {(said.kind, said.template): said.at for said in code}
-    missing = [f"add to it (from {at}): {row.format(*one)}" for one, at in places.items() if one not in told]
-    surplus = [f"take out of it, no code says it: {row.format(*one)}" for one in told if one not in places]
-    assert not missing + surplus, "\n".join(["docs/observability.md is not what the code says:", *missing, *surplus])
+    missing = [
+        f"add to it (from {at}): {row.format(*one)}"
+        for one, at in places.items()
+        if one not in told
+    ]
+    surplus = [
+        f"take out of it, no code says it: {row.format(*one)}" for one in told if one not in places
+    ]
+    assert not missing + surplus, "\n".join(
+        ["docs/observability.md is not what the code says:", *missing, *surplus]
+    )
     assert len(told) == len(set(told)), "a row of docs/observability.md stands there twice"
 
 
@@ -33,7 +41,11 @@ def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
     from roundgate.tasks.ending import Turn
 
     table = PAGE.partition("### A turn")[2].partition("###")[0]
-    told = {word for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for word in re.findall(r"`([^`]+)`", row)}
+    told = {
+        word
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for word in re.findall(r"`([^`]+)`", row)
+    }
     never_a_line = {Turn.NOT_CLAIMED, Turn.SUSPECT}
     assert told == {turn.value for turn in Turn if turn not in never_a_line}
 
@@ -42,6 +54,10 @@ def test_every_member_of_a_request_line_is_in_the_documentation() -> None:
     source = (ROOT / "app" / "roundgate" / "http" / "exchange.py").read_text()
     members = set(re.findall(r'^ {12}"(\w+)":', source, re.MULTILINE))
     table = PAGE.partition("### A request")[2].partition("###")[0]
-    told = {word for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for word in re.findall(r"`([^`]+)`", row)}
+    told = {
+        word
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for word in re.findall(r"`([^`]+)`", row)
+    }
     assert "outcome" in members
     assert told - {"request"} == members

@@ -48,7 +48,9 @@ def wait_for(url: str) -> None:
 
 def section(title: str) -> str:
     """A part of the README, from its heading to the next."""
-    return re.split(r"^##+ ", README.partition(f"# {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(r"^##+ ", README.partition(f"# {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[
+        0
+    ]
 
 
 def test_the_handler_of_the_readme_is_the_one_that_is_played() -> None:
@@ -62,7 +64,9 @@ def test_the_story_goes_as_the_readme_tells_it() -> None:
     played = run(sys.executable, "examples/travel/story.py", timeout_s=280)
     killed = played.partition("kill -9    replica ")[2][:1]  # whichever of the two took the task
     if killed == "A":
-        told = told.replace("replica B, in", "replica A, in").replace("replica A  completed", "replica B  completed")
+        told = told.replace("replica B, in", "replica A, in").replace(
+            "replica A  completed", "replica B  completed"
+        )
     assert played == told
 
 
@@ -70,9 +74,14 @@ def test_the_retry_and_the_task_by_curl_get_the_answers_of_the_readme(tmp_path: 
     question, task = section("A question, by curl"), section("A task, by curl")
     config = tmp_path / "travel" / "gateway.yaml"
     shutil.copytree(ROOT / "examples" / "travel", config.parent)
-    mine = {"TRAVEL_OFFICE": str(tmp_path), "GATEWAY_STORE": f"sqlite:///{tmp_path / 'tasks.sqlite3'}"}
+    mine = {
+        "TRAVEL_OFFICE": str(tmp_path),
+        "GATEWAY_STORE": f"sqlite:///{tmp_path / 'tasks.sqlite3'}",
+    }
     with running(config, mine) as server:
-        script = "\n".join(blocks(question + task, "sh")).replace("http://127.0.0.1:8000", server.url)
+        script = "\n".join(blocks(question + task, "sh")).replace(
+            "http://127.0.0.1:8000", server.url
+        )
         answers = [json.loads(line) for line in run("bash", "-c", script).splitlines()]
     expected = [json.loads(block) for block in blocks(question + task, "json")]
     assert [shown(told, answer) for told, answer in zip(expected, answers, strict=True)] == expected
@@ -82,9 +91,9 @@ def test_the_first_curl_of_the_readme_gets_the_answer_of_the_readme(port: int) -
     start = section("Start")
     (curl,) = [block for block in blocks(start, "sh") if block.startswith("curl")]
     (answer,) = blocks(start, "json")
-    assert json.loads(run("bash", "-c", curl.replace("curl", "curl -sS").replace(":8000", f":{port}"))) == json.loads(
-        answer
-    )
+    assert json.loads(
+        run("bash", "-c", curl.replace("curl", "curl -sS").replace(":8000", f":{port}"))
+    ) == json.loads(answer)
 
 
 def test_the_official_client_of_the_readme_lists_and_calls_tools(port: int) -> None:
@@ -95,7 +104,9 @@ def test_the_official_client_of_the_readme_lists_and_calls_tools(port: int) -> N
 
 
 def test_the_official_client_uses_everything_that_the_quickstart_serves(port: int) -> None:
-    assert "describe_change" in run(sys.executable, "examples/quickstart/client.py", f"http://127.0.0.1:{port}/mcp")
+    assert "describe_change" in run(
+        sys.executable, "examples/quickstart/client.py", f"http://127.0.0.1:{port}/mcp"
+    )
 
 
 def test_the_configuration_of_the_readme_serves_its_tool(tmp_path: Path) -> None:
@@ -110,19 +121,28 @@ def test_the_configuration_of_the_readme_serves_its_tool(tmp_path: Path) -> None
 
 def test_the_functions_of_the_guide_can_be_served(tmp_path: Path) -> None:
     (tmp_path / "guide.py").write_text("\n".join(blocks(TOOLS_GUIDE, "python")))
-    (tmp_path / "gateway.yaml").write_text("backends: [{kind: python, name: guide, path: guide.py}]")
+    (tmp_path / "gateway.yaml").write_text(
+        "backends: [{kind: python, name: guide, path: guide.py}]"
+    )
     listed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
-    assert all(name in listed for name in ("guide__weather", "guide__translate", "shop://orders/{number}"))
+    assert all(
+        name in listed for name in ("guide__weather", "guide__translate", "shop://orders/{number}")
+    )
 
 
 def test_the_handlers_of_the_guide_to_rounds_can_be_served(tmp_path: Path) -> None:
     snippets = blocks((ROOT / "docs" / "rounds.md").read_text(), "python")
     for number, snippet in enumerate(snippets):
         (tmp_path / f"rounds{number}.py").write_text(snippet)
-    listed = [f"{{kind: python, name: rounds{n}, prefix: '', path: rounds{n}.py}}" for n in range(len(snippets))]
+    listed = [
+        f"{{kind: python, name: rounds{n}, prefix: '', path: rounds{n}.py}}"
+        for n in range(len(snippets))
+    ]
     (tmp_path / "gateway.yaml").write_text(f"backends: [{', '.join(listed)}]")
     printed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
-    assert all(name in printed for name in ("deploy", "order", "quote", "survey", "greet", "add_up"))
+    assert all(
+        name in printed for name in ("deploy", "order", "quote", "survey", "greet", "add_up")
+    )
 
 
 def test_the_library_ends_with_the_process_that_started_it() -> None:

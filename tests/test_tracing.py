@@ -67,10 +67,16 @@ async def mcp(exporter: InMemorySpanExporter) -> AsyncIterator[Client]:
 
 
 def spans(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
-    return [span for span in exporter.get_finished_spans() if span.attributes and "mcp.method.name" in span.attributes]
+    return [
+        span
+        for span in exporter.get_finished_spans()
+        if span.attributes and "mcp.method.name" in span.attributes
+    ]
 
 
-async def test_a_request_continues_the_trace_that_it_names(mcp: Client, exporter: InMemorySpanExporter) -> None:
+async def test_a_request_continues_the_trace_that_it_names(
+    mcp: Client, exporter: InMemorySpanExporter
+) -> None:
     asked = wire.message("tools/list")
     asked["params"]["_meta"]["traceparent"] = PARENT
     await mcp.http.post("/mcp", json=asked, headers=wire.headers(asked))
@@ -81,10 +87,14 @@ async def test_a_request_continues_the_trace_that_it_names(mcp: Client, exporter
     assert f"{span.parent.trace_id:032x}" in PARENT
 
 
-async def test_a_later_round_links_to_the_first(mcp: Client, exporter: InMemorySpanExporter) -> None:
+async def test_a_later_round_links_to_the_first(
+    mcp: Client, exporter: InMemorySpanExporter
+) -> None:
     params: dict[str, Any] = {"name": "ask", "arguments": {}}
     asked = (await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)).json()["result"]
-    await mcp.post("tools/call", retry(params, asked, who=accept(name="Ada")), clientCapabilities=CAPABILITIES)
+    await mcp.post(
+        "tools/call", retry(params, asked, who=accept(name="Ada")), clientCapabilities=CAPABILITIES
+    )
     first, second = spans(exporter)
     assert [(link.context.trace_id, link.context.span_id) for link in second.links] == [
         (first.context.trace_id, first.context.span_id)
@@ -102,7 +112,9 @@ async def test_the_turns_of_a_task_link_to_the_first_round_of_its_call(
     async with stoppable(app), client(app) as mcp:
         asked = (await mcp.post("tools/call", params, clientCapabilities=can)).json()["result"]
         task = (
-            await mcp.post("tools/call", retry(params, asked, who=accept(name="Ada")), clientCapabilities=can)
+            await mcp.post(
+                "tools/call", retry(params, asked, who=accept(name="Ada")), clientCapabilities=can
+            )
         ).json()
         async with asyncio.timeout(10):
             await ended(mcp, task["result"]["taskId"], can)
@@ -119,7 +131,9 @@ async def ended(mcp: Client, task_id: str, capabilities: dict[str, Any]) -> None
         status = response.json()["result"]["status"]
 
 
-async def test_errors_are_on_the_span_and_their_texts_are_not(mcp: Client, exporter: InMemorySpanExporter) -> None:
+async def test_errors_are_on_the_span_and_their_texts_are_not(
+    mcp: Client, exporter: InMemorySpanExporter
+) -> None:
     await mcp.post("tools/call", {"name": "fail", "arguments": {}})
     await mcp.post("tools/call", {"name": "unknown-secret", "arguments": {}})
     failed, unknown = spans(exporter)
@@ -139,6 +153,8 @@ def test_without_an_sdk_the_context_is_passed_on() -> None:
         assert span.carrier() == {"traceparent": PARENT}
 
 
-@pytest.mark.parametrize("value", [7, None, ["x"], "x" * 513], ids=["number", "null", "list", "long"])
+@pytest.mark.parametrize(
+    "value", [7, None, ["x"], "x" * 513], ids=["number", "null", "list", "long"]
+)
 def test_context_that_is_no_text_of_a_sane_length_is_left_out(value: Any) -> None:
     assert context_of({"traceparent": value, "baggage": "a=b"}) == {"baggage": "a=b"}

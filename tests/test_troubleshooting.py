@@ -30,8 +30,14 @@ def section_of(kind: str) -> str:
     starts = headings()
     while kind not in starts:
         kind = parents()[kind]
-    found: list[str] = [line for line in re.findall(r"^## (.*)$", PAGE, re.MULTILINE) if line.startswith(starts[kind])]
-    assert len(found) == 1, f"docs/troubleshooting.md: add a section '## {starts[kind]}…' for {kind}"
+    found: list[str] = [
+        line
+        for line in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+        if line.startswith(starts[kind])
+    ]
+    assert len(found) == 1, (
+        f"docs/troubleshooting.md: add a section '## {starts[kind]}…' for {kind}"
+    )
     return found[0]
 
 
@@ -61,7 +67,9 @@ def test_every_error_that_a_caller_can_get_is_in_the_documentation() -> None:
         for title, message in pages
         if (title, message) not in code
     ]
-    assert not missing + surplus, "\n".join(["docs/troubleshooting.md is not what the code says:", *missing, *surplus])
+    assert not missing + surplus, "\n".join(
+        ["docs/troubleshooting.md is not what the code says:", *missing, *surplus]
+    )
     assert len(pages) == len(set(pages)), "a row of docs/troubleshooting.md stands there twice"
 
 
@@ -71,5 +79,11 @@ def test_every_code_that_leaves_the_gateway_has_a_section() -> None:
 
 
 def test_the_classes_that_are_read_out_of_the_code_are_those_that_there_are() -> None:
-    assert {"StateRefused", "TaskNotFound", "BackendError", "Unavailable", "InsufficientScope"} <= parents().keys()
+    assert {
+        "StateRefused",
+        "TaskNotFound",
+        "BackendError",
+        "Unavailable",
+        "InsufficientScope",
+    } <= parents().keys()
     assert all(hasattr(errors, name) for name in parents() if parents()[name] == "ToolError")

@@ -18,7 +18,10 @@ import pytest
 from tests.support.documents import ROOT
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
-BLOCK = re.compile(r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^`(?P<file>[\w.]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```",
+    re.MULTILINE | re.DOTALL,
+)
 OVER = "the block is over"
 PATIENCE_S = 280
 
@@ -74,7 +77,10 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def matches(shown: str, printed: str) -> bool:
     """Whether something was printed as it is shown; "…" stands for anything, further lines included."""
-    return re.fullmatch(re.escape(shown.strip()).replace("…", ".*"), printed.strip(), re.DOTALL) is not None
+    return (
+        re.fullmatch(re.escape(shown.strip()).replace("…", ".*"), printed.strip(), re.DOTALL)
+        is not None
+    )
 
 
 def test_every_block_of_the_tutorial_does_what_the_page_says(shell: Shell, tmp_path: Path) -> None:
@@ -92,7 +98,11 @@ def test_every_block_of_the_tutorial_does_what_the_page_says(shell: Shell, tmp_p
                 printed = shell.run(text)
             case "text":
                 told = log.read_text() if log.exists() else ""
-                assert matches(text, printed), f"the page shows:\n{text}\nprinted was:\n{printed}\n{told}"
+                assert matches(text, printed), (
+                    f"the page shows:\n{text}\nprinted was:\n{printed}\n{told}"
+                )
             case other:
-                raise AssertionError(f"a block of {other} is neither a file (`NAME`: above it), nor sh, nor text")
+                raise AssertionError(
+                    f"a block of {other} is neither a file (`NAME`: above it), nor sh, nor text"
+                )
     assert {"file", "sh", "text"} == set(kinds)

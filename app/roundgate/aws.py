@@ -107,15 +107,22 @@ def client(service: str, **config: Any) -> Any:
         ConfigError: boto3 is not installed, or no region is set.
     """
     try:
-        from botocore.config import Config  # an extra, and a large one: only for what is kept at AWS
+        from botocore.config import (
+            Config,
+        )  # an extra, and a large one: only for what is kept at AWS
     except ImportError:
-        missing, remedy = "is a service of AWS, and boto3 is not installed", "pip install 'roundgate[aws]'"
+        missing, remedy = (
+            "is a service of AWS, and boto3 is not installed",
+            "pip install 'roundgate[aws]'",
+        )
         raise ConfigError([Problem("environment", service, missing, remedy)]) from None
     with _making_clients:
         session = _session()
         if not session.get_config_variable("region"):
             remedy = "set it to the region of the table and the queue, such as eu-central-1"
-            raise ConfigError([Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)])
+            raise ConfigError(
+                [Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)]
+            )
         made = session.create_client(service, config=Config(**{**PROMPT, **config}))
         heed_deadline(made)
         return made
@@ -181,7 +188,11 @@ class Aws:
             if not _passes(error.response):
                 raise
             raise Unavailable(f"{self._name} cannot take the call just now") from error
-        except (exceptions.ConnectionError, exceptions.CredentialRetrievalError, exceptions.HTTPClientError) as error:
+        except (
+            exceptions.ConnectionError,
+            exceptions.CredentialRetrievalError,
+            exceptions.HTTPClientError,
+        ) as error:
             raise Unavailable(f"{self._name} cannot be reached just now") from error
 
     def _made(self) -> Any:

@@ -164,7 +164,9 @@ class TaskNotFound(InvalidParams):
     """A task id that the caller has no task under: unknown, expired, malformed, or somebody else's."""
 
     def __init__(self) -> None:
-        super().__init__("Unknown task: there is none with this id, it has expired, or it is not yours")
+        super().__init__(
+            "Unknown task: there is none with this id, it has expired, or it is not yours"
+        )
 
 
 class HeaderMismatch(ProtocolError):
@@ -179,7 +181,9 @@ class MissingCapability(ProtocolError):
 
     def __init__(self, what_for: str, missing: Mapping[str, Any]) -> None:
         named = ", ".join(_paths(missing))
-        super().__init__(f"{what_for} needs client capabilities that this request does not declare: {named}")
+        super().__init__(
+            f"{what_for} needs client capabilities that this request does not declare: {named}"
+        )
         self.what_for = what_for
         self.missing = missing
 
@@ -213,7 +217,9 @@ class UnsupportedVersion(ProtocolError):
 class TransportError(GatewayError):
     """Refused before JSON-RPC is looked at; `status` is the HTTP status of RFC 9110, `headers` go with it."""
 
-    def __init__(self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(
+        self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
@@ -223,7 +229,10 @@ class SessionNotFound(TransportError):
     """404: a session id that is not taken; the client has to open another session."""
 
     def __init__(self) -> None:
-        super().__init__(404, "Session not found: it has expired, was ended, or is not yours; begin with initialize")
+        super().__init__(
+            404,
+            "Session not found: it has expired, was ended, or is not yours; begin with initialize",
+        )
 
 
 class Unavailable(GatewayError):
@@ -260,7 +269,9 @@ class InternalError(GatewayError):
     """Our own fault, or a handler's. The wire gets one sentence with the reference under which the log has the rest."""
 
     def __init__(self, reference: str) -> None:
-        super().__init__(f"Internal error; the server's log has the details under reference {reference}")
+        super().__init__(
+            f"Internal error; the server's log has the details under reference {reference}"
+        )
         self.reference = reference
 
 
@@ -305,7 +316,9 @@ class Declined(ToolError):
 
     def __init__(self, name: str, action: str) -> None:
         verb = "declined to answer" if action == "decline" else "dismissed"
-        super().__init__(f"The user {verb} the question {name!r}, so the call ended without going further")
+        super().__init__(
+            f"The user {verb} the question {name!r}, so the call ended without going further"
+        )
         self.name = name
         self.action = action
 
@@ -470,7 +483,11 @@ class UnusableIndex(Inside):
 class UnusableOperation(Inside):
     """A part of a document cannot be used. `remedy` is for the person who has the document or the configuration."""
 
-    def __init__(self, message: str, remedy: str = "mend the document, or leave the operation out with `exclude`"):
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "mend the document, or leave the operation out with `exclude`",
+    ):
         super().__init__(message)
         self.remedy = remedy
 
@@ -547,7 +564,9 @@ class Unanswered(ClientError):
     `None` if the server sent none or a task asks.
     """
 
-    def __init__(self, message: str, questions: Sequence[Any], request_state: str | None = None) -> None:
+    def __init__(
+        self, message: str, questions: Sequence[Any], request_state: str | None = None
+    ) -> None:
         super().__init__(message)
         self.questions = tuple(questions)
         self.request_state = request_state

@@ -31,7 +31,9 @@ def decode(body: bytes) -> Any:
         ParseError: what is wrong, with line and column where the parser knows them.
     """
     try:
-        value = jiter.from_json(body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
+        value = jiter.from_json(
+            body, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True
+        )
     except ValueError as error:
         raise ParseError(f"Parse error: {str(error)[:200]}") from None
     shape = body.translate(_SHAPE, b"+")
@@ -49,7 +51,9 @@ def encode(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
 
 
 def digest(value: Any) -> str:

@@ -163,8 +163,14 @@ def _fitting(event: Event, response: Response) -> Response:
         return response
     if (size := _size(response)) <= MAX_ANSWER_BYTES:
         return response
-    if event.get("version") == "2.0" and not response.get("isBase64Encoded"):  # a REST API would have to be told
-        encoded = {**response, "body": base64.b64encode(body.encode()).decode(), "isBase64Encoded": True}
+    if event.get("version") == "2.0" and not response.get(
+        "isBase64Encoded"
+    ):  # a REST API would have to be told
+        encoded = {
+            **response,
+            "body": base64.b64encode(body.encode()).decode(),
+            "isBase64Encoded": True,
+        }
         if _size(encoded) <= MAX_ANSWER_BYTES:
             return encoded
     return _too_large(event, size)
@@ -188,7 +194,12 @@ def _too_large(event: Event, size: int) -> Response:
     )
     answer = jsonrpc.error_response(request_id, -32603, message)
     headers = {"content-type": "application/json"}
-    return {"statusCode": 200, "headers": headers, "body": answer.decode(), "isBase64Encoded": False}
+    return {
+        "statusCode": 200,
+        "headers": headers,
+        "body": answer.decode(),
+        "isBase64Encoded": False,
+    }
 
 
 def __getattr__(name: str) -> Function:

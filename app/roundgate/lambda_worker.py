@@ -40,7 +40,9 @@ NAMESPACE: Final = "roundgate"
 
 log = logging.getLogger("roundgate.tasks")
 measured = logging.getLogger("roundgate.metrics")
-measured.setLevel("INFO")  # whatever is logged otherwise: CloudWatch makes its metrics of these lines
+measured.setLevel(
+    "INFO"
+)  # whatever is logged otherwise: CloudWatch makes its metrics of these lines
 
 
 class LambdaContext(Protocol):
@@ -61,7 +63,9 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     parts = startup.build_core(file, using, clock)
     parts.stores.prepare()  # every event needs them
     sweep = Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
-    return Function(parts.worker(file.config, clock), sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))
+    return Function(
+        parts.worker(file.config, clock), sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", "")
+    )
 
 
 class Function:
@@ -79,7 +83,9 @@ class Function:
         """See `handle`."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(self.handle(event, context.get_remaining_time_in_millis()))
+        return self._loop.run_until_complete(
+            self.handle(event, context.get_remaining_time_in_millis())
+        )
 
     def close(self) -> None:
         """Let go of the loop; a function on AWS Lambda is never told that it ends."""
@@ -102,7 +108,9 @@ class Function:
                 with aws.bounded(self._clock.deadline(within_ms)):
                     return await self._swept(within_ms)
         kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
-        raise ValueError(f"This function serves the task queue and the schedule of the sweep, not {kind}")
+        raise ValueError(
+            f"This function serves the task queue and the schedule of the sweep, not {kind}"
+        )
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
         """The messages that have to come again. Suspects are run when all others are done with, one after another."""
@@ -112,7 +120,9 @@ class Function:
             if turns[place] is Turn.SUSPECT:
                 turns[place] = await self._alone(record, deadline)
         return [
-            {"itemIdentifier": record["messageId"]} for record, turn in zip(records, turns, strict=True) if turn is None
+            {"itemIdentifier": record["messageId"]}
+            for record, turn in zip(records, turns, strict=True)
+            if turn is None
         ]
 
     async def _alone(self, record: Event, deadline: Deadline) -> Turn | None:
@@ -120,16 +130,24 @@ class Function:
             return None
         return await self._message(record, deadline, alone=True)
 
-    async def _message(self, record: Event, deadline: Deadline, *, alone: bool = False) -> Turn | None:
+    async def _message(
+        self, record: Event, deadline: Deadline, *, alone: bool = False
+    ) -> Turn | None:
         """How the turn ended; `None` if there was none, or it failed."""
         try:
             ref = TaskRef.parse(record.get("body", ""))
             turn = await self._worker.work(ref, deadline, alone=alone)
             if turn is Turn.SUSPECT:
-                await self._worker.remind(ref)  # its message is hidden for long if this process dies before its turn
+                await self._worker.remind(
+                    ref
+                )  # its message is hidden for long if this process dies before its turn
             return turn
         except Exception as error:
-            log.error("a message failed", exc_info=error, extra={"fields": {"message": record.get("messageId")}})
+            log.error(
+                "a message failed",
+                exc_info=error,
+                extra={"fields": {"message": record.get("messageId")}},
+            )
             return None
 
     async def _swept(self, within_ms: int) -> dict[str, float]:
@@ -156,7 +174,9 @@ class Function:
 
 def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:
     """What makes CloudWatch take members of a log line for metrics (embedded metric format), by function."""
-    metrics = [{"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields]
+    metrics = [
+        {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields
+    ]
     directive = {"Namespace": NAMESPACE, "Dimensions": [["function"]], "Metrics": metrics}
     return {"function": function, "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}}
 

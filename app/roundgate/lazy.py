@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 GetAttribute: TypeAlias = Callable[[str], Any]
 
 
-def face(package: str, names: Mapping[str, str], *, modules: str = "") -> tuple[GetAttribute, list[str]]:
+def face(
+    package: str, names: Mapping[str, str], *, modules: str = ""
+) -> tuple[GetAttribute, list[str]]:
     """A package's `__getattr__` (PEP 562) and `__all__`.
 
     `names` maps each module (`.journal`, or a full name) to what it offers, separated by blanks; `modules` are those

@@ -49,7 +49,9 @@ class JsonFormatter(logging.Formatter):
             members = {**members, "logger": record.name}
         if record.exc_info:
             members = {**members, "traceback": self.formatException(record.exc_info)}
-        return _line(int(record.created * 1000), record.levelname.lower(), record.getMessage(), members)
+        return _line(
+            int(record.created * 1000), record.levelname.lower(), record.getMessage(), members
+        )
 
 
 def _line(at_ms: int, level: str, message: str, members: Mapping[str, Any]) -> str:
@@ -75,7 +77,9 @@ class RequestLog:
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write a line with these members."""
         handler = self._only_handler()
-        if handler is None or not handler.write(_line(time.time_ns() // 1_000_000, "info", "request", fields)):
+        if handler is None or not handler.write(
+            _line(time.time_ns() // 1_000_000, "info", "request", fields)
+        ):
             self._logger.info("request", extra={"fields": fields})
 
     def _only_handler(self) -> _LineHandler | None:
@@ -97,7 +101,11 @@ class _LineHandler(logging.StreamHandler[TextIO]):
     @property
     def takes_every_line(self) -> bool:
         """Whether nobody has set it up to leave out some lines, or to write others."""
-        return not self.filters and self.level <= logging.INFO and type(self.formatter) is JsonFormatter
+        return (
+            not self.filters
+            and self.level <= logging.INFO
+            and type(self.formatter) is JsonFormatter
+        )
 
     def write(self, line: str) -> bool:
         """Write one line; false if its stream does not take it."""

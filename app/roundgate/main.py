@@ -42,7 +42,16 @@ from roundgate.http import (
     public_origins,
     telling_of_stalls,
 )
-from roundgate.methods import CurrentMethods, Methods, Once, Rounds, Sessions, Use, makes_tasks, server_info
+from roundgate.methods import (
+    CurrentMethods,
+    Methods,
+    Once,
+    Rounds,
+    Sessions,
+    Use,
+    makes_tasks,
+    server_info,
+)
 from roundgate.protocol import NEWEST, WITH_SESSIONS, ResultFormat, notifications
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core, read_configuration
@@ -79,7 +88,9 @@ def build_app(
         ConfigError: a back end cannot be served as configured, or names collide.
     """
     clock = clock or Clock()
-    gateway = _Gateway(file, using, clock, build_core(file, using, clock, stores), owns_process=owns_process)
+    gateway = _Gateway(
+        file, using, clock, build_core(file, using, clock, stores), owns_process=owns_process
+    )
     resource = make_resource(file, using, gateway.core.serving)
     app = FastAPI(
         title=file.config.server.name,
@@ -98,7 +109,9 @@ def build_app(
 class _Gateway:
     """What the app is made around: what is served, who answers, who works on tasks, and what swaps all that."""
 
-    def __init__(self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool) -> None:
+    def __init__(
+        self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool
+    ) -> None:
         self.core = core
         self.config = file.config
         self._using = using
@@ -118,7 +131,9 @@ class _Gateway:
             for version, results in WITH_SESSIONS.items()
         }
         self.older = self._make_older(ring)
-        self._reloader = Reloader(file, core.serving, core.modules, self._swap, watches=using.reload)
+        self._reloader = Reloader(
+            file, core.serving, core.modules, self._swap, watches=using.reload
+        )
         self._pool = self._make_pool()
 
     def _make_older(self, ring: KeyRing) -> OlderEndpoint:
@@ -176,7 +191,9 @@ class _Gateway:
         """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
         if not self._using.works or not makes_tasks(self.core.serving.catalog):
             return None
-        return self.core.pool(self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process)
+        return self.core.pool(
+            self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process
+        )
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
         """Serve something else from now on, and tell those who listen which lists have changed."""
@@ -206,7 +223,11 @@ class _Gateway:
         """Around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            for aclose in (self.core.aclose, self._watch.aclose, self._once.aclose):  # last to first
+            for aclose in (
+                self.core.aclose,
+                self._watch.aclose,
+                self._once.aclose,
+            ):  # last to first
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)
             if self._pool is not None:
@@ -268,13 +289,19 @@ def make_resource(file: ConfigFile, using: Settings, serving: Serving) -> Protec
     if isinstance(auth, AuthorizerConfig) and not using.on_lambda:
         message = "there is no authorizer in front of this process"
         raise ConfigError(
-            [file.origin.at("auth").problem(message, "use bearer JWTs here: auth: {issuer: …, jwks_url: …}")]
+            [
+                file.origin.at("auth").problem(
+                    message, "use bearer JWTs here: auth: {issuer: …, jwks_url: …}"
+                )
+            ]
         )
     if using.public_url is None:
         remedy = "set it to the URL that clients use, such as https://mcp.example.com"
         message = "is needed with auth: tokens and metadata are about a URL, and a request can only claim one"
         raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])
-    return ProtectedResource(using.public_url.rstrip("/"), file.config.http.path, auth, ToolScopes(serving))
+    return ProtectedResource(
+        using.public_url.rstrip("/"), file.config.http.path, auth, ToolScopes(serving)
+    )
 
 
 def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
@@ -296,12 +323,20 @@ def _middleware(
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = gateway.config.http
-    hosts = default_hosts(using.public_url, using.on_lambda) if http.allowed_hosts is None else http.allowed_hosts
+    hosts = (
+        default_hosts(using.public_url, using.on_lambda)
+        if http.allowed_hosts is None
+        else http.allowed_hosts
+    )
     own = http.allowed_origins is None
-    origins = public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
+    origins = (
+        public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
+    )
     loopback_only = resource is None and not using.allow_anonymous
     return [
-        Middleware(Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only),
+        Middleware(
+            Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only
+        ),
         Middleware(
             ExceptionMiddleware,
             endpoint=http.path,
@@ -331,7 +366,9 @@ def _middleware(
 
 def _nothing(endpoint: str) -> JSONResponse:
     """The answer of an address at which there is nothing, or nothing for this caller."""
-    return JSONResponse({"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404)
+    return JSONResponse(
+        {"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404
+    )
 
 
 def _add_routes(app: FastAPI, gateway: _Gateway, resource: ProtectedResource | None) -> None:
@@ -345,7 +382,9 @@ def _add_routes(app: FastAPI, gateway: _Gateway, resource: ProtectedResource | N
         return _nothing(gateway.config.http.path)
 
     async def metadata(request: Request) -> JSONResponse:
-        return JSONResponse(resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"})
+        return JSONResponse(
+            resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"}
+        )
 
     app.add_route(HEALTH, healthz)
     for path in resource.metadata_paths if resource else ():

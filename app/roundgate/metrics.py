@@ -61,11 +61,19 @@ class OpenTelemetryMetrics:
         from opentelemetry import metrics
 
         meter = metrics.get_meter("roundgate")
-        self._turns = meter.create_counter("roundgate.tasks.turns", description="Turns of workers at tasks")
-        self._time = meter.create_histogram("roundgate.tasks.turn_time", "ms", "How long a worker's turn took")
+        self._turns = meter.create_counter(
+            "roundgate.tasks.turns", description="Turns of workers at tasks"
+        )
+        self._time = meter.create_histogram(
+            "roundgate.tasks.turn_time", "ms", "How long a worker's turn took"
+        )
         self._open = meter.create_gauge("roundgate.tasks.open", description="Open tasks")
-        self._oldest = meter.create_gauge("roundgate.tasks.oldest", "s", "Age of the oldest open task")
-        self._overdue = meter.create_gauge("roundgate.tasks.overdue", "s", "How late the latest working task is")
+        self._oldest = meter.create_gauge(
+            "roundgate.tasks.oldest", "s", "Age of the oldest open task"
+        )
+        self._overdue = meter.create_gauge(
+            "roundgate.tasks.overdue", "s", "How late the latest working task is"
+        )
 
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
         """See `Metrics`."""

@@ -45,7 +45,13 @@ class Reloader:
     """Loads what is served again, when it is told to or, with `watches`, when a file has changed."""
 
     def __init__(
-        self, file: ConfigFile, serving: Serving, modules: Modules, swap: Swap, *, watches: bool = False
+        self,
+        file: ConfigFile,
+        serving: Serving,
+        modules: Modules,
+        swap: Swap,
+        *,
+        watches: bool = False,
     ) -> None:
         self._path = file.origin.located.file
         self._file = file
@@ -125,11 +131,20 @@ class Reloader:
             await self.reload()
             # What changed meanwhile differs from what was seen before. What was not looked at before is as it is, but
             # after a failure: then it has come since, and may be what was missing.
-            seen = before if self._has_failed else {file: before.get(file, now) for file, now in self._look().items()}
+            seen = (
+                before
+                if self._has_failed
+                else {file: before.get(file, now) for file, now in self._look().items()}
+            )
 
     def _look(self, whatever_may_mend: bool = False) -> dict[Path, Stamp]:
         """How the files are that are of interest: those that were loaded and, after a failure, whatever may mend it."""
-        files = {self._path, *self._file.references, *self._serving.catalog.files, *self._modules.files()}
+        files = {
+            self._path,
+            *self._file.references,
+            *self._serving.catalog.files,
+            *self._modules.files(),
+        }
         if self._has_failed or whatever_may_mend:
             for directory in {self._path.resolve().parent, *self._modules.directories}:
                 with suppress(OSError):
@@ -140,7 +155,9 @@ class Reloader:
 def _tell_failure(path: Path, error: Exception) -> None:
     said = "%s was not reloaded; what was served before still is"
     if isinstance(error, ConfigError):
-        log.error(said, path, extra={"fields": {"problems": [str(problem) for problem in error.problems]}})
+        log.error(
+            said, path, extra={"fields": {"problems": [str(problem) for problem in error.problems]}}
+        )
     else:
         log.error(said, path, exc_info=error)
 
@@ -154,7 +171,9 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     """The settings that differ, as `tasks.lease_s`; a list counts as one."""
     if isinstance(old, BaseModel) and type(old) is type(new):
         for member in type(old).model_fields:
-            yield from _differences(getattr(old, member), getattr(new, member), f"{name}.{member}".lstrip("."))
+            yield from _differences(
+                getattr(old, member), getattr(new, member), f"{name}.{member}".lstrip(".")
+            )
     elif old != new:
         yield name
 

@@ -72,7 +72,9 @@ class Core:
             metrics=metrics.set_up(),
         )
 
-    def pool(self, config: GatewayConfig, clock: Clock, *, stop_grace_s: float, owns_process: bool) -> Pool:
+    def pool(
+        self, config: GatewayConfig, clock: Clock, *, stop_grace_s: float, owns_process: bool
+    ) -> Pool:
         """Workers and the sweep, for a process that runs on; one that is ours begins others for suspects, and is ended
         by a watchdog if a handler blocks it."""
         stores, tasks = self.stores, config.tasks
@@ -117,7 +119,9 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
     return using, config.load(using.config)
 
 
-def build_core(file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None) -> Core:
+def build_core(
+    file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None
+) -> Core:
     """The catalog and the stores of a configuration; what they need is made now, unless somebody waits for an answer.
 
     Raises:
@@ -147,7 +151,13 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     sessions: SessionStore
     prepares: list[Callable[[], None]] = []
     if using.dynamodb_table is not None:
-        from roundgate.storage.dynamodb import CONFIG, DynamoDbOnce, DynamoDbSessions, DynamoDbTasks, Table
+        from roundgate.storage.dynamodb import (
+            CONFIG,
+            DynamoDbOnce,
+            DynamoDbSessions,
+            DynamoDbTasks,
+            Table,
+        )
 
         table = Table(using.dynamodb_table, lambda: aws.client("dynamodb", **CONFIG), clock)
         once, tasks = DynamoDbOnce(table), DynamoDbTasks(table, shards)
@@ -164,7 +174,9 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         from roundgate.storage import sqs
 
         queue = at_sqs = sqs.SqsQueue(
-            using.sqs_url, lambda: aws.client("sqs", **sqs.CONFIG), lambda: aws.client("sqs", **sqs.RECEIVING)
+            using.sqs_url,
+            lambda: aws.client("sqs", **sqs.CONFIG),
+            lambda: aws.client("sqs", **sqs.RECEIVING),
         )
         prepares.append(at_sqs.prepare)
     else:

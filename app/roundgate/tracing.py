@@ -87,7 +87,9 @@ class OpenTelemetry:
         self._tracer = trace.get_tracer("roundgate")
 
     @contextmanager
-    def request(self, method: str, target: str | None, trace: Mapping[str, str], version: str) -> Iterator[Span]:
+    def request(
+        self, method: str, target: str | None, trace: Mapping[str, str], version: str
+    ) -> Iterator[Span]:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind
 
@@ -108,7 +110,9 @@ class OpenTelemetry:
 
         attributes = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
         name = f"task {tool}"
-        with self._tracer.start_as_current_span(name, kind=SpanKind.CONSUMER, attributes=attributes) as span:
+        with self._tracer.start_as_current_span(
+            name, kind=SpanKind.CONSUMER, attributes=attributes
+        ) as span:
             made = _OpenTelemetrySpan(span)
             made.link(origin)
             yield made
@@ -135,7 +139,9 @@ class _OpenTelemetrySpan:
         from opentelemetry.trace import StatusCode
 
         if code is not None:
-            self.span.set_attributes({"error.type": str(code), "rpc.response.status_code": str(code)})
+            self.span.set_attributes(
+                {"error.type": str(code), "rpc.response.status_code": str(code)}
+            )
         elif outcome == "tool_error":
             self.span.set_attribute("error.type", "tool_error")
         if code is not None or outcome == "tool_error":
@@ -148,7 +154,11 @@ def set_up() -> Tracing:
         return NoTracing()
     from opentelemetry import trace
 
-    return NoTracing() if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider) else OpenTelemetry()
+    return (
+        NoTracing()
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+        else OpenTelemetry()
+    )
 
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
@@ -156,4 +166,6 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
     if "traceparent" not in meta and "baggage" not in meta:
         return {}
     found = {key: meta.get(key) for key in KEYS}
-    return {key: value for key, value in found.items() if isinstance(value, str) and len(value) <= 512}
+    return {
+        key: value for key, value in found.items() if isinstance(value, str) and len(value) <= 512
+    }

@@ -94,7 +94,9 @@ class Watchdog:
         global _allowed_s
         _allowed_s = 2 * self._limit_s + self._bound_s
         loop, watched = asyncio.get_running_loop(), threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, args=(loop, watched), name="watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, args=(loop, watched), name="watchdog", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -142,13 +144,25 @@ class Watchdog:
             asyncio.run(self._let_go(held, guilty))
         except Exception as error:  # the leases run out by themselves
             log.error("leases could not be let go of", exc_info=error)
-        log.error("the event loop stands still, ending the process", extra={"fields": self._facts(frame, guilty, held)})
+        log.error(
+            "the event loop stands still, ending the process",
+            extra={"fields": self._facts(frame, guilty, held)},
+        )
         self._end(EXIT_STATUS)
 
-    def _facts(self, frame: FrameType | None, guilty: Held | None, held: Sequence[Held]) -> dict[str, Any]:
-        where = [line.rstrip() for line in traceback.format_stack(frame)] if frame is not None else []
+    def _facts(
+        self, frame: FrameType | None, guilty: Held | None, held: Sequence[Held]
+    ) -> dict[str, Any]:
+        where = (
+            [line.rstrip() for line in traceback.format_stack(frame)] if frame is not None else []
+        )
         known = {} if guilty is None else guilty.facts()
-        return {**known, "seconds": round(self._limit_s, 3), "leases": len(held), "stands_at": where[-FRAMES:]}
+        return {
+            **known,
+            "seconds": round(self._limit_s, 3),
+            "leases": len(held),
+            "stands_at": where[-FRAMES:],
+        }
 
 
 _allowed_s = 0.0

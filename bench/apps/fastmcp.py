@@ -30,12 +30,16 @@ def _declared(tool: CatalogueTool) -> FunctionTool:
     async def handler() -> str:
         return tool.name
 
-    declared = Tool.from_function(handler, name=tool.name, description=tool.description, output_schema=None)
+    declared = Tool.from_function(
+        handler, name=tool.name, description=tool.description, output_schema=None
+    )
     declared.parameters = tool.input_schema
     return declared
 
 
 def _application(tools: list[FunctionTool]) -> Starlette:
     server = FastMCP("bench", version="1.0", tools=tools, dereference_schemas=False)
-    app: Starlette = server.http_app(json_response=True, stateless_http=True, host_origin_protection=False)
+    app: Starlette = server.http_app(
+        json_response=True, stateless_http=True, host_origin_protection=False
+    )
     return app

@@ -29,7 +29,9 @@ def _declared(tool: CatalogueTool) -> Tool:
     async def handler() -> str:
         return tool.name
 
-    declared = Tool.from_function(handler, tool.name, description=tool.description, structured_output=False)
+    declared = Tool.from_function(
+        handler, tool.name, description=tool.description, structured_output=False
+    )
     declared.parameters = tool.input_schema
     return declared
 

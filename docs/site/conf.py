@@ -44,7 +44,9 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _without_types, priority=400)
 
 
-def _without_types(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def _without_types(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     # napoleon takes what stands before a colon in the first line of a property for its type
     if what in {"attribute", "property"} and lines:
         lines.insert(0, "")

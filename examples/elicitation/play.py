@@ -28,7 +28,9 @@ PAGE = {
     "jsonrpc": "2.0",
     "id": 1,
     "result": {
-        "inputRequests": [{"id": "city", "kind": "string", "description": "What city?", "required": True}],
+        "inputRequests": [
+            {"id": "city", "kind": "string", "description": "What city?", "required": True}
+        ],
         "requestState": "opaque-token-abc-123",
         "description": "Need the city before I can fetch the forecast.",
     },
@@ -51,7 +53,10 @@ async def wire_shapes(client: Client) -> None:
     responses = collect_responses(required.input_requests, FIXTURE)
     retry = build_retry_params(CALL, required.request_state, responses)
     assert retry["arguments"] == CALL["arguments"]
-    assert retry["inputResponses"]["city"] == {"action": "accept", "content": {"city": "San Francisco"}}
+    assert retry["inputResponses"]["city"] == {
+        "action": "accept",
+        "content": {"city": "San Francisco"},
+    }
     assert retry["requestState"] == result["requestState"]
 
 
@@ -95,7 +100,9 @@ async def whats_shipped(client: Client) -> None:
         return {"result": await client.request("tools/call", params)}
 
     first = await next_response(CALL)
-    last = await run_elicitation_chain(first, CALL, FIXTURE, DEFAULT_MAX_ELICITATION_ROUNDS, next_response)
+    last = await run_elicitation_chain(
+        first, CALL, FIXTURE, DEFAULT_MAX_ELICITATION_ROUNDS, next_response
+    )
     assert "San Francisco (asked from SFO): fog, 61 °F" in last["result"]["content"][0]["text"]
     assert await run_elicitation_chain(last, CALL, {}) is last
     try:
@@ -114,7 +121,9 @@ async def planned_follow_up(client: Client) -> None:
     """Fixtures for a call, and a person who is asked only if there is one; all of it in one line."""
 
     def prompt(question: Question) -> Any:
-        return {name: input(f"{name}: ") for name in question.fields} if sys.stdin.isatty() else None
+        return (
+            {name: input(f"{name}: ") for name in question.fields} if sys.stdin.isatty() else None
+        )
 
     result = await client.call("weather", loc="SFO", answers=[prompt, FIXTURE])
     assert result.rounds == 3
@@ -124,7 +133,10 @@ async def planned_follow_up(client: Client) -> None:
     except Unanswered as error:
         print(f"    {error}")
         # What was asked can be answered later, by whoever has the state.
-        state, answer = error.request_state, {"unit": {"action": "accept", "content": {"unit": "celsius"}}}
+        state, answer = (
+            error.request_state,
+            {"unit": {"action": "accept", "content": {"unit": "celsius"}}},
+        )
         later = await client.call("weather", loc="SFO", request_state=state, input_responses=answer)
         assert later.value == "Oslo (asked from SFO): fog, 16 °C"
     else:

@@ -32,19 +32,25 @@ async def main(url: str) -> None:
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             reported.append(progress)
 
-        primes = await client.call_tool("find_primes", {"limit": 100_000}, progress_callback=on_progress)
+        primes = await client.call_tool(
+            "find_primes", {"limit": 100_000}, progress_callback=on_progress
+        )
         print("find_primes:", primes.structured_content, "with", len(reported), "progress reports")
         assert primes.structured_content[0] == 99_991
         assert reported == sorted(set(reported)) != []
 
-        books = await client.call_tool("library__find_books", {"author": "Darwin", "published_after": 1850})
+        books = await client.call_tool(
+            "library__find_books", {"author": "Darwin", "published_after": 1850}
+        )
         print("library__find_books:", books.structured_content)
         assert [book["title"] for book in books.structured_content] == ["The Origin of Species"]
 
         tables = await client.call_tool("library__describe")
         assert {table["name"] for table in tables.structured_content} == {"authors", "books"}
 
-        counted = await client.call_tool("library__query", {"sql": "select count(*) as books from books"})
+        counted = await client.call_tool(
+            "library__query", {"sql": "select count(*) as books from books"}
+        )
         assert counted.structured_content == [{"books": 12}]
 
         refused = await client.call_tool("library__query", {"sql": "drop table books"})
@@ -54,7 +60,9 @@ async def main(url: str) -> None:
         style = await client.read_resource("desk://styles/plain")
         assert style.contents[0].text.startswith("Short sentences")  # type: ignore[union-attr]
 
-        prompt = await client.get_prompt("describe_change", {"before": "a", "after": "b", "style": "formal"})
+        prompt = await client.get_prompt(
+            "describe_change", {"before": "a", "after": "b", "style": "formal"}
+        )
         print("describe_change:", prompt.messages[0].content.text)  # type: ignore[union-attr]
         assert len(prompt.messages) == 2
 

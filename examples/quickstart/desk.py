@@ -44,7 +44,9 @@ def calculate(expression: Annotated[str, Field(max_length=500)]) -> Number:
         value = _evaluate(ast.parse(expression, mode="eval").body)
         return Number(exact=str(value), decimal=float(value))
     except SyntaxError:
-        raise ToolError("That is not an arithmetic expression; write it as in Python, with * for times") from None
+        raise ToolError(
+            "That is not an arithmetic expression; write it as in Python, with * for times"
+        ) from None
     except (ZeroDivisionError, OverflowError, RecursionError) as error:
         raise ToolError(f"That has no result: {error}") from None
 
@@ -55,20 +57,32 @@ def _evaluate(node: ast.expr) -> Fraction:
             return Fraction(str(number))
         case ast.BinOp(left, ast.Pow(), right):
             base, exponent = _evaluate(left), _evaluate(right)
-            if exponent.denominator != 1 or abs(exponent) > 1000 or base.numerator.bit_length() > 1000:
-                raise ToolError("Exponents must be whole and at most 1000, and bases not astronomic")
+            if (
+                exponent.denominator != 1
+                or abs(exponent) > 1000
+                or base.numerator.bit_length() > 1000
+            ):
+                raise ToolError(
+                    "Exponents must be whole and at most 1000, and bases not astronomic"
+                )
             return base ** int(exponent)
         case ast.BinOp(left, symbol, right) if type(symbol) in OPERATORS:
             return Fraction(OPERATORS[type(symbol)](_evaluate(left), _evaluate(right)))
         case ast.UnaryOp(symbol, operand) if type(symbol) in OPERATORS:
             return OPERATORS[type(symbol)](_evaluate(operand))
-    raise ToolError(f"{ast.unparse(node)[:80]!r} is not arithmetic; only numbers and + - * / // % ** are")
+    raise ToolError(
+        f"{ast.unparse(node)[:80]!r} is not arithmetic; only numbers and + - * / // % ** are"
+    )
 
 
 @tool(read_only=True, idempotent=True)
 def diff(before: str, after: str) -> str:
     """Compare two texts line by line; returns a unified diff, empty if they are the same."""
-    return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm=""))
+    return "\n".join(
+        difflib.unified_diff(
+            before.splitlines(), after.splitlines(), "before", "after", lineterm=""
+        )
+    )
 
 
 @tool(read_only=True, idempotent=True)

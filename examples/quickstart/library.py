@@ -49,7 +49,9 @@ def make(path: Path) -> None:
         )
         for title, author, year, subject in BOOKS:
             library.execute("insert or ignore into authors (name) values (?)", (author,))
-            (author_id,) = library.execute("select id from authors where name = ?", (author,)).fetchone()
+            (author_id,) = library.execute(
+                "select id from authors where name = ?", (author,)
+            ).fetchone()
             library.execute(
                 "insert into books (title, year, subject, author_id) values (?, ?, ?, ?)",
                 (title, year, subject, author_id),

@@ -45,7 +45,9 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
                 return
         except OSError:
             time.sleep(0.05)
-    raise SystemExit("the library (Datasette) did not start; try: python examples/quickstart/library.py 8001")
+    raise SystemExit(
+        "the library (Datasette) did not start; try: python examples/quickstart/library.py 8001"
+    )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ class Replica:
         command = [sys.executable, "-m", "roundgate.cli", "serve", str(HERE / "gateway.yaml")]
         command += ["--port", self.url.rpartition(":")[2]]
         self._log = (office / f"{name}.log").open("wb")
-        self.process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self._log, stderr=self._log
+        )
 
     def wait_until_ready(self) -> None:
         """Return when it answers.
@@ -85,7 +87,9 @@ class Replica:
                 result: dict[str, Any] = json.load(answer)["result"]
                 return result
         except urllib.error.HTTPError as error:
-            raise SystemExit(f"replica {self.name} refused {method}: {error.read().decode()}") from error
+            raise SystemExit(
+                f"replica {self.name} refused {method}: {error.read().decode()}"
+            ) from error
 
     def kill(self) -> None:
         """As the kernel does it to a process that takes too much memory: no last word."""

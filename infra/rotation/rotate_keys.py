@@ -48,7 +48,10 @@ def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
         case "finishSecret":
             current = next(one for one, marks in stages.items() if "AWSCURRENT" in marks)
             client.update_secret_version_stage(
-                SecretId=secret, VersionStage="AWSCURRENT", MoveToVersionId=version, RemoveFromVersionId=current
+                SecretId=secret,
+                VersionStage="AWSCURRENT",
+                MoveToVersionId=version,
+                RemoveFromVersionId=current,
             )
         case _:
             raise ValueError(f"{step!r} is no step of a rotation")
@@ -69,13 +72,18 @@ def _create(client: Any, secret: str, version: str) -> None:
         fresh = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
         ring = rotated(_ring(client, secret, None, "AWSCURRENT"), fresh)
         client.put_secret_value(
-            SecretId=secret, ClientRequestToken=version, SecretString=",".join(ring), VersionStages=["AWSPENDING"]
+            SecretId=secret,
+            ClientRequestToken=version,
+            SecretString=",".join(ring),
+            VersionStages=["AWSPENDING"],
         )
 
 
 def _ring(client: Any, secret: str, version: str | None, stage: str) -> list[str]:
     which = {} if version is None else {"VersionId": version}
-    text: str = client.get_secret_value(SecretId=secret, VersionStage=stage, **which)["SecretString"]
+    text: str = client.get_secret_value(SecretId=secret, VersionStage=stage, **which)[
+        "SecretString"
+    ]
     return [key.strip() for key in text.split(",")]
 
 

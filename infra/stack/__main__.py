@@ -15,11 +15,21 @@ DEMO = ROOT / "infra/stack/demo/gateway.yaml"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/stack", description="The deployed stack on this machine.")
-    parser.add_argument("config", nargs="?", type=Path, default=ROOT / "examples/quickstart/gateway.yaml")
-    parser.add_argument("--demo", action="store_true", help="show a call with rounds and a task, replica by replica")
-    parser.add_argument("--gateways", type=int, default=3, help="gateway functions at once (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=2, help="worker functions at once (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/stack", description="The deployed stack on this machine."
+    )
+    parser.add_argument(
+        "config", nargs="?", type=Path, default=ROOT / "examples/quickstart/gateway.yaml"
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="show a call with rounds and a task, replica by replica"
+    )
+    parser.add_argument(
+        "--gateways", type=int, default=3, help="gateway functions at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="worker functions at once (default: %(default)s)"
+    )
     parser.add_argument(
         "--executions",
         type=int,
@@ -27,9 +37,13 @@ def main() -> int:
         help="functions at once in all (default: %(default)s, a new account's)",
     )
     parser.add_argument("--port", type=int, help="of the API (default: any free one)")
-    parser.add_argument("--directory", type=Path, help="for the functions and their logs (default: a temporary one)")
+    parser.add_argument(
+        "--directory", type=Path, help="for the functions and their logs (default: a temporary one)"
+    )
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that nothing stays behind
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C, so that nothing stays behind
     try:
         return asyncio.run(run(arguments))
     except KeyboardInterrupt:
@@ -40,7 +54,11 @@ async def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory = (arguments.directory or Path(temporary)).resolve()
         zips = build_zips(DEMO if arguments.demo else arguments.config, directory / "zips")
-        counts = {"gateways": arguments.gateways, "workers": arguments.workers, "executions": arguments.executions}
+        counts = {
+            "gateways": arguments.gateways,
+            "workers": arguments.workers,
+            "executions": arguments.executions,
+        }
         async with running(directory, zips, **counts, port=arguments.port) as stack:
             if arguments.demo:
                 from infra.stack.demo import show
@@ -51,7 +69,10 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 async def serve(stack: Stack) -> None:
-    print(f"{stack.url}\nlogs of the functions: {stack.deployment.directory}\nCtrl-C ends it", flush=True)
+    print(
+        f"{stack.url}\nlogs of the functions: {stack.deployment.directory}\nCtrl-C ends it",
+        flush=True,
+    )
     await asyncio.Event().wait()
 
 

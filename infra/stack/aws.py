@@ -32,9 +32,17 @@ class Aws:
     def client(self, service: str) -> Any:
         """boto3's client."""
         environment = self.environment
-        url = environment["AWS_ENDPOINT_URL_DYNAMODB"] if service == "dynamodb" else environment["AWS_ENDPOINT_URL"]
+        url = (
+            environment["AWS_ENDPOINT_URL_DYNAMODB"]
+            if service == "dynamodb"
+            else environment["AWS_ENDPOINT_URL"]
+        )
         return boto3.client(
-            service, endpoint_url=url, region_name=REGION, aws_access_key_id="test", aws_secret_access_key="test"
+            service,
+            endpoint_url=url,
+            region_name=REGION,
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
         )
 
 
@@ -67,7 +75,11 @@ def services(directory: Path) -> Iterator[Aws]:
 
 def moto_server() -> Any:
     """moto's own server, around which SQS keeps the trace headers of messages."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
     from werkzeug.serving import make_server
 
     app = traced(DomainDispatcherApplication(create_backend_app))
@@ -78,7 +90,9 @@ def make_resources(aws: Aws, template: Template) -> dict[str, str]:
     """What the template's resources are called once they are made from its properties."""
     sqs, secrets = aws.client("sqs"), aws.client("secretsmanager")
     dead = sqs.create_queue(QueueName="dead-letters")["QueueUrl"]
-    dead_arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    dead_arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"][
+        "QueueArn"
+    ]
     properties = template.properties("Queue")
     redrive = properties["RedrivePolicy"]["maxReceiveCount"]
     attributes = {

@@ -42,7 +42,12 @@ class Front:
     """Routes of the template to one function."""
 
     def __init__(
-        self, pool: Pool, routes: Iterable[tuple[str, str]], stage: str, *, integration_s: float = INTEGRATION_S
+        self,
+        pool: Pool,
+        routes: Iterable[tuple[str, str]],
+        stage: str,
+        *,
+        integration_s: float = INTEGRATION_S,
     ) -> None:
         self._pool = pool
         self._integration_s = integration_s
@@ -86,7 +91,9 @@ class Front:
         return None
 
     def _event(self, request: Request, route: str, body: bytes) -> dict[str, Any]:
-        path = request.url.path if self._stage == "$default" else f"/{self._stage}{request.url.path}"
+        path = (
+            request.url.path if self._stage == "$default" else f"/{self._stage}{request.url.path}"
+        )
         try:
             text, is_base64 = body.decode(), False
         except UnicodeDecodeError:
@@ -97,7 +104,8 @@ class Front:
             "routeKey": route,
             "rawPath": path,
             "rawQueryString": request.url.query,
-            "headers": _headers(request.headers.items()) | {"x-forwarded-for": source, "x-forwarded-proto": "http"},
+            "headers": _headers(request.headers.items())
+            | {"x-forwarded-for": source, "x-forwarded-proto": "http"},
             "requestContext": {
                 "accountId": "123456789012",
                 "apiId": "local",
@@ -144,6 +152,9 @@ def _message(status: int, text: str) -> Response:
 def _response(answer: Mapping[str, Any]) -> Response:
     text = answer.get("body") or ""
     body = base64.b64decode(text) if answer.get("isBase64Encoded") else text.encode()
-    headers = {REMAPPED.get(name.lower(), name): value for name, value in (answer.get("headers") or {}).items()}
+    headers = {
+        REMAPPED.get(name.lower(), name): value
+        for name, value in (answer.get("headers") or {}).items()
+    }
     passed = {name: value for name, value in headers.items() if name.lower() not in NOT_PASSED}
     return Response(body, answer["statusCode"], passed)

@@ -127,7 +127,9 @@ class Environment:
         until = time.monotonic() + START_S
         while not answers(self.port):
             if time.monotonic() > until or not self.is_alive:
-                raise InvocationFailed(f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}")
+                raise InvocationFailed(
+                    f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}"
+                )
             time.sleep(0.01)
         self.starts += 1
 
@@ -231,21 +233,32 @@ class Pool:
 
     async def _invoke(self, environment: Environment, payload: bytes, trace: str) -> Any:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
-        headers = {"X-Amz-Client-Context": base64.b64encode(json.dumps({"trace": trace}).encode()).decode()}
+        headers = {
+            "X-Amz-Client-Context": base64.b64encode(json.dumps({"trace": trace}).encode()).decode()
+        }
         timeout_s = environment.function.timeout_s + START_S
         try:
-            response = await self.http.post(url, content=payload, headers=headers, timeout=timeout_s)
+            response = await self.http.post(
+                url, content=payload, headers=headers, timeout=timeout_s
+            )
         except httpx.HTTPError as error:
             raise InvocationFailed(f"{environment.name}: {type(error).__name__}") from None
         if len(response.content) > MAX_PAYLOAD_BYTES:
-            raise InvocationFailed(f"{environment.name}: Response payload size exceeded: {len(response.content)} bytes")
+            raise InvocationFailed(
+                f"{environment.name}: Response payload size exceeded: {len(response.content)} bytes"
+            )
         try:
             result = response.raise_for_status().json()
-        except (httpx.HTTPStatusError, ValueError):  # it is the emulator who speaks, such as "Task timed out after …"
+        except (
+            httpx.HTTPStatusError,
+            ValueError,
+        ):  # it is the emulator who speaks, such as "Task timed out after …"
             environment.kill()  # after a time-out or a crash of the runtime AWS begins with a fresh one
             raise InvocationFailed(f"{environment.name}: {response.text[:500]}") from None
         if isinstance(result, dict) and "errorMessage" in result and "errorType" in result:
-            raise InvocationFailed(f"{environment.name}: {result['errorType']}: {result['errorMessage']}")
+            raise InvocationFailed(
+                f"{environment.name}: {result['errorType']}: {result['errorMessage']}"
+            )
         return result
 
     def close(self) -> None:
@@ -267,7 +280,15 @@ def unpack(source: Path, directory: Path) -> Path:
 def family(pid: int) -> list[int]:
     """A process and all that it has begun; the emulator gives the runtime a process group of its own."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [pid, *(one for children in tasks for child in children.read_text().split() for one in family(int(child)))]
+    return [
+        pid,
+        *(
+            one
+            for children in tasks
+            for child in children.read_text().split()
+            for one in family(int(child))
+        ),
+    ]
 
 
 def free_port() -> int:

@@ -54,7 +54,10 @@ def traced(app: Wsgi) -> Wsgi:
                 attributes = message.setdefault("MessageSystemAttributes", {})
                 attributes["AWSTraceHeader"] = {"DataType": "String", "StringValue": trace}
             changed = json.dumps(body).encode()
-            environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(changed), str(len(changed))
+            environ["wsgi.input"], environ["CONTENT_LENGTH"] = (
+                io.BytesIO(changed),
+                str(len(changed)),
+            )
         return app(environ, start_response)
 
     return sqs

@@ -60,14 +60,23 @@ class Deployment:
         """Environments of the worker function."""
         return self._pool("WorkerFunction", count, "WorkerFunction", {}, None)
 
-    def _pool(self, of: str, count: int, name: str, changes: Mapping[str, str], timeout_s: int | None) -> Pool:
+    def _pool(
+        self, of: str, count: int, name: str, changes: Mapping[str, str], timeout_s: int | None
+    ) -> Pool:
         deployed = self.template.function(of)
         function = replace(deployed, name=name, timeout_s=timeout_s or deployed.timeout_s)
         code, variables = self.directory / of, {**self.variables, **changes}
         if not code.exists():
             unpack(self.zips / function.zip.name, code)
         environments = [
-            Environment(function, number, code, self.tools, variables, self.directory / f"{name}-{number}.log")
+            Environment(
+                function,
+                number,
+                code,
+                self.tools,
+                variables,
+                self.directory / f"{name}-{number}.log",
+            )
             for number in range(1, count + 1)
         ]
         return Pool(environments, self.http, self.account)
@@ -121,9 +130,16 @@ async def running(
     with services(directory) as aws:
         resources = make_resources(aws, Template(TEMPLATE, parameters, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template, variables = Template(TEMPLATE, parameters, known), {**aws.environment, **(more or {})}
-        async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)) as http:
-            deployment = Deployment(template, zips, tools, variables, directory, http, times, Account(executions))
+        template, variables = (
+            Template(TEMPLATE, parameters, known),
+            {**aws.environment, **(more or {})},
+        )
+        async with httpx.AsyncClient(
+            trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+        ) as http:
+            deployment = Deployment(
+                template, zips, tools, variables, directory, http, times, Account(executions)
+            )
             front, back = deployment.gateways(gateways), deployment.workers(workers)
             poller, schedule = triggers(template, aws, resources, back, times)
             background = [asyncio.create_task(one.run()) for one in (poller, schedule)]
@@ -155,7 +171,9 @@ def triggers(
         resources["Queue"],
         workers.invoke,
         batch_size=int(source["BatchSize"]),
-        concurrency=min(len(workers.environments), int(source["ScalingConfig"]["MaximumConcurrency"])),
+        concurrency=min(
+            len(workers.environments), int(source["ScalingConfig"]["MaximumConcurrency"])
+        ),
         arn=f"arn:aws:sqs:{REGION}:{ACCOUNT}:tasks",
         reports_failures="ReportBatchItemFailures" in source.get("FunctionResponseTypes", []),
         dead_letters=resources["DeadLetters"],

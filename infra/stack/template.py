@@ -77,7 +77,9 @@ class Template:
 
     def properties(self, resource: str) -> dict[str, Any]:
         """What a resource is made with."""
-        found: dict[str, Any] = self._resolve(self.source["Resources"][resource].get("Properties", {}))
+        found: dict[str, Any] = self._resolve(
+            self.source["Resources"][resource].get("Properties", {})
+        )
         return found
 
     def value(self, value: Any) -> Any:
@@ -106,7 +108,9 @@ class Template:
 
     def routes(self) -> list[tuple[str, str]]:
         """Method and path of each route of the API."""
-        keys = [self.properties(name)["RouteKey"] for name in self.named("AWS::ApiGatewayV2::Route")]
+        keys = [
+            self.properties(name)["RouteKey"] for name in self.named("AWS::ApiGatewayV2::Route")
+        ]
         return [(method, path) for method, _, path in (key.partition(" ") for key in keys)]
 
     def _resolve(self, value: Any) -> Any:
@@ -134,7 +138,11 @@ class Template:
 
     def _filled(self, text: str, more: Mapping[str, Any]) -> str:
         def found(match: re.Match[str]) -> str:
-            return str(more[match[1]] if match[1] in more else self._known.get(match[1], f"unknown:{match[1]}"))
+            return str(
+                more[match[1]]
+                if match[1] in more
+                else self._known.get(match[1], f"unknown:{match[1]}")
+            )
 
         return re.sub(r"\$\{([A-Za-z0-9:.]+)\}", found, text)
 

@@ -68,8 +68,12 @@ class Poller:
                 continue
             self.counts["loops stopped"] += 1
             body, receipt = message["Body"], message["ReceiptHandle"]
-            await asyncio.to_thread(self.sqs.send_message, QueueUrl=self.dead_letters, MessageBody=body)
-            await asyncio.to_thread(self.sqs.delete_message, QueueUrl=self.url, ReceiptHandle=receipt)
+            await asyncio.to_thread(
+                self.sqs.send_message, QueueUrl=self.dead_letters, MessageBody=body
+            )
+            await asyncio.to_thread(
+                self.sqs.delete_message, QueueUrl=self.url, ReceiptHandle=receipt
+            )
         return passed
 
     async def _invoked(self, messages: list[Any]) -> Any:
@@ -97,8 +101,12 @@ class Poller:
         self.counts["failed messages"] += len(failed)
         done = [message for message in messages if message["MessageId"] not in failed]
         if done:
-            entries = [{"Id": str(n), "ReceiptHandle": one["ReceiptHandle"]} for n, one in enumerate(done)]
-            await asyncio.to_thread(self.sqs.delete_message_batch, QueueUrl=self.url, Entries=entries)
+            entries = [
+                {"Id": str(n), "ReceiptHandle": one["ReceiptHandle"]} for n, one in enumerate(done)
+            ]
+            await asyncio.to_thread(
+                self.sqs.delete_message_batch, QueueUrl=self.url, Entries=entries
+            )
 
     def _record(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -111,7 +111,9 @@ def replacing(expanded: Mapping[str, Any], matters: Choices) -> Iterator[str]:
             found = replacement.replaced(before, settled(expanded, {name: value}).resources)
             if found != REPLACED_BY.get(name, []):
                 yield f"{name}={value} replaces {', '.join(found) or 'nothing'}"
-            yield from (f"{name}={value} loses what {one} has" for one in found if _has_state(before[one]))
+            yield from (
+                f"{name}={value} loses what {one} has" for one in found if _has_state(before[one])
+            )
 
 
 def _has_state(resource: Mapping[str, Any]) -> bool:
@@ -135,9 +137,12 @@ def problems(path: Path, *, is_quick: bool = False) -> Iterator[str]:
         (problem for one in different(expanded, every) for problem in ordered(expanded, one)),
     )
     yield from _report(
-        f"names and lengths: {len(some)} sets", (problem for one in some for problem in well_named(expanded, one))
+        f"names and lengths: {len(some)} sets",
+        (problem for one in some for problem in well_named(expanded, one)),
     )
-    yield from _report(f"what {len(matters)} changed parameters replace", replacing(expanded, matters))
+    yield from _report(
+        f"what {len(matters)} changed parameters replace", replacing(expanded, matters)
+    )
     yield from _report("moto creates the stack and updates it", created_and_updated(path, some))
 
 

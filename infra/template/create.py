@@ -31,8 +31,14 @@ ROW: Final = {"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}
 def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """What goes wrong when a stack is made with the first set of parameters and updated to each of
     the others."""
-    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION=REGION)
-    with mock_aws(config={"lambda": {"use_docker": False}}), redirect_stdout(io.StringIO()), catch_warnings():
+    os.environ.update(
+        AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION=REGION
+    )
+    with (
+        mock_aws(config={"lambda": {"use_docker": False}}),
+        redirect_stdout(io.StringIO()),
+        catch_warnings(),
+    ):
         simplefilter("ignore")  # moto prints what it does not know, and warns of it
         stack = Stack(boto3.Session(region_name=REGION))
         stack.upload(path)
@@ -63,23 +69,40 @@ class Stack:
         s3.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
         for resource in expand(path, {})["Resources"].values():
             if resource["Type"] == "AWS::Lambda::Function":
-                s3.put_object(Bucket="bucket", Key=resource["Properties"]["Code"]["S3Key"], Body=code.getvalue())
+                s3.put_object(
+                    Bucket="bucket",
+                    Key=resource["Properties"]["Code"]["S3Key"],
+                    Body=code.getvalue(),
+                )
 
     def arguments(self, path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
-        given = [{"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()]
+        given = [
+            {"ParameterKey": name, "ParameterValue": value} for name, value in parameters.items()
+        ]
         body = json.dumps(expand(path, {}))
-        return {"StackName": STACK, "TemplateBody": body, "Parameters": given, "Capabilities": ["CAPABILITY_IAM"]}
+        return {
+            "StackName": STACK,
+            "TemplateBody": body,
+            "Parameters": given,
+            "Capabilities": ["CAPABILITY_IAM"],
+        }
 
     def resources(self) -> dict[str, str]:
         """Physical names by logical ones, of what moto knows."""
         found = self.cloudformation.list_stack_resources(StackName=STACK)["StackResourceSummaries"]
-        return {one["LogicalResourceId"]: one["PhysicalResourceId"] for one in found if one.get("PhysicalResourceId")}
+        return {
+            one["LogicalResourceId"]: one["PhysicalResourceId"]
+            for one in found
+            if one.get("PhysicalResourceId")
+        }
 
     def fill(self) -> None:
         """A task, and a message where no function takes it."""
         made = self.resources()
         self.session.client("dynamodb").put_item(TableName=made["Table"], Item=ROW)
-        self.session.client("sqs").send_message(QueueUrl=made["DeadLetters"], MessageBody="owner.id")
+        self.session.client("sqs").send_message(
+            QueueUrl=made["DeadLetters"], MessageBody="owner.id"
+        )
         self._first = made
 
     def problems(self, after: str) -> Iterator[str]:
@@ -95,6 +118,8 @@ class Stack:
                 return
         if "Item" not in self.session.client("dynamodb").get_item(TableName=made["Table"], Key=ROW):
             yield f"{after}: the row is gone"
-        count = self.session.client("sqs").get_queue_attributes(QueueUrl=made["DeadLetters"], AttributeNames=["All"])
+        count = self.session.client("sqs").get_queue_attributes(
+            QueueUrl=made["DeadLetters"], AttributeNames=["All"]
+        )
         if count["Attributes"]["ApproximateNumberOfMessages"] != "1":
             yield f"{after}: the message is gone"

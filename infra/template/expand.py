@@ -40,7 +40,9 @@ def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
         if resource["Type"] == "AWS::Serverless::Function":  # as `sam deploy` has uploaded it
             resource["Properties"]["CodeUri"] = f"s3://bucket/{resource['Properties']['CodeUri']}"
     os.environ.setdefault("AWS_DEFAULT_REGION", REGION)
-    expanded = Translator(None, Parser()).translate(source, dict(parameters), get_managed_policy_map=lambda: MANAGED)
+    expanded = Translator(None, Parser()).translate(
+        source, dict(parameters), get_managed_policy_map=lambda: MANAGED
+    )
     as_json: dict[str, Any] = json.loads(json.dumps(expanded, default=str))
     return as_json
 

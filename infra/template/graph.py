@@ -29,7 +29,9 @@ class Settled:
 
     def __init__(self, expanded: Mapping[str, Any]) -> None:
         self._conditions = expanded.get("Conditions", {})
-        self._values: dict[str, Any] = {name: one.get("Default") for name, one in expanded["Parameters"].items()}
+        self._values: dict[str, Any] = {
+            name: one.get("Default") for name, one in expanded["Parameters"].items()
+        }
         self._values |= PSEUDO
         resources = expanded["Resources"].items()
         self.resources = {name: self.settle(one) for name, one in resources if self._is_there(one)}
@@ -59,7 +61,9 @@ class Settled:
         return value
 
     def _filled(self, text: str) -> str:
-        return re.sub(r"\$\{([\w:]+)\}", lambda found: str(self._values.get(found[1], found[0])), text)
+        return re.sub(
+            r"\$\{([\w:]+)\}", lambda found: str(self._values.get(found[1], found[0])), text
+        )
 
     def holds(self, condition: Any) -> bool:
         """Whether a condition is met.
@@ -94,7 +98,9 @@ def order(resources: Mapping[str, Any]) -> list[str]:
     return list(ordered)
 
 
-def _visit(name: str, resources: Mapping[str, Any], ordered: dict[str, None], path: list[str]) -> None:
+def _visit(
+    name: str, resources: Mapping[str, Any], ordered: dict[str, None], path: list[str]
+) -> None:
     if name in ordered:
         return
     if name in path:

@@ -10,7 +10,12 @@ from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from infra.template.expand import REGION
 
-KEEP_STATE: Final = ("AWS::DynamoDB::Table", "AWS::SQS::Queue", "AWS::SecretsManager::Secret", "AWS::ApiGatewayV2::Api")
+KEEP_STATE: Final = (
+    "AWS::DynamoDB::Table",
+    "AWS::SQS::Queue",
+    "AWS::SecretsManager::Secret",
+    "AWS::ApiGatewayV2::Api",
+)
 """What is never replaced: rows, messages, keys, and the id in the API's URL."""
 NAMED_BY_PARENT: Final = {"AWS::ApiGatewayV2::Stage", "AWS::Lambda::EventInvokeConfig"}
 """What has a name within its parent only, so that two stacks do not meet."""
@@ -31,7 +36,10 @@ def replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def _is_replaced(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     kind = schema(before["Type"])
-    fixed = [*kind.get("createOnlyProperties", []), *kind.get("conditionalCreateOnlyProperties", [])]
+    fixed = [
+        *kind.get("createOnlyProperties", []),
+        *kind.get("conditionalCreateOnlyProperties", []),
+    ]
     return before["Type"] != after["Type"] or any(
         _at(before["Properties"], path) != _at(after["Properties"], path) for path in fixed
     )
@@ -48,7 +56,11 @@ def named(resources: Mapping[str, Any]) -> Iterator[str]:
     """Resources with a physical name of their own: they could neither be replaced nor be there
     twice in an account."""
     for name, resource in resources.items():
-        own = [path for path in schema(resource["Type"]).get("primaryIdentifier", []) if _names(resource, path)]
+        own = [
+            path
+            for path in schema(resource["Type"]).get("primaryIdentifier", [])
+            if _names(resource, path)
+        ]
         if own and resource["Type"] not in NAMED_BY_PARENT:
             yield f"{name}: {', '.join(path.split('/')[-1] for path in own)}"
 

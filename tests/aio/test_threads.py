@@ -94,7 +94,10 @@ async def test_a_caller_that_has_its_share_leaves_the_rest_to_others() -> None:
 async def test_a_caller_is_the_same_whatever_its_token_lets_it_do() -> None:
     busy, threads = Busy(), Threads(4, share=1)
     scopes = [frozenset({str(number)}) for number in range(3)]
-    held = [asyncio.ensure_future(threads.run(busy, Principal("i", "ann", scopes=some))) for some in scopes]
+    held = [
+        asyncio.ensure_future(threads.run(busy, Principal("i", "ann", scopes=some)))
+        for some in scopes
+    ]
     await busy.have_begun(1)
     async with asyncio.timeout(30):
         assert await threads.run(lambda: "done", EVE) == "done"

@@ -24,7 +24,9 @@ async def test_a_number_may_name_a_caller() -> None:
     assert (await BY.principal(None, {"sub": 4711})).subject == "4711"
 
 
-@pytest.mark.parametrize("odd", [None, "", [], {}, ["ada"], {"a": 1}, True, 1.5, "x" * 1025], ids=str)
+@pytest.mark.parametrize(
+    "odd", [None, "", [], {}, ["ada"], {"a": 1}, True, 1.5, "x" * 1025], ids=str
+)
 async def test_an_odd_name_is_nobody(odd: Any) -> None:
     with pytest.raises(Unauthenticated):
         await BY.principal(None, {"sub": odd})

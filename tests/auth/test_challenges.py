@@ -16,7 +16,16 @@ from roundgate.errors import ConfigError
 from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import Client, client, config_file, gateway
-from tests.support.issuer import AUDIENCE, ISSUER, PUBLIC_URL, bearer, gateway_for, guarded, jwks, token
+from tests.support.issuer import (
+    AUDIENCE,
+    ISSUER,
+    PUBLIC_URL,
+    bearer,
+    gateway_for,
+    guarded,
+    jwks,
+    token,
+)
 from tests.support.services import Service, answer
 
 METADATA = "/.well-known/oauth-protected-resource"
@@ -76,26 +85,44 @@ async def test_a_caller_without_a_token_is_told_where_to_begin(mcp: Client) -> N
 
 
 async def test_the_first_challenge_names_the_scopes_that_every_call_needs(strict: Client) -> None:
-    assert challenge(await strict.post("tools/list")) == {"scope": "mcp", "resource_metadata": ADDRESS}
+    assert challenge(await strict.post("tools/list")) == {
+        "scope": "mcp",
+        "resource_metadata": ADDRESS,
+    }
 
 
 async def test_a_token_that_does_not_hold_is_an_invalid_token(mcp: Client) -> None:
     response = await mcp.post("tools/list", headers=bearer(token(exp=1)))
     said = challenge(response)
-    assert (response.status_code, said["error"], said["resource_metadata"]) == (401, "invalid_token", ADDRESS)
+    assert (response.status_code, said["error"], said["resource_metadata"]) == (
+        401,
+        "invalid_token",
+        ADDRESS,
+    )
     words = {"error": "invalid_token", "error_description": "The token has expired"}
     error = {"code": -32600, "message": "The token has expired", "data": words}
     assert response.json() == {"jsonrpc": "2.0", "id": 1, "error": error}
 
 
-async def test_who_cannot_be_answered_under_an_id_is_answered_in_the_words_of_oauth(mcp: Client) -> None:
+async def test_who_cannot_be_answered_under_an_id_is_answered_in_the_words_of_oauth(
+    mcp: Client,
+) -> None:
     expired = {"authorization": f"Bearer {token(exp=1)}"}
-    response = await mcp.http.post("/mcp", content=b"{", headers={**wire.headers(wire.message("x")), **expired})
-    assert response.json() == {"error": "invalid_token", "error_description": "The token has expired"}
+    response = await mcp.http.post(
+        "/mcp", content=b"{", headers={**wire.headers(wire.message("x")), **expired}
+    )
+    assert response.json() == {
+        "error": "invalid_token",
+        "error_description": "The token has expired",
+    }
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff" * 100, b"[]", b"x" * 5_000_000], ids=lambda body: repr(body[:5]))
-async def test_nothing_of_the_body_is_looked_at_before_the_caller_is_known(mcp: Client, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff" * 100, b"[]", b"x" * 5_000_000], ids=lambda body: repr(body[:5])
+)
+async def test_nothing_of_the_body_is_looked_at_before_the_caller_is_known(
+    mcp: Client, body: bytes
+) -> None:
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
     assert (await mcp.http.post("/mcp", content=body, headers=headers)).status_code == 401
     known = {**headers, "authorization": f"Bearer {token()}"}
@@ -106,12 +133,16 @@ async def test_a_body_that_never_comes_is_not_waited_for(mcp: Client) -> None:
     async def never() -> AsyncIterator[bytes]:
         yield pytest.fail("the body was read")
 
-    response = await mcp.http.post("/mcp", content=never(), headers={"content-type": "application/json"})
+    response = await mcp.http.post(
+        "/mcp", content=never(), headers={"content-type": "application/json"}
+    )
     assert response.status_code == 401
 
 
 async def test_a_notification_needs_a_token_too(mcp: Client) -> None:
-    body = json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
+    body = json.dumps(
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+    )
     headers = {"content-type": "application/json"}
     assert (await mcp.http.post("/mcp", content=body, headers=headers)).status_code == 401
     headers["authorization"] = f"Bearer {token()}"
@@ -132,7 +163,9 @@ async def test_a_token_in_the_address_is_none(mcp: Client) -> None:
 
 
 @pytest.mark.parametrize("path", [METADATA, f"{METADATA}/mcp"], ids=["root", "path-inserted"])
-async def test_the_metadata_is_where_rfc_9728_has_it_and_needs_no_token(mcp: Client, path: str) -> None:
+async def test_the_metadata_is_where_rfc_9728_has_it_and_needs_no_token(
+    mcp: Client, path: str
+) -> None:
     response = await mcp.http.get(path)
     assert response.status_code == 200
     assert response.json() == {
@@ -143,7 +176,9 @@ async def test_the_metadata_is_where_rfc_9728_has_it_and_needs_no_token(mcp: Cli
     }
 
 
-async def test_the_address_in_the_challenge_leads_to_the_document_about_the_resource(mcp: Client) -> None:
+async def test_the_address_in_the_challenge_leads_to_the_document_about_the_resource(
+    mcp: Client,
+) -> None:
     address = challenge(await mcp.post("tools/list"))["resource_metadata"]
     document = (await mcp.http.get(address.removeprefix(PUBLIC_URL))).json()
     assert document["resource"] == f"{PUBLIC_URL}/mcp"
@@ -165,13 +200,17 @@ async def test_the_metadata_offers_scopes(auth: dict[str, Any], scopes: list[str
 
 async def test_another_path_has_its_document_at_its_own_address() -> None:
     async with gateway_for(read, http={"path": "/api/tools"}) as (mcp, _):
-        assert (await mcp.http.get(f"{METADATA}/api/tools")).json()["resource"] == f"{PUBLIC_URL}/api/tools"
+        assert (await mcp.http.get(f"{METADATA}/api/tools")).json()[
+            "resource"
+        ] == f"{PUBLIC_URL}/api/tools"
         assert (await mcp.http.get(f"{METADATA}/mcp")).status_code == 404
 
 
 async def test_the_host_of_a_request_does_not_change_what_the_resource_is() -> None:
     async with gateway_for(read, http={"allowed_hosts": ["*"]}) as (mcp, _):
-        response = await mcp.http.get(METADATA, headers={"host": "evil.example", "x-forwarded-host": "evil.example"})
+        response = await mcp.http.get(
+            METADATA, headers={"host": "evil.example", "x-forwarded-host": "evil.example"}
+        )
         assert "evil" not in response.text
 
 
@@ -187,13 +226,21 @@ def test_authentication_needs_a_public_url() -> None:
 
 async def test_a_configured_audience_takes_the_place_of_the_address() -> None:
     async with gateway_for(whoami, auth={"audience": "api://gateway"}) as (mcp, _):
-        assert (await mcp.post("tools/list", headers=bearer(token(aud="api://gateway")))).status_code == 200
+        assert (
+            await mcp.post("tools/list", headers=bearer(token(aud="api://gateway")))
+        ).status_code == 200
         assert (await mcp.post("tools/list", headers=bearer(token()))).status_code == 401
 
 
 @pytest.mark.parametrize(
     ("granted", "status"),
-    [("", 403), ("files:read", 403), ("files:write", 403), ("files", 403), ("files:read files:write x", 200)],
+    [
+        ("", 403),
+        ("files:read", 403),
+        ("files:write", 403),
+        ("files", 403),
+        ("files:read files:write x", 200),
+    ],
 )
 async def test_a_tool_needs_every_one_of_its_scopes(mcp: Client, granted: str, status: int) -> None:
     response = await mcp.post("tools/call", {"name": "write"}, headers=bearer(token(scope=granted)))
@@ -209,17 +256,29 @@ async def test_a_tool_needs_every_one_of_its_scopes(mcp: Client, granted: str, s
         assert "tool write" in said["error_description"]
 
 
-@pytest.mark.parametrize("method", ["server/discover", "tools/list", "prompts/list", "no/such/method"])
-async def test_a_call_without_the_scopes_that_every_call_needs_is_refused(strict: Client, method: str) -> None:
+@pytest.mark.parametrize(
+    "method", ["server/discover", "tools/list", "prompts/list", "no/such/method"]
+)
+async def test_a_call_without_the_scopes_that_every_call_needs_is_refused(
+    strict: Client, method: str
+) -> None:
     response = await strict.post(method, headers=bearer(token(scope="files:read")))
     said = challenge(response)
-    assert (response.status_code, said["error"], said["scope"]) == (403, "insufficient_scope", "mcp")
+    assert (response.status_code, said["error"], said["scope"]) == (
+        403,
+        "insufficient_scope",
+        "mcp",
+    )
 
 
 async def test_a_token_with_the_scopes_of_one_challenge_will_do(strict: Client) -> None:
-    said = challenge(await strict.post("tools/call", {"name": "write"}, headers=bearer(token(scope="mcp"))))
+    said = challenge(
+        await strict.post("tools/call", {"name": "write"}, headers=bearer(token(scope="mcp")))
+    )
     assert said["scope"].split() == ["mcp", "files:read", "files:write"]
-    response = await strict.post("tools/call", {"name": "write"}, headers=bearer(token(scope=said["scope"])))
+    response = await strict.post(
+        "tools/call", {"name": "write"}, headers=bearer(token(scope=said["scope"]))
+    )
     assert response.json()["result"]["content"][0]["text"] == "written"
 
 
@@ -256,7 +315,9 @@ async def test_pages_of_a_filtered_list_are_full_and_end() -> None:
 
 async def test_a_list_that_is_the_same_for_all_may_be_shared() -> None:
     async with gateway_for(whoami) as (mcp, _):
-        assert (await mcp.post("tools/list", headers=bearer(token()))).json()["result"]["cacheScope"] == "public"
+        assert (await mcp.post("tools/list", headers=bearer(token()))).json()["result"][
+            "cacheScope"
+        ] == "public"
 
 
 async def test_without_authentication_scopes_are_nobody_s() -> None:
@@ -277,7 +338,9 @@ async def test_keys_that_were_never_read_are_a_503_with_a_time_to_come_back() ->
         response = await mcp.post("tools/list", headers=bearer(token()))
         assert (response.status_code, response.headers["retry-after"].isdigit()) == (503, True)
         assert "www-authenticate" not in response.headers, "a new token would not help"
-        assert (await mcp.post("tools/list")).status_code == 401, "no token is no token all the same"
+        assert (await mcp.post("tools/list")).status_code == 401, (
+            "no token is no token all the same"
+        )
         asked: Service = keys
         assert len(asked.requests) == 1
 
@@ -293,25 +356,40 @@ async def test_a_roll_over_of_keys_is_not_noticed_by_callers() -> None:
             statuses.append((await mcp.post("tools/list", headers=bearer(token(kid)))).status_code)
             clock.skip(31)
         clock.skip(3600)
-        statuses += [(await mcp.post("tools/list", headers=bearer(token(kid)))).status_code for kid in ("rsa", "ec")]
+        statuses += [
+            (await mcp.post("tools/list", headers=bearer(token(kid)))).status_code
+            for kid in ("rsa", "ec")
+        ]
         assert statuses == [200, 200, 200, 200, 401]
 
 
-async def test_the_log_names_the_subject_and_never_the_token(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_the_subject_and_never_the_token(
+    mcp: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("DEBUG")
     good, bad = token(sub="ann"), token(exp=1)
     for text in (good, bad):
         await mcp.post("tools/list", headers=bearer(text))
-    lines = [vars(record).get("fields", {}) for record in caplog.records if record.name == "roundgate.request"]
+    lines = [
+        vars(record).get("fields", {})
+        for record in caplog.records
+        if record.name == "roundgate.request"
+    ]
     assert [(line.get("subject"), line["status"], line["outcome"]) for line in lines] == [
         ("ann", 200, "ok"),
         (None, 401, "unauthorized"),
     ]
     said = " ".join([caplog.text, *(str(vars(record).get("fields")) for record in caplog.records)])
-    assert not [text for text in (good, bad) if text.rpartition(".")[2] in said or text.split(".")[1] in said]
+    assert not [
+        text
+        for text in (good, bad)
+        if text.rpartition(".")[2] in said or text.split(".")[1] in said
+    ]
 
 
 def test_symmetric_algorithms_cannot_be_configured() -> None:
     for name in ("HS256", "none", "dir"):
         with pytest.raises(ValueError, match="algorithms"):
-            config_file(read, auth={"issuer": ISSUER, "jwks_url": "https://x", "algorithms": [name]})
+            config_file(
+                read, auth={"issuer": ISSUER, "jwks_url": "https://x", "algorithms": [name]}
+            )

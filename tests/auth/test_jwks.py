@@ -21,7 +21,9 @@ FRESH_S, RETRY_S = FRESH_MS / 1000, RETRY_MS / 1000
 
 
 @asynccontextmanager
-async def key_set(*answers: bytes, pause_s: float = 0) -> AsyncIterator[tuple[KeySet, Service, FixedClock]]:
+async def key_set(
+    *answers: bytes, pause_s: float = 0
+) -> AsyncIterator[tuple[KeySet, Service, FixedClock]]:
     async with service(*answers, pause_s=pause_s) as server:
         clock = FixedClock()
         yield KeySet(f"{server.url}/jwks", clock), server, clock
@@ -131,7 +133,9 @@ BAD_KEYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("bad", BAD_KEYS)
 async def test_a_key_that_cannot_be_used_costs_none_of_the_others(bad: str) -> None:
-    document = json.dumps({"keys": [BAD_KEYS[bad], public_jwk("ec", use="sig"), BAD_KEYS[bad]]}).encode()
+    document = json.dumps(
+        {"keys": [BAD_KEYS[bad], public_jwk("ec", use="sig"), BAD_KEYS[bad]]}
+    ).encode()
     async with key_set(answer(document)) as (keys, _, _):
         assert await known(keys, "ec", "x") == [True, False]
 
@@ -149,17 +153,26 @@ BAD_ANSWERS = {
     "not UTF-8": answer(b"\xff\xfe"),
     "deep": answer(b"[" * 100_000),
     "too large": answer(jwks("ec") + b" " * MAX_BYTES),
-    "too large, unannounced": b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + jwks("ec") + b" " * MAX_BYTES,
+    "too large, unannounced": b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+    + jwks("ec")
+    + b" " * MAX_BYTES,
     "a redirect": answer(jwks("ec"), "302 Found", Location="http://127.0.0.1:9/"),
     "404": answer(jwks("ec"), "404 Not Found"),
-    "cut short": b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n" + jwks("ec"),
+    "cut short": b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n"
+    + jwks("ec"),
     "no HTTP": b"220 mail.example.com ESMTP\r\n\r\n",
 }
 
 
 @pytest.mark.parametrize("bad", BAD_ANSWERS)
-async def test_a_document_that_is_none_leaves_the_keys_as_they_were(bad: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with key_set(answer(jwks("ec")), BAD_ANSWERS[bad], answer(jwks("rsa"))) as (keys, _, clock):
+async def test_a_document_that_is_none_leaves_the_keys_as_they_were(
+    bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with key_set(answer(jwks("ec")), BAD_ANSWERS[bad], answer(jwks("rsa"))) as (
+        keys,
+        _,
+        clock,
+    ):
         await keys.key("ec")
         clock.skip(FRESH_S + 1)
         assert await known(keys, "ec") == [True]

@@ -28,7 +28,16 @@ from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, toke
 from tests.support.services import answer, service
 
 METADATA = "/.well-known/oauth-protected-resource"
-ELSEWHERE = ["/", "/console", "/mcp/x", "/docs", "/healthz/", "/healthzz", "/.well-known", "/console/.well-known/x"]
+ELSEWHERE = [
+    "/",
+    "/console",
+    "/mcp/x",
+    "/docs",
+    "/healthz/",
+    "/healthzz",
+    "/.well-known",
+    "/console/.well-known/x",
+]
 OPERATOR = "gateway:operate"
 
 
@@ -71,7 +80,9 @@ def headers(**claims: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ELSEWHERE)
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
-async def test_without_a_token_every_other_address_is_a_challenge(mcp: Client, method: str, path: str) -> None:
+async def test_without_a_token_every_other_address_is_a_challenge(
+    mcp: Client, method: str, path: str
+) -> None:
     response = await mcp.http.request(method, f"http://127.0.0.1{path}")
     assert response.status_code == 401
     assert f'resource_metadata="{PUBLIC_URL}{METADATA}/mcp"' in response.headers["www-authenticate"]
@@ -79,9 +90,16 @@ async def test_without_a_token_every_other_address_is_a_challenge(mcp: Client, m
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/healthz", 200), (METADATA, 200), (f"{METADATA}/mcp", 200), ("/.well-known/openid-configuration", 404)],
+    [
+        ("/healthz", 200),
+        (METADATA, 200),
+        (f"{METADATA}/mcp", 200),
+        ("/.well-known/openid-configuration", 404),
+    ],
 )
-async def test_probes_and_clients_without_a_token_find_health_and_metadata(mcp: Client, path: str, status: int) -> None:
+async def test_probes_and_clients_without_a_token_find_health_and_metadata(
+    mcp: Client, path: str, status: int
+) -> None:
     assert (await mcp.http.get(path)).status_code == status
 
 
@@ -99,9 +117,15 @@ async def test_an_operator_gets_the_route_and_the_route_knows_who_it_is(mcp: Cli
     assert (nothing.status_code, "POST /mcp" in nothing.json()["error"]) == (404, True)
 
 
-@pytest.mark.parametrize("claims", [{"exp": 1}, {"aud": "other"}, {"kid": "rsa"}, {"iss": "https://other/"}])
-async def test_a_token_that_does_not_hold_makes_nobody_an_operator(mcp: Client, claims: dict[str, Any]) -> None:
-    assert (await mcp.http.get("/console", headers=headers(scope=OPERATOR, **claims))).status_code == 401
+@pytest.mark.parametrize(
+    "claims", [{"exp": 1}, {"aud": "other"}, {"kid": "rsa"}, {"iss": "https://other/"}]
+)
+async def test_a_token_that_does_not_hold_makes_nobody_an_operator(
+    mcp: Client, claims: dict[str, Any]
+) -> None:
+    assert (
+        await mcp.http.get("/console", headers=headers(scope=OPERATOR, **claims))
+    ).status_code == 401
 
 
 async def test_unless_a_scope_is_named_nobody_is_an_operator() -> None:
@@ -115,7 +139,9 @@ async def test_unless_a_scope_is_named_nobody_is_an_operator() -> None:
 async def test_the_scopes_that_every_call_needs_are_needed_elsewhere_too() -> None:
     async with served(auth={"operator_scope": OPERATOR, "scopes": ["mcp"]}) as mcp:
         assert (await mcp.http.get("/console", headers=headers(scope=OPERATOR))).status_code == 403
-        assert (await mcp.http.get("/console", headers=headers(scope=f"mcp {OPERATOR}"))).status_code == 200
+        assert (
+            await mcp.http.get("/console", headers=headers(scope=f"mcp {OPERATOR}"))
+        ).status_code == 200
 
 
 async def test_the_scope_of_operators_opens_and_closes_nothing_at_the_endpoint(mcp: Client) -> None:
@@ -130,7 +156,11 @@ async def test_the_metadata_does_not_offer_the_scope_of_operators(mcp: Client) -
 
 @pytest.mark.parametrize(
     ("method", "changed", "status"),
-    [("GET", {}, 405), ("POST", {"content-type": "text/plain"}, 415), ("POST", {"accept": "text/html"}, 406)],
+    [
+        ("GET", {}, 405),
+        ("POST", {"content-type": "text/plain"}, 415),
+        ("POST", {"accept": "text/html"}, 406),
+    ],
 )
 async def test_what_the_endpoint_takes_from_nobody_needs_no_token(
     mcp: Client, method: str, changed: dict[str, str], status: int
@@ -143,7 +173,9 @@ async def test_what_the_endpoint_takes_from_nobody_needs_no_token(
 async def test_the_endpoint_asks_for_a_token_wherever_it_is(path: str) -> None:
     asked = wire.message("tools/list")
     async with served(http={"path": path}) as mcp:
-        assert (await mcp.http.post(path, json=asked, headers=wire.headers(asked))).status_code == 401
+        assert (
+            await mcp.http.post(path, json=asked, headers=wire.headers(asked))
+        ).status_code == 401
 
 
 async def test_without_authentication_this_machine_s_user_is_the_operator() -> None:
@@ -167,7 +199,13 @@ async def test_a_web_socket_is_closed_whoever_opens_it() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "websocket", "path": "/console", "headers": [], "query_string": b"", "subprotocols": []}
+    scope = {
+        "type": "websocket",
+        "path": "/console",
+        "headers": [],
+        "query_string": b"",
+        "subprotocols": [],
+    }
     await app(scope, asyncio.Queue[Any]().get, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
@@ -180,14 +218,18 @@ async def test_a_refusal_elsewhere_is_a_line_in_the_log_and_what_is_served_is_no
     await mcp.http.get("/console", headers=headers(scope=OPERATOR))
     await mcp.http.get("/console")
     await mcp.http.get("/console", headers=headers())
-    lines = [vars(record)["fields"] for record in caplog.records if record.name == "roundgate.request"]
+    lines = [
+        vars(record)["fields"] for record in caplog.records if record.name == "roundgate.request"
+    ]
     assert [(line["status"], line["outcome"], line.get("subject")) for line in lines] == [
         (401, "unauthorized", None),
         (403, "unauthorized", "ann"),
     ]
 
 
-async def test_a_failure_of_another_route_is_the_server_s_to_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_of_another_route_is_the_server_s_to_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def broken(request: Request) -> JSONResponse:
         raise RuntimeError("the console is broken")
 
@@ -206,7 +248,9 @@ def test_a_request_that_no_layer_authenticated_has_no_caller() -> None:
         _ = Exchange({"path": "/mcp", "headers": []}, ["/mcp"], Responder(send)).caller
 
 
-PARTS = st.lists(st.sampled_from(["", "/", "/mcp", "/healthz", "/a", "z", "/.well-known"]), max_size=4).map("".join)
+PARTS = st.lists(
+    st.sampled_from(["", "/", "/mcp", "/healthz", "/a", "z", "/.well-known"]), max_size=4
+).map("".join)
 
 
 @given(PARTS, PARTS)
@@ -223,7 +267,9 @@ def test_the_path_that_is_looked_at_is_the_one_that_is_routed(path: str, root: s
         ({"operator_scope": ""}, "operator_scope"),
     ],
 )
-def test_a_scope_that_makes_everybody_or_nobody_an_operator_is_not_taken(auth: dict[str, Any], says: str) -> None:
+def test_a_scope_that_makes_everybody_or_nobody_an_operator_is_not_taken(
+    auth: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ValidationError, match=says):
         config_file(hello, auth={"issuer": ISSUER, "jwks_url": "https://x", **auth})
 

@@ -33,7 +33,9 @@ Verify = Callable[..., Any]
 
 
 def verifier(url: str, **config: Any) -> JwtVerifier:
-    made = JwtAuthConfig.model_validate({"issuer": ISSUER, "jwks_url": url, "algorithms": ALL, **config})
+    made = JwtAuthConfig.model_validate(
+        {"issuer": ISSUER, "jwks_url": url, "algorithms": ALL, **config}
+    )
     return JwtVerifier(made, AUDIENCE, KeySet(url, FixedClock()))
 
 
@@ -57,7 +59,9 @@ async def refusal(by: JwtVerifier, authorization: bytes | None) -> tuple[str | N
 
 @pytest.mark.parametrize("kid", ["rsa", "ec", "ed"])
 async def test_a_token_that_holds_names_its_principal(by: JwtVerifier, kid: str) -> None:
-    assert await principal(by, token(kid, scope="a b")) == Principal(ISSUER, "ann", "cli", frozenset("ab"))
+    assert await principal(by, token(kid, scope="a b")) == Principal(
+        ISSUER, "ann", "cli", frozenset("ab")
+    )
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER  ", b"  Bearer "])
@@ -65,8 +69,12 @@ async def test_the_scheme_is_read_as_rfc_9110_has_it(by: JwtVerifier, scheme: by
     assert (await by.principal(scheme + token().encode() + b" ")).subject == "ann"
 
 
-@pytest.mark.parametrize("given", [None, b"", b" ", b"Bearer", b"Bearer ", b"Basic YW5uOng=", b"Bearertoken", b"\xff"])
-async def test_who_sends_no_bearer_token_gets_no_error_code(by: JwtVerifier, given: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "given", [None, b"", b" ", b"Bearer", b"Bearer ", b"Basic YW5uOng=", b"Bearertoken", b"\xff"]
+)
+async def test_who_sends_no_bearer_token_gets_no_error_code(
+    by: JwtVerifier, given: bytes | None
+) -> None:
     error, told = await refusal(by, given)
     assert (error, told[:24]) == (None, "A bearer token is needed")
 
@@ -97,7 +105,9 @@ async def test_who_sends_no_bearer_token_gets_no_error_code(by: JwtVerifier, giv
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
 )
-async def test_a_token_that_does_not_hold_is_refused(by: JwtVerifier, changed: dict[str, Any], told: str) -> None:
+async def test_a_token_that_does_not_hold_is_refused(
+    by: JwtVerifier, changed: dict[str, Any], told: str
+) -> None:
     assert await refusal(by, b"Bearer " + token(**changed).encode()) == ("invalid_token", told)
 
 
@@ -109,13 +119,27 @@ async def test_access_tokens_are_taken_by_their_type(by: JwtVerifier, kind: str 
 @pytest.mark.parametrize(
     "headers",
     [
-        *({"typ": kind} for kind in ("logout+jwt", "dpop+jwt", "id_token+jwt", "secevent+jwt", "JOSE", "", 7, ["JWT"])),
+        *(
+            {"typ": kind}
+            for kind in (
+                "logout+jwt",
+                "dpop+jwt",
+                "id_token+jwt",
+                "secevent+jwt",
+                "JOSE",
+                "",
+                7,
+                ["JWT"],
+            )
+        ),
         {"crit": ["exp"], "exp": 1},
         {"crit": []},
     ],
     ids=str,
 )
-async def test_whatever_else_the_issuer_signs_is_no_access_token(by: JwtVerifier, headers: dict[str, Any]) -> None:
+async def test_whatever_else_the_issuer_signs_is_no_access_token(
+    by: JwtVerifier, headers: dict[str, Any]
+) -> None:
     error, told = await refusal(by, b"Bearer " + signed(headers))
     assert error == "invalid_token"
     assert "not an access token" in told or told == "The token is not a JWT"
@@ -125,19 +149,26 @@ def signed(headers: dict[str, Any]) -> bytes:
     """A token as its issuer would sign it, with a header that PyJWT would not write."""
     key = private_key("rsa")
     return _forged(
-        {"alg": "RS256", "kid": "rsa", **headers}, lambda data: key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+        {"alg": "RS256", "kid": "rsa", **headers},
+        lambda data: key.sign(data, padding.PKCS1v15(), hashes.SHA256()),
     ).removeprefix(b"Bearer ")
 
 
 @pytest.mark.parametrize(
-    "claims", [{"sub": ""}, {"sub": "x" * 1025}, {"client_id": "x" * 1025}, {"client_id": {"a": 1}}], ids=str
+    "claims",
+    [{"sub": ""}, {"sub": "x" * 1025}, {"client_id": "x" * 1025}, {"client_id": {"a": 1}}],
+    ids=str,
 )
-async def test_a_caller_without_a_usable_name_is_refused(by: JwtVerifier, claims: dict[str, Any]) -> None:
+async def test_a_caller_without_a_usable_name_is_refused(
+    by: JwtVerifier, claims: dict[str, Any]
+) -> None:
     assert (await refusal(by, b"Bearer " + token(**claims).encode()))[0] == "invalid_token"
 
 
 async def test_an_audience_among_several_will_do(by: JwtVerifier) -> None:
-    assert (await principal(by, token(aud=["https://other.example.com", AUDIENCE]))).subject == "ann"
+    assert (
+        await principal(by, token(aud=["https://other.example.com", AUDIENCE]))
+    ).subject == "ann"
 
 
 async def test_clocks_may_differ_by_the_leeway(by: JwtVerifier) -> None:
@@ -165,12 +196,19 @@ def _secrets(kid: str) -> list[bytes]:
 @pytest.mark.parametrize("kid", ["rsa", "ec"])
 async def test_a_public_key_is_no_shared_secret(by: JwtVerifier, kid: str) -> None:
     for secret in _secrets(kid):
-        for alg, name in (("HS256", "sha256"), ("HS512", "sha512"), ("RS256", "sha256"), ("ES256", "sha256")):
+        for alg, name in (
+            ("HS256", "sha256"),
+            ("HS512", "sha512"),
+            ("RS256", "sha256"),
+            ("ES256", "sha256"),
+        ):
             forged = _forged({"alg": alg, "kid": kid}, lambda text: hmac.digest(secret, text, name))  # noqa: B023
             assert (await refusal(by, forged))[0] == "invalid_token"
 
 
-@pytest.mark.parametrize("alg", ["none", "None", "NONE", "nOnE", "", None, "HS256", "RS512", "RS1", 7, ["RS256"], {}])
+@pytest.mark.parametrize(
+    "alg", ["none", "None", "NONE", "nOnE", "", None, "HS256", "RS512", "RS1", 7, ["RS256"], {}]
+)
 async def test_an_algorithm_that_is_not_ours_is_refused(by: JwtVerifier, alg: Any) -> None:
     for signature in (b"", b"x", hashlib.sha256(b"").digest()):
         forged = _forged({"alg": alg, "kid": "rsa", "typ": "JWT"}, lambda text: signature)  # noqa: B023
@@ -189,7 +227,9 @@ async def test_a_key_serves_the_algorithm_it_is_for(by: JwtVerifier) -> None:
     assert (await refusal(by, b"Bearer " + crossed.encode()))[0] == "invalid_token"
 
 
-@pytest.mark.parametrize("kid", [None, 7, [], {}, "", "stranger", "../../etc/passwd", "rsa\x00", "x" * 10_000], ids=str)
+@pytest.mark.parametrize(
+    "kid", [None, 7, [], {}, "", "stranger", "../../etc/passwd", "rsa\x00", "x" * 10_000], ids=str
+)
 async def test_a_key_that_the_issuer_does_not_have_is_refused(by: JwtVerifier, kid: Any) -> None:
     forged = _forged({"alg": "RS256", "kid": kid}, lambda text: b"x")
     assert (await refusal(by, forged))[0] == "invalid_token"
@@ -219,7 +259,19 @@ DEEP = base64.urlsafe_b64encode(b"[" * 30_000).decode()
 
 @pytest.mark.parametrize(
     "text",
-    ["x", ".", "..", "...", "a.b.c", "e30.e30.", "e30.e30.e30.e30", f"{DEEP}.e30.x", "ü.ü.ü", "W10.e30.x", "/w.e30.x"],
+    [
+        "x",
+        ".",
+        "..",
+        "...",
+        "a.b.c",
+        "e30.e30.",
+        "e30.e30.e30.e30",
+        f"{DEEP}.e30.x",
+        "ü.ü.ü",
+        "W10.e30.x",
+        "/w.e30.x",
+    ],
     ids=lambda text: text[:20].encode("ascii", "backslashreplace").decode(),
 )
 async def test_what_is_no_jwt_is_refused(by: JwtVerifier, text: str) -> None:
@@ -257,13 +309,23 @@ async def test_nothing_of_the_token_is_told(by: JwtVerifier) -> None:
     ],
     ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )
-async def test_scopes_are_read_as_issuers_write_them(by: JwtVerifier, claims: dict[str, Any], scopes: set[str]) -> None:
+async def test_scopes_are_read_as_issuers_write_them(
+    by: JwtVerifier, claims: dict[str, Any], scopes: set[str]
+) -> None:
     assert (await principal(by, token(**claims))).scopes == scopes
 
 
 async def test_a_scope_that_is_null_grants_nothing(by: JwtVerifier) -> None:
-    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": int(time.time()) + 60, "scope": None}
-    assert (await principal(by, jwt.encode(claims, private_key("ec"), "ES256", headers={"kid": "ec"}))).scopes == set()
+    claims = {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "ann",
+        "exp": int(time.time()) + 60,
+        "scope": None,
+    }
+    assert (
+        await principal(by, jwt.encode(claims, private_key("ec"), "ES256", headers={"kid": "ec"}))
+    ).scopes == set()
 
 
 @pytest.mark.parametrize(
@@ -276,7 +338,9 @@ async def test_a_scope_that_is_null_grants_nothing(by: JwtVerifier) -> None:
     ],
     ids=["client_id", "azp", "both", "neither"],
 )
-async def test_the_client_is_client_id_or_azp(by: JwtVerifier, claims: dict[str, Any], client_id: str) -> None:
+async def test_the_client_is_client_id_or_azp(
+    by: JwtVerifier, claims: dict[str, Any], client_id: str
+) -> None:
     assert (await principal(by, token(**claims))).client_id == client_id
 
 
@@ -292,5 +356,7 @@ async def test_a_token_without_the_scopes_that_every_call_needs_is_not_enough() 
 
 
 @pytest.mark.parametrize("given", [None, b"", b"Bearer x", b"\xff"])
-async def test_without_authentication_everybody_is_the_one_local_subject(given: bytes | None) -> None:
+async def test_without_authentication_everybody_is_the_one_local_subject(
+    given: bytes | None,
+) -> None:
     assert await LocalVerifier().principal(given) == LOCAL == Principal("local", "local")

@@ -39,14 +39,19 @@ def resource(uri: str, **completers: Any) -> Resource:
 class Fake:
     """A back end that offers what it is given, or fails to load."""
 
-    def __init__(self, name: str, *offered: Tool | Prompt | Resource, prefix: str = "", wrong: str = "") -> None:
+    def __init__(
+        self, name: str, *offered: Tool | Prompt | Resource, prefix: str = "", wrong: str = ""
+    ) -> None:
         self.name, self.prefix = name, prefix
         self._offered, self._wrong = offered, wrong
 
     async def offer(self) -> Offering:
         if self._wrong:
             raise ConfigError([Problem("f", "p", self._wrong, "r")])
-        kinds = [[one for one in self._offered if isinstance(one, kind)] for kind in (Tool, Prompt, Resource)]
+        kinds = [
+            [one for one in self._offered if isinstance(one, kind)]
+            for kind in (Tool, Prompt, Resource)
+        ]
         return Offering(*kinds)  # type: ignore[arg-type]
 
     async def aclose(self) -> None: ...
@@ -67,7 +72,9 @@ def problems(*backends: Fake) -> list[Problem]:
 
 
 def test_the_order_is_that_of_the_back_ends_and_of_what_each_offers() -> None:
-    catalog = build([Fake("b", tool("z"), tool("a"), prefix="b__"), Fake("a", tool("m"), prefix="a__")], 10)
+    catalog = build(
+        [Fake("b", tool("z"), tool("a"), prefix="b__"), Fake("a", tool("m"), prefix="a__")], 10
+    )
     assert list(catalog.tools) == ["b__z", "b__a", "a__m"]
     assert [one["name"] for one in entries(catalog.tool_pages)] == ["b__z", "b__a", "a__m"]
 
@@ -76,7 +83,10 @@ def test_tools_and_prompts_get_the_prefix_and_resources_keep_their_uris() -> Non
     offered = (tool("t"), prompt("p"), resource("r:s"), resource("r:{t}"))
     catalog = build([Fake("a", *offered, prefix="x__")], 10)
     assert (list(catalog.tools), list(catalog.prompts)) == (["x__t"], ["x__p"])
-    assert [one["name"] for one in entries(catalog.tool_pages) + entries(catalog.prompt_pages)] == ["x__t", "x__p"]
+    assert [one["name"] for one in entries(catalog.tool_pages) + entries(catalog.prompt_pages)] == [
+        "x__t",
+        "x__p",
+    ]
     assert [one["uri"] for one in entries(catalog.resource_pages)] == ["r:s"]
     assert [one["uriTemplate"] for one in entries(catalog.template_pages)] == ["r:{t}"]
     assert offered[0].definition["name"] == "t"
@@ -86,14 +96,26 @@ def test_an_empty_prefix_leaves_names_as_they_are() -> None:
     assert list(build([Fake("a", tool("t"))], 10).tools) == ["t"]
 
 
-@pytest.mark.parametrize(("prefix", "name"), [("", "n" * 64), ("p" * 40 + "__", "n" * 22), ("a.b-C_9__", "d.e-F_0")])
+@pytest.mark.parametrize(
+    ("prefix", "name"), [("", "n" * 64), ("p" * 40 + "__", "n" * 22), ("a.b-C_9__", "d.e-F_0")]
+)
 def test_a_name_of_64_characters_is_served(prefix: str, name: str) -> None:
-    assert list(build([Fake("a", tool(name), prompt(name), prefix=prefix)], 10).tools) == [prefix + name]
+    assert list(build([Fake("a", tool(name), prompt(name), prefix=prefix)], 10).tools) == [
+        prefix + name
+    ]
 
 
 @pytest.mark.parametrize(
     ("prefix", "name"),
-    [("", "n" * 65), ("p" * 40 + "__", "n" * 23), ("", ""), ("", "a b"), ("", "ä"), ("", "a/b"), ("", "a\n")],
+    [
+        ("", "n" * 65),
+        ("p" * 40 + "__", "n" * 23),
+        ("", ""),
+        ("", "a b"),
+        ("", "ä"),
+        ("", "a/b"),
+        ("", "a\n"),
+    ],
 )
 def test_any_other_name_is_refused_with_its_length(prefix: str, name: str) -> None:
     found = problems(Fake("shop", tool(name), prompt(name), prefix=prefix))
@@ -120,9 +142,13 @@ def test_a_collision_is_refused_and_names_both_back_ends(item: Any, what: str) -
 
 
 def test_prefixes_may_make_a_collision_and_may_avoid_one() -> None:
-    (problem,) = problems(Fake("one", tool("b__c"), prefix="a__"), Fake("two", tool("c"), prefix="a__b__"))
+    (problem,) = problems(
+        Fake("one", tool("b__c"), prefix="a__"), Fake("two", tool("c"), prefix="a__b__")
+    )
     assert "tool 'a__b__c' is offered by 'one' too" in problem.message
-    catalog = build([Fake("one", tool("t"), prefix="a__"), Fake("two", tool("t"), prefix="b__")], 10)
+    catalog = build(
+        [Fake("one", tool("t"), prefix="a__"), Fake("two", tool("t"), prefix="b__")], 10
+    )
     assert list(catalog.tools) == ["a__t", "b__t"]
 
 
@@ -151,11 +177,16 @@ for _ in range(40):
         ({"type": "object", "$ref": "http://127.0.0.1:9/x"}, "Retrieval is disabled"),
         (DEEP, "nested more than 64 levels deep"),
         ({"type": "object", "enum": list(range(60_000))}, "more than 50000 values in it"),
-        ({"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "a b"}}}, "x-mcp-header"),
+        (
+            {"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "a b"}}},
+            "x-mcp-header",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_input_schema_that_cannot_be_used_is_refused_at_start_up(schema: dict[str, Any], said: str) -> None:
+def test_an_input_schema_that_cannot_be_used_is_refused_at_start_up(
+    schema: dict[str, Any], said: str
+) -> None:
     (problem,) = problems(Fake("shop", tool("buy", schema), prefix="shop__"))
     assert problem.path == "back end 'shop', tool 'shop__buy'"
     assert said in problem.message
@@ -174,7 +205,13 @@ def test_everything_that_is_wrong_anywhere_is_told_at_once() -> None:
 def catalog() -> Catalog:
     return build(
         [
-            Fake("one", tool("t"), prompt("p", a=complete), resource("n://{a}", a=complete), resource("n://ann")),
+            Fake(
+                "one",
+                tool("t"),
+                prompt("p", a=complete),
+                resource("n://{a}", a=complete),
+                resource("n://ann"),
+            ),
             Fake("two", resource("n://{+b}"), resource("o://{c}")),
         ],
         10,
@@ -183,7 +220,11 @@ def catalog() -> Catalog:
 
 @pytest.mark.parametrize(
     ("uri", "template", "values"),
-    [("n://ann", None, {}), ("n://bob", "n://{a}", {"a": "bob"}), ("n://b/c", "n://{+b}", {"b": "b/c"})],
+    [
+        ("n://ann", None, {}),
+        ("n://bob", "n://{a}", {"a": "bob"}),
+        ("n://b/c", "n://{+b}", {"b": "b/c"}),
+    ],
 )
 def test_a_uri_is_looked_up_among_resources_first_and_then_in_the_order_of_templates(
     uri: str, template: str | None, values: dict[str, str]
@@ -231,7 +272,9 @@ def test_completers_are_those_of_a_prompt_or_of_a_template_by_its_text() -> None
         ([resource("a:{b}", b=complete)], True),
     ],
 )
-def test_completion_is_possible_if_anything_can_be_completed(offered: Sequence[Any], can: bool) -> None:
+def test_completion_is_possible_if_anything_can_be_completed(
+    offered: Sequence[Any], can: bool
+) -> None:
     assert build([Fake("a", *offered)], 10).can_complete is can
 
 

@@ -11,7 +11,9 @@ from roundgate.backends.declare import PromptNote, ResourceNote, ToolNote, notes
 from tests.support.asgi import client, gateway
 
 
-@pytest.mark.parametrize("decorate", [tool, tool(), tool(name="x"), prompt, prompt(), resource("a:b")])
+@pytest.mark.parametrize(
+    "decorate", [tool, tool(), tool(name="x"), prompt, prompt(), resource("a:b")]
+)
 def test_a_decorated_function_is_the_same_function(decorate: Callable[..., Any]) -> None:
     def double(n: int) -> int:
         return 2 * n
@@ -88,7 +90,9 @@ async def test_what_a_tool_is_told_goes_before_what_its_function_says() -> None:
         "name": "sum.of-2",
         "title": "Sum",
         "description": "Adds.",
-        "icons": [{"src": "https://h/i.png", "mimeType": "image/png", "sizes": ["48x48"], "theme": "dark"}],
+        "icons": [
+            {"src": "https://h/i.png", "mimeType": "image/png", "sizes": ["48x48"], "theme": "dark"}
+        ],
         "inputSchema": {"type": "object", "properties": {}, "additionalProperties": False},
         "outputSchema": {"type": "integer", "minimum": 0},
         "annotations": {
@@ -109,7 +113,9 @@ VERBATIM = (
 )
 
 
-@pytest.mark.parametrize("verbatim", [VERBATIM, '{"type":"object"}', '{"additionalProperties":true,"type":"object"}'])
+@pytest.mark.parametrize(
+    "verbatim", [VERBATIM, '{"type":"object"}', '{"additionalProperties":true,"type":"object"}']
+)
 async def test_a_schema_given_verbatim_is_served_byte_for_byte(verbatim: str) -> None:
     @tool(input_schema=json.loads(verbatim), output_schema=json.loads(verbatim))
     def work(**arguments: Any) -> dict[str, Any]:
@@ -121,12 +127,17 @@ async def test_a_schema_given_verbatim_is_served_byte_for_byte(verbatim: str) ->
 
 
 async def test_a_schema_given_verbatim_is_what_arguments_are_checked_against() -> None:
-    @tool(input_schema={"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 7}}})
+    @tool(
+        input_schema={"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 7}}}
+    )
     def work(**arguments: Any) -> Any:
         return arguments
 
     async with client(gateway(work)) as gate:
-        assert (await gate.call("work", {"n": 14, "other": [1]}))["structuredContent"] == {"n": 14, "other": [1]}
+        assert (await gate.call("work", {"n": 14, "other": [1]}))["structuredContent"] == {
+            "n": 14,
+            "other": [1],
+        }
         assert "arguments.n: 8 is not a multiple of 7" in await gate.text("work", {"n": 8})
 
 
@@ -155,7 +166,14 @@ async def test_a_prompt_lists_its_parameters_as_arguments() -> None:
 async def test_a_resource_has_its_uri_and_a_template_its_template() -> None:
     annotations = Annotations(audience=["user"], priority=0.5, last_modified="2026-07-28T00:00:00Z")
 
-    @resource("notes://all", mime_type="text/plain", size=12, annotations=annotations, title="All", meta={"k": 1})
+    @resource(
+        "notes://all",
+        mime_type="text/plain",
+        size=12,
+        annotations=annotations,
+        title="All",
+        meta={"k": 1},
+    )
     def everything() -> str:
         """All notes."""
 
@@ -170,7 +188,11 @@ async def test_a_resource_has_its_uri_and_a_template_its_template() -> None:
         "description": "All notes.",
         "mimeType": "text/plain",
         "size": 12,
-        "annotations": {"audience": ["user"], "priority": 0.5, "lastModified": "2026-07-28T00:00:00Z"},
+        "annotations": {
+            "audience": ["user"],
+            "priority": 0.5,
+            "lastModified": "2026-07-28T00:00:00Z",
+        },
         "_meta": {"k": 1},
     }
     assert await listed("resources/templates/list", "resourceTemplates", of) == {

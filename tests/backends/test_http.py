@@ -18,7 +18,9 @@ from tests.support.services import answer, gateway_to, service
 ANY: dict[str, Any] = {"schema": {}}
 
 
-async def anything(base_url: str, arguments: dict[str, Any], tool: dict[str, Any], **backend: Any) -> dict[str, Any]:
+async def anything(
+    base_url: str, arguments: dict[str, Any], tool: dict[str, Any], **backend: Any
+) -> dict[str, Any]:
     """What httpbin says it was sent."""
     async with gateway_to(base_url, {"path": "/anything", **tool}, **backend) as gate:
         found: dict[str, Any] = (await gate.call("tool", arguments))["structuredContent"]
@@ -55,7 +57,9 @@ async def test_a_form_arrives_as_a_form(httpbin_url: str) -> None:
     assert found["form"] == {"a": "x&y=z é+", "b": ["1", "two"]}
 
 
-@pytest.mark.parametrize(("value", "data"), [("plain é", "plain é"), ([1, {"a": None}], '[1,{"a":null}]')])
+@pytest.mark.parametrize(
+    ("value", "data"), [("plain é", "plain é"), ([1, {"a": None}], '[1,{"a":null}]')]
+)
 async def test_a_whole_body_arrives_whole(httpbin_url: str, value: Any, data: str) -> None:
     tool = {"method": "POST", "arguments": {"all": {"in": "whole_body", **ANY}}}
     assert (await anything(httpbin_url, {"all": value}, tool))["data"] == data
@@ -96,7 +100,9 @@ async def test_a_path_value_is_one_segment_on_the_wire() -> None:
     async with service() as told, gateway_to(f"{told.url}/base/", {"path": "/v/{a}/w"}) as gate:
         for value in SEGMENTS:
             assert "isError" not in await gate.call("tool", {"a": value})
-    assert told.request_lines == [f"GET /base/v/{segment}/w HTTP/1.1" for segment in SEGMENTS.values()]
+    assert told.request_lines == [
+        f"GET /base/v/{segment}/w HTTP/1.1" for segment in SEGMENTS.values()
+    ]
 
 
 async def test_a_path_value_that_would_climb_is_refused_before_anything_is_sent() -> None:
@@ -113,7 +119,18 @@ async def test_an_argument_that_allows_slashes_is_several_segments_but_never_cli
     async with service() as told, gateway_to(told.url, tool) as gate:
         for value in ("a/b c/d.txt", "a"):
             assert "isError" not in await gate.call("tool", {"a": value})
-        for value in ("../b", "a/../b", "a/%2e%2e/b", "a//b", "/a", "a/", "a\\b", "a/..;x/b", "..", ""):
+        for value in (
+            "../b",
+            "a/../b",
+            "a/%2e%2e/b",
+            "a//b",
+            "/a",
+            "a/",
+            "a\\b",
+            "a/..;x/b",
+            "..",
+            "",
+        ):
             assert "arguments.a: may not" in await gate.text("tool", {"a": value})
     assert told.request_lines == ["GET /v/a/b%20c/d.txt/w HTTP/1.1", "GET /v/a/w HTTP/1.1"]
 
@@ -127,10 +144,14 @@ async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
     assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A+1 HTTP/1.1"]
 
 
-async def test_arguments_that_break_the_schema_or_are_unknown_are_refused_before_anything_is_sent() -> None:
+async def test_arguments_that_break_the_schema_or_are_unknown_are_refused_before_anything_is_sent() -> (
+    None
+):
     tool = {"arguments": {"n": {"schema": {"type": "integer", "maximum": 5}, "required": True}}}
     async with service() as told, gateway_to(told.url, tool) as gate:
-        assert "arguments.n: 6 is greater than the maximum of 5" in await gate.text("tool", {"n": 6})
+        assert "arguments.n: 6 is greater than the maximum of 5" in await gate.text(
+            "tool", {"n": 6}
+        )
         assert '"n" is a required property' in await gate.text("tool")
         assert "'m' was unexpected" in await gate.text("tool", {"n": 1, "m": 1})
     assert told.requests == []
@@ -145,8 +166,12 @@ CREDENTIALS = [
 ]
 
 
-@pytest.mark.parametrize(("credential", "headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
-async def test_a_credential_is_sent_with_every_request(credential: dict[str, str], headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("credential", "headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"]
+)
+async def test_a_credential_is_sent_with_every_request(
+    credential: dict[str, str], headers: dict[str, str]
+) -> None:
     tool: dict[str, Any] = {"arguments": {"a": {}}}
     async with service() as told, gateway_to(told.url, tool, credential=credential) as gate:
         await gate.call("tool", {"a": "b"})
@@ -156,12 +181,16 @@ async def test_a_credential_is_sent_with_every_request(credential: dict[str, str
 
 
 @pytest.mark.parametrize("path", ["/anything", "/headers", "/status/418", "/basic-auth/a/b"])
-@pytest.mark.parametrize(("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
+@pytest.mark.parametrize(
+    ("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"]
+)
 async def test_a_credential_that_a_service_echoes_is_taken_out(
     httpbin_url: str, path: str, credential: dict[str, str], _headers: Any
 ) -> None:
     headers = {"X-Session-Token": "another-s3cret", "X-Plain": "a-plain-header"}
-    async with gateway_to(httpbin_url, {"path": path}, credential=credential, headers=headers) as gate:
+    async with gateway_to(
+        httpbin_url, {"path": path}, credential=credential, headers=headers
+    ) as gate:
         said = json.dumps(await gate.call("tool"))
     for secret in (SECRET, "another-s3cret", "dXNlcjpzM2NyZXQtb2YtdGhlLXNlcnZpY2U"):
         assert secret not in said
@@ -177,7 +206,10 @@ async def test_a_credential_in_a_reason_phrase_a_type_or_an_error_is_taken_out()
         answer(f'{{"token": "{SECRET}"'.encode()),
         answer(b"\x00", content_type=f"application/{SECRET}"),
     ]
-    async with service(*says) as told, gateway_to(told.url, {}, credential={"bearer": SECRET}) as gate:
+    async with (
+        service(*says) as told,
+        gateway_to(told.url, {}, credential={"bearer": SECRET}) as gate,
+    ):
         for _ in says:
             assert SECRET not in json.dumps(await gate.call("tool"))
 
@@ -207,7 +239,10 @@ async def test_an_argument_cannot_take_the_place_of_what_the_gateway_sends(
 async def test_httpbin_lets_in_whom_it_knows(httpbin_url: str) -> None:
     tool = {"path": "/basic-auth/user/pass"}
     async with gateway_to(httpbin_url, tool, credential={"basic": "user:pass"}) as gate:
-        assert (await gate.call("tool"))["structuredContent"] == {"authenticated": True, "user": "user"}
+        assert (await gate.call("tool"))["structuredContent"] == {
+            "authenticated": True,
+            "user": "user",
+        }
     async with gateway_to(httpbin_url, tool, credential={"basic": "user:wrong"}) as gate:
         assert (await gate.text("tool")).startswith("The service answered 401 UNAUTHORIZED")
 
@@ -223,7 +258,9 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("credential", [one for one, _ in CREDENTIALS], ids=["bearer", "basic", "header", "query"])
+@pytest.mark.parametrize(
+    "credential", [one for one, _ in CREDENTIALS], ids=["bearer", "basic", "header", "query"]
+)
 async def test_a_credential_is_in_no_error_and_no_log(
     capfd: pytest.CaptureFixture[str], credential: dict[str, str]
 ) -> None:
@@ -231,7 +268,9 @@ async def test_a_credential_is_in_no_error_and_no_log(
     with root_logger.lent() as logger:
         logs.configure("debug")
         async with service(*FAILURES) as told, gateway_to(told.url, {}, **limits) as gate:
-            responses = [await gate.post("tools/call", {"name": "tool"}, logLevel="debug") for _ in FAILURES]
+            responses = [
+                await gate.post("tools/call", {"name": "tool"}, logLevel="debug") for _ in FAILURES
+            ]
         logger.handlers.clear()
     assert all('"isError":true' in response.text for response in responses)
     logged = capfd.readouterr().err
@@ -241,8 +280,12 @@ async def test_a_credential_is_in_no_error_and_no_log(
         assert "dXNlcjpzM2NyZXQtb2YtdGhlLXNlcnZpY2U" not in text
 
 
-@pytest.mark.parametrize(("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"])
-def test_a_credential_and_fixed_headers_are_in_no_repr(credential: dict[str, str], _headers: Any) -> None:
+@pytest.mark.parametrize(
+    ("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"]
+)
+def test_a_credential_and_fixed_headers_are_in_no_repr(
+    credential: dict[str, str], _headers: Any
+) -> None:
     tool = {"name": "t", "description": "d", "path": "/", "headers": {"X-Key": SECRET}}
     config = HttpBackendConfig.model_validate(
         {
@@ -259,14 +302,23 @@ def test_a_credential_and_fixed_headers_are_in_no_repr(credential: dict[str, str
 
 async def test_the_token_of_the_caller_is_never_passed_on() -> None:
     async with service() as told, gateway_to(told.url, {}) as gate:
-        headers: dict[str, str | None] = {"authorization": "Bearer of-the-caller", "cookie": "a=b", "x-any": "z"}
+        headers: dict[str, str | None] = {
+            "authorization": "Bearer of-the-caller",
+            "cookie": "a=b",
+            "x-any": "z",
+        }
         response = await gate.post("tools/call", {"name": "tool"}, headers=headers)
     assert "isError" not in response.json()["result"]
-    assert {"authorization", "cookie", "x-any"}.isdisjoint(told.requests[0].decode().lower().replace(":", " ").split())
+    assert {"authorization", "cookie", "x-any"}.isdisjoint(
+        told.requests[0].decode().lower().replace(":", " ").split()
+    )
 
 
 async def test_a_cookie_that_one_call_was_given_is_not_sent_with_another(httpbin_url: str) -> None:
-    tools = ({"name": "set", "path": "/cookies/set/session/ann"}, {"name": "show", "path": "/cookies"})
+    tools = (
+        {"name": "set", "path": "/cookies/set/session/ann"},
+        {"name": "show", "path": "/cookies"},
+    )
     async with gateway_to(httpbin_url, *tools) as gate:
         assert (await gate.call("set"))["structuredContent"] == {"cookies": {}}
         assert (await gate.call("show"))["structuredContent"] == {"cookies": {}}
@@ -282,19 +334,28 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("hops", [1, 5])
-async def test_redirects_on_the_same_origin_are_followed_with_the_credential(httpbin_url: str, hops: int) -> None:
-    async with gateway_to(httpbin_url, {"path": f"/redirect/{hops}"}, credential={"bearer": SECRET}) as gate:
+async def test_redirects_on_the_same_origin_are_followed_with_the_credential(
+    httpbin_url: str, hops: int
+) -> None:
+    async with gateway_to(
+        httpbin_url, {"path": f"/redirect/{hops}"}, credential={"bearer": SECRET}
+    ) as gate:
         found = (await gate.call("tool"))["structuredContent"]
     assert found["url"] == f"{httpbin_url}/get"
     assert found["headers"]["Authorization"] == "Bearer [redacted]"
 
 
 @pytest.mark.parametrize(
-    ("location", "asked"), [("/b", "/b?key="), ("/b?x=1", "/b?x=1&key="), ("/b?key=own", "/b?key=own")]
+    ("location", "asked"),
+    [("/b", "/b?key="), ("/b?x=1", "/b?x=1&key="), ("/b?key=own", "/b?key=own")],
 )
-async def test_a_key_in_the_query_goes_with_a_redirect_unless_it_has_one(location: str, asked: str) -> None:
+async def test_a_key_in_the_query_goes_with_a_redirect_unless_it_has_one(
+    location: str, asked: str
+) -> None:
     async with service(answer(b"", "302 Found", Location=location), answer(b'"arrived"')) as told:
-        async with gateway_to(told.url, {"path": "/a"}, credential={"query": "key", "value": SECRET}) as gate:
+        async with gateway_to(
+            told.url, {"path": "/a"}, credential={"query": "key", "value": SECRET}
+        ) as gate:
             assert await gate.text("tool") == "arrived"
         assert told.request_lines == [
             f"GET /a?key={SECRET} HTTP/1.1",
@@ -316,8 +377,14 @@ async def test_a_redirected_post_keeps_its_body_where_the_status_says_so(httpbin
     async with gateway_to(httpbin_url, tool) as gate:
         kept = await gate.call("tool", {"url": "/anything", "status_code": "307", "a": "b"})
         changed = await gate.call("tool", {"url": "/anything", "status_code": "303", "a": "b"})
-    assert (kept["structuredContent"]["method"], kept["structuredContent"]["json"]) == ("POST", {"a": "b"})
-    assert (changed["structuredContent"]["method"], changed["structuredContent"]["json"]) == ("GET", None)
+    assert (kept["structuredContent"]["method"], kept["structuredContent"]["json"]) == (
+        "POST",
+        {"a": "b"},
+    )
+    assert (changed["structuredContent"]["method"], changed["structuredContent"]["json"]) == (
+        "GET",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -333,7 +400,9 @@ async def test_a_redirected_post_keeps_its_body_where_the_status_says_so(httpbin
         "file:///etc/passwd",
     ],
 )
-async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed(location: str) -> None:
+async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed(
+    location: str,
+) -> None:
     async with service() as other, service() as told:
         target = location.format(other=other.port, port=told.port)
         told.answers = (answer(b"", "302 Found", Location=target), answer(b'"arrived"'))
@@ -358,7 +427,10 @@ async def test_no_content_is_a_result(httpbin_url: str) -> None:
 
 async def test_an_error_has_a_bounded_excerpt_of_what_the_service_said() -> None:
     page = b"<h1>\nIt  broke</h1> " + b"x" * 100_000
-    async with service(answer(page, "502 Bad Gateway", "text/html")) as told, gateway_to(told.url, {}) as gate:
+    async with (
+        service(answer(page, "502 Bad Gateway", "text/html")) as told,
+        gateway_to(told.url, {}) as gate,
+    ):
         text = await gate.text("tool")
     assert text.startswith("The service answered 502 Bad Gateway: <h1> It broke</h1> xxx")
     assert len(text) < 600
@@ -369,28 +441,45 @@ async def test_a_reason_phrase_does_not_get_round_the_bound() -> None:
         assert await gate.text("tool") == "The service answered 500 " + "r" * 100
 
 
-@pytest.mark.parametrize("body", [gzip.compress(b"0" * 300_000), b"[" + b"0," * 600 + b"0]"], ids=["packed", "plain"])
+@pytest.mark.parametrize(
+    "body", [gzip.compress(b"0" * 300_000), b"[" + b"0," * 600 + b"0]"], ids=["packed", "plain"]
+)
 async def test_too_large_an_answer_is_a_tool_error_that_says_the_limit(body: bytes) -> None:
     encoding: dict[str, Any] = {"Content_Encoding": "gzip"} if body.startswith(b"\x1f") else {}
-    async with service(answer(body, **encoding)) as told, gateway_to(told.url, {}, max_response_bytes=1000) as gate:
+    async with (
+        service(answer(body, **encoding)) as told,
+        gateway_to(told.url, {}, max_response_bytes=1000) as gate,
+    ):
         result = await gate.call("tool")
     assert result["isError"] is True
-    assert result["content"][0]["text"] == "GET / of api answered more than 1000 bytes; ask for less at once"
+    assert (
+        result["content"][0]["text"]
+        == "GET / of api answered more than 1000 bytes; ask for less at once"
+    )
 
 
 async def test_an_answer_of_just_the_largest_size_is_a_result() -> None:
     body = b'"' + b"x" * 998 + b'"'
-    async with service(answer(body)) as told, gateway_to(told.url, {}, max_response_bytes=1000) as gate:
+    async with (
+        service(answer(body)) as told,
+        gateway_to(told.url, {}, max_response_bytes=1000) as gate,
+    ):
         assert await gate.text("tool") == "x" * 998
 
 
-async def test_a_slow_answer_is_a_tool_error_that_says_how_long_it_was_waited_for(httpbin_url: str) -> None:
+async def test_a_slow_answer_is_a_tool_error_that_says_how_long_it_was_waited_for(
+    httpbin_url: str,
+) -> None:
     async with gateway_to(httpbin_url, {"path": "/delay/1"}, timeout_s=0.1) as gate:
         text = await gate.text("tool")
-    assert text == "GET /delay/1 of api did not answer within 0.1 s; try again later or ask for less"
+    assert (
+        text == "GET /delay/1 of api did not answer within 0.1 s; try again later or ask for less"
+    )
 
 
-async def test_an_answer_that_trickles_in_is_timed_as_a_whole_and_a_tool_may_have_its_own_time() -> None:
+async def test_an_answer_that_trickles_in_is_timed_as_a_whole_and_a_tool_may_have_its_own_time() -> (
+    None
+):
     tools = ({"name": "short", "timeout_s": 0.15}, {"name": "long", "timeout_s": 5})
     trickle = service(answer(b'{"a": 1}'), pause_s=0.05, at_once=20)
     async with trickle as told, gateway_to(told.url, *tools, timeout_s=0.01) as gate:
@@ -414,7 +503,9 @@ async def test_a_broken_answer_is_a_tool_error(said: bytes) -> None:
     async with service(said) as told, gateway_to(told.url, {"path": "/a"}) as gate:
         result = await gate.call("tool")
     assert result["isError"] is True
-    assert result["content"][0]["text"].startswith("GET /a of api failed: the service could not be reached (")
+    assert result["content"][0]["text"].startswith(
+        "GET /a of api failed: the service could not be reached ("
+    )
 
 
 async def test_a_service_that_is_not_there_is_a_tool_error() -> None:
@@ -423,26 +514,51 @@ async def test_a_service_that_is_not_there_is_a_tool_error() -> None:
     async with gateway_to(f"http://127.0.0.1:{port}", {}) as gate:
         result = await gate.call("tool")
     assert result["isError"] is True
-    assert result["content"][0]["text"] == "GET / of api failed: the service could not be reached (ConnectError)"
+    assert (
+        result["content"][0]["text"]
+        == "GET / of api failed: the service could not be reached (ConnectError)"
+    )
 
 
 async def test_a_failure_leaves_the_gateway_able_to_serve_the_next_call() -> None:
     good = answer(b'"good"')
     bad = answer(b"{}", length=50, Connection="close")
     limits = {"max_connections": 1, "max_response_bytes": 100}
-    async with service(bad, good, answer(b"x" * 500), good) as told, gateway_to(told.url, {}, **limits) as gate:
-        assert [(await gate.call("tool")).get("isError") for _ in range(4)] == [True, None, True, None]
+    async with (
+        service(bad, good, answer(b"x" * 500), good) as told,
+        gateway_to(told.url, {}, **limits) as gate,
+    ):
+        assert [(await gate.call("tool")).get("isError") for _ in range(4)] == [
+            True,
+            None,
+            True,
+            None,
+        ]
 
 
 async def test_a_json_pointer_and_an_output_schema_apply_to_the_answer(httpbin_url: str) -> None:
     tools = (
-        {"name": "title", "path": "/json", "result": "/slideshow/slides/1/title", "output_schema": {"type": "string"}},
-        {"name": "wrong", "path": "/json", "result": "/slideshow/slides", "output_schema": {"maxItems": 1}},
+        {
+            "name": "title",
+            "path": "/json",
+            "result": "/slideshow/slides/1/title",
+            "output_schema": {"type": "string"},
+        },
+        {
+            "name": "wrong",
+            "path": "/json",
+            "result": "/slideshow/slides",
+            "output_schema": {"maxItems": 1},
+        },
         {"name": "gone", "path": "/json", "result": "/slideshow/nothing"},
         {"name": "html", "path": "/html", "result": "/slideshow"},
     )
     async with gateway_to(httpbin_url, *tools) as gate:
-        assert (await gate.call("title"))["structuredContent"] == await gate.text("title") == "Overview"
+        assert (
+            (await gate.call("title"))["structuredContent"]
+            == await gate.text("title")
+            == "Overview"
+        )
         assert "not as declared: result: " in await gate.text("wrong")
         assert "has nothing at /slideshow/nothing: {" in await gate.text("gone")
         assert "answered text/html where JSON was expected" in await gate.text("html")
@@ -460,7 +576,9 @@ CONTENTS = {
 
 
 async def test_images_texts_and_bytes_of_httpbin_become_content(httpbin_url: str) -> None:
-    tools = [{"name": path.replace("/", "-"), "path": path, "query": {"seed": "1"}} for path in CONTENTS]
+    tools = [
+        {"name": path.replace("/", "-"), "path": path, "query": {"seed": "1"}} for path in CONTENTS
+    ]
     async with gateway_to(httpbin_url, *tools) as gate:
         for tool, (kind, mime_type) in zip(tools, CONTENTS.values(), strict=True):
             (block,) = (await gate.call(tool["name"]))["content"]  # type: ignore[arg-type]
@@ -487,7 +605,9 @@ def packed(layers: int, size: int = 4_000_000) -> bytes:
     ],
     ids=["two layers", "one layer", "unknown", "a lie", "half of it", "more behind it"],
 )
-async def test_a_bomb_is_refused_before_it_goes_off(body: bytes, encoding: str, told_so: str) -> None:
+async def test_a_bomb_is_refused_before_it_goes_off(
+    body: bytes, encoding: str, told_so: str
+) -> None:
     said = answer(body, Content_Encoding=encoding)
     async with service(said) as told, gateway_to(told.url, {}, max_response_bytes=1000) as gate:
         tracemalloc.start()
@@ -499,16 +619,21 @@ async def test_a_bomb_is_refused_before_it_goes_off(body: bytes, encoding: str, 
     assert peak < 20_000_000  # some of it is what the first call imports
 
 
-@pytest.mark.parametrize("charset", ["punycode", "idna", "utf-7", "unicode_escape", "rot13", "zip", "hex", "nonsense"])
+@pytest.mark.parametrize(
+    "charset", ["punycode", "idna", "utf-7", "unicode_escape", "rot13", "zip", "hex", "nonsense"]
+)
 async def test_a_charset_that_no_page_is_written_in_is_not_tried(charset: str) -> None:
-    said = answer(b"a" * 100_000 + b"-" + b"b" * 100_000, content_type=f"text/plain; charset={charset}")
+    said = answer(
+        b"a" * 100_000 + b"-" + b"b" * 100_000, content_type=f"text/plain; charset={charset}"
+    )
     async with service(said) as told, gateway_to(told.url, {}) as gate:
         (block,) = (await asyncio.wait_for(gate.call("tool"), 10))["content"]
     assert block["type"] == "resource"
 
 
 @pytest.mark.parametrize(
-    ("charset", "text"), [("iso-8859-1", "é"), ("Shift_JIS", "日本"), ("UTF-16", "x"), ("cp1252", "€")]
+    ("charset", "text"),
+    [("iso-8859-1", "é"), ("Shift_JIS", "日本"), ("UTF-16", "x"), ("cp1252", "€")],
 )
 async def test_a_charset_of_pages_is_read(charset: str, text: str) -> None:
     said = answer(text.encode(charset), content_type=f'text/plain; charset="{charset}"')
@@ -523,11 +648,18 @@ async def test_a_packed_answer_is_unpacked(httpbin_url: str, path: str) -> None:
 
 
 async def test_audio_becomes_audio() -> None:
-    async with service(answer(b"RIFF", content_type="audio/wav")) as told, gateway_to(told.url, {}) as gate:
-        assert (await gate.call("tool"))["content"] == [{"type": "audio", "data": "UklGRg==", "mimeType": "audio/wav"}]
+    async with (
+        service(answer(b"RIFF", content_type="audio/wav")) as told,
+        gateway_to(told.url, {}) as gate,
+    ):
+        assert (await gate.call("tool"))["content"] == [
+            {"type": "audio", "data": "UklGRg==", "mimeType": "audio/wav"}
+        ]
 
 
-async def test_a_client_that_asks_for_debug_messages_hears_of_the_request_without_its_query(httpbin_url: str) -> None:
+async def test_a_client_that_asks_for_debug_messages_hears_of_the_request_without_its_query(
+    httpbin_url: str,
+) -> None:
     tool = {"path": "/get", "query": {"fixed": SECRET}}
     async with gateway_to(httpbin_url, tool, credential={"query": "key", "value": SECRET}) as gate:
         response = await gate.post("tools/call", {"name": "tool"}, logLevel="debug")
@@ -551,7 +683,10 @@ async def test_connections_are_kept_bounded_and_closed_at_shutdown() -> None:
 
 
 async def test_a_call_that_is_given_up_frees_its_connection() -> None:
-    async with service(answer(), pause_s=1) as told, gateway_to(told.url, {}, max_connections=1) as gate:
+    async with (
+        service(answer(), pause_s=1) as told,
+        gateway_to(told.url, {}, max_connections=1) as gate,
+    ):
         given_up = asyncio.create_task(gate.call("tool"))
         for _ in range(500):
             if told.requests:

@@ -32,7 +32,13 @@ from tests.support.rounds import CAPABILITIES, accept
 from tests.support.services import Service, answer, service
 from tests.support.task_client import DECLARED, MISSING, TaskClient, task_settings
 
-JOB = {"poll": "/jobs/{id}", "succeeded": ["done"], "failed": ["broken", "gone"], "error": "/why", "every_s": 0.1}
+JOB = {
+    "poll": "/jobs/{id}",
+    "succeeded": ["done"],
+    "failed": ["broken", "gone"],
+    "error": "/why",
+    "every_s": 0.1,
+}
 STARTED = answer(b'{"id":"j-1"}', "202 Accepted")
 RUNNING, DONE = answer(b'{"status":"running"}'), answer(b'{"status":"done","rows":3}')
 
@@ -54,7 +60,10 @@ class House:
     async def quiet(self, task_id: str, requests: int) -> TaskRecord:
         """The row once so many requests were sent and no worker has the task."""
         until = self.clock.monotonic_ms() + 10_000
-        while len(self.told.requests) < requests or (record := await self.record(task_id)).lease_until_ms:
+        while (
+            len(self.told.requests) < requests
+            or (record := await self.record(task_id)).lease_until_ms
+        ):
             assert Clock().monotonic_ms() < until, self.told.request_lines
             await asyncio.sleep(0.01)
         return record
@@ -62,12 +71,18 @@ class House:
 
 @asynccontextmanager
 async def house(
-    directory: Path, *answers: bytes, job: dict[str, Any] | None = None, works: bool = True, **tool: Any
+    directory: Path,
+    *answers: bytes,
+    job: dict[str, Any] | None = None,
+    works: bool = True,
+    **tool: Any,
 ) -> AsyncIterator[House]:
     """A gateway whose one tool is `run`, of a service that says these answers."""
     async with AsyncExitStack() as stack:
         told = await stack.enter_async_context(service(*answers))
-        yield await stack.enter_async_context(house_before(directory, told, job=job, works=works, **tool))
+        yield await stack.enter_async_context(
+            house_before(directory, told, job=job, works=works, **tool)
+        )
 
 
 @asynccontextmanager
@@ -75,23 +90,40 @@ async def house_before(
     directory: Path, told: Service, *, job: dict[str, Any] | None, works: bool = True, **tool: Any
 ) -> AsyncIterator[House]:
     arguments = {"what": {"required": True}}
-    declared = {"name": "run", "description": "Runs.", "method": "POST", "path": "/jobs", "arguments": arguments}
+    declared = {
+        "name": "run",
+        "description": "Runs.",
+        "method": "POST",
+        "path": "/jobs",
+        "arguments": arguments,
+    }
     declared |= {"task": "optional", **tool} | ({} if job is None else {"job": {**JOB, **job}})
-    backend = {"kind": "http", "name": "api", "prefix": "", "base_url": told.url, "tools": [declared]}
+    backend = {
+        "kind": "http",
+        "name": "api",
+        "prefix": "",
+        "base_url": told.url,
+        "tools": [declared],
+    }
     tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
     config = GatewayConfig.model_validate({"backends": [backend], "tasks": tasks})
     clock = SkippingClock()
     using = task_settings(directory, worker="on" if works else "off")
     stores = make_stores(using, clock)
     file = ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
-    async with stoppable(build_app(file, using, clock=clock, stores=stores)) as app, client(app) as mcp:
+    async with (
+        stoppable(build_app(file, using, clock=clock, stores=stores)) as app,
+        client(app) as mcp,
+    ):
         yield House(TaskClient(mcp), told, clock, stores)
 
 
 async def test_a_job_is_started_followed_and_fetched(tmp_path: Path) -> None:
     rows = answer(b'{"rows":[1,2]}')
     job = {"fetch": "/results/{id}"}
-    async with house(tmp_path, STARTED, RUNNING, RUNNING, DONE, rows, job=job, result="/rows") as one:
+    async with house(
+        tmp_path, STARTED, RUNNING, RUNNING, DONE, rows, job=job, result="/rows"
+    ) as one:
         task = await one.ann.over(await one.ann.begin("run", what="report"))
         assert one.told.request_lines == [
             "POST /jobs HTTP/1.1", *["GET /jobs/j-1 HTTP/1.1"] * 3, "GET /results/j-1 HTTP/1.1",
@@ -108,11 +140,17 @@ async def test_without_a_place_to_fetch_it_from_the_last_poll_is_the_result(tmp_
 
 
 async def test_no_worker_has_the_task_between_two_polls(tmp_path: Path) -> None:
-    async with house(tmp_path, STARTED, RUNNING, RUNNING, RUNNING, DONE, job={"every_s": 60}) as one:
+    async with house(
+        tmp_path, STARTED, RUNNING, RUNNING, RUNNING, DONE, job={"every_s": 60}
+    ) as one:
         task_id = await one.ann.begin("run", what="x")
         for polls in (1, 2, 3):
             record = await one.quiet(task_id, 1 + polls)
-            assert (record.fence, record.lease_until_ms, record.wake_ms > one.clock.now_ms()) == (polls, 0, True)
+            assert (record.fence, record.lease_until_ms, record.wake_ms > one.clock.now_ms()) == (
+                polls,
+                0,
+                True,
+            )
             assert (await one.ann.get(task_id))["status"] == "working"
             await asyncio.sleep(0.3)
             assert len(one.told.requests) == 1 + polls  # nobody polls before it is time
@@ -121,7 +159,9 @@ async def test_no_worker_has_the_task_between_two_polls(tmp_path: Path) -> None:
         assert (task["result"]["structuredContent"]["rows"], len(one.told.requests)) == (3, 5)
 
 
-async def test_a_worker_that_dies_between_polls_is_not_missed_and_the_job_is_started_once(tmp_path: Path) -> None:
+async def test_a_worker_that_dies_between_polls_is_not_missed_and_the_job_is_started_once(
+    tmp_path: Path,
+) -> None:
     job = {"every_s": 60}
     async with service(STARTED, RUNNING, DONE) as told:
         async with house_before(tmp_path, told, job=job) as one:
@@ -133,7 +173,9 @@ async def test_a_worker_that_dies_between_polls_is_not_missed_and_the_job_is_sta
         assert told.request_lines.count("POST /jobs HTTP/1.1") == 1
 
 
-@pytest.mark.parametrize(("capabilities", "task"), [(CAPABILITIES, "optional"), (DECLARED, "forbidden")])
+@pytest.mark.parametrize(
+    ("capabilities", "task"), [(CAPABILITIES, "optional"), (DECLARED, "forbidden")]
+)
 async def test_as_a_plain_call_it_is_followed_while_the_client_waits(
     tmp_path: Path, capabilities: dict[str, Any], task: str
 ) -> None:
@@ -153,7 +195,9 @@ async def test_as_a_plain_call_it_is_followed_while_the_client_waits(
         (b'{"status":"broken","why":null}', "The job ended as broken"),
     ],
 )
-async def test_a_job_that_fails_is_a_tool_error_with_the_reason(tmp_path: Path, body: bytes, says: str) -> None:
+async def test_a_job_that_fails_is_a_tool_error_with_the_reason(
+    tmp_path: Path, body: bytes, says: str
+) -> None:
     async with house(tmp_path, STARTED, RUNNING, answer(body), job={}) as one:
         task = await one.ann.over(await one.ann.begin("run", what="x"))
     assert (task["status"], task["result"]["isError"]) == ("completed", True)
@@ -170,7 +214,9 @@ async def test_a_job_that_fails_is_a_tool_error_with_the_reason(tmp_path: Path, 
     ],
     ids=["503", "500", "429", "no HTTP"],
 )
-async def test_a_service_that_is_down_for_some_polls_is_asked_again(tmp_path: Path, trouble: bytes) -> None:
+async def test_a_service_that_is_down_for_some_polls_is_asked_again(
+    tmp_path: Path, trouble: bytes
+) -> None:
     async with house(tmp_path, STARTED, RUNNING, trouble, trouble, DONE, job={}) as one:
         task = await one.ann.over(await one.ann.begin("run", what="x"))
         assert (task["result"]["structuredContent"]["rows"], len(one.told.requests)) == (3, 5)
@@ -178,7 +224,9 @@ async def test_a_service_that_is_down_for_some_polls_is_asked_again(tmp_path: Pa
 
 async def test_a_result_that_cannot_be_had_just_now_is_fetched_again(tmp_path: Path) -> None:
     busy, rows = answer(b"", "503 Service Unavailable"), answer(b"[1]")
-    async with house(tmp_path, STARTED, DONE, busy, b"SSH-2.0\r\n\r\n", rows, job={"fetch": "/results/{id}"}) as one:
+    async with house(
+        tmp_path, STARTED, DONE, busy, b"SSH-2.0\r\n\r\n", rows, job={"fetch": "/results/{id}"}
+    ) as one:
         task = await one.ann.over(await one.ann.begin("run", what="x"))
         assert (task["result"]["structuredContent"], len(one.told.requests)) == ([1], 5)
 
@@ -220,14 +268,20 @@ async def test_an_answer_that_is_of_no_use_is_a_tool_error(
         ('"ü"', "/jobs/%C3%BC"),
     ],
 )
-async def test_the_id_of_a_job_stays_one_segment_of_the_path(tmp_path: Path, job_id: str, path: str) -> None:
+async def test_the_id_of_a_job_stays_one_segment_of_the_path(
+    tmp_path: Path, job_id: str, path: str
+) -> None:
     async with house(tmp_path, answer(b'{"id":%b}' % job_id.encode()), DONE, job={}) as one:
         await one.ann.over(await one.ann.begin("run", what="x"))
         assert one.told.request_lines[1] == f"GET {path} HTTP/1.1"
 
 
-@pytest.mark.parametrize("job_id", ["..", "../admin", "a/b", "%2e%2e", "//evil.example", "..;a", ""])
-async def test_the_id_of_a_job_that_would_lead_elsewhere_ends_it(tmp_path: Path, job_id: str) -> None:
+@pytest.mark.parametrize(
+    "job_id", ["..", "../admin", "a/b", "%2e%2e", "//evil.example", "..;a", ""]
+)
+async def test_the_id_of_a_job_that_would_lead_elsewhere_ends_it(
+    tmp_path: Path, job_id: str
+) -> None:
     async with house(tmp_path, answer(b'{"id":"%b"}' % job_id.encode()), DONE, job={}) as one:
         task = await one.ann.over(await one.ann.begin("run", what="x"))
         assert task["result"]["isError"] is True
@@ -235,8 +289,14 @@ async def test_the_id_of_a_job_that_would_lead_elsewhere_ends_it(tmp_path: Path,
         assert len(one.told.request_lines) == 1
 
 
-async def test_a_path_may_have_several_variables_from_anywhere_in_the_answer(tmp_path: Path) -> None:
-    job = {"variables": {"zone": "/where/zone", "n": "/jobs/0"}, "poll": "/{zone}/jobs/{n}/state", "status": ""}
+async def test_a_path_may_have_several_variables_from_anywhere_in_the_answer(
+    tmp_path: Path,
+) -> None:
+    job = {
+        "variables": {"zone": "/where/zone", "n": "/jobs/0"},
+        "poll": "/{zone}/jobs/{n}/state",
+        "status": "",
+    }
     started = answer(b'{"where":{"zone":"eu"},"jobs":[4]}')
     async with house(tmp_path, started, answer(b'"running"'), answer(b'"done"'), job=job) as one:
         task = await one.ann.over(await one.ann.begin("run", what="x"))
@@ -249,22 +309,37 @@ async def test_a_path_may_have_several_variables_from_anywhere_in_the_answer(tmp
 
 async def test_an_ordinary_request_can_be_a_task_too(tmp_path: Path) -> None:
     async with house(tmp_path, answer(b'{"ok":true}'), task="required") as one:
-        status, error = await TaskClient(one.ann.mcp, CAPABILITIES).error("tools/call", {"name": "run"})
-        assert (status, error["code"], error["data"], one.told.requests) == (400, -32021, MISSING, [])
+        status, error = await TaskClient(one.ann.mcp, CAPABILITIES).error(
+            "tools/call", {"name": "run"}
+        )
+        assert (status, error["code"], error["data"], one.told.requests) == (
+            400,
+            -32021,
+            MISSING,
+            [],
+        )
         task_id = await one.ann.begin("run", what="x")
         assert (await one.ann.over(task_id))["result"]["structuredContent"] == {"ok": True}
         assert one.told.header("idempotency-key") == [task_id]
 
 
-@pytest.mark.parametrize("headers", [{"Idempotency-Key": "fixed"}, {"idempotency-key": "fixed"}], ids=str)
-async def test_a_key_of_the_tools_own_is_sent_alone(tmp_path: Path, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers", [{"Idempotency-Key": "fixed"}, {"idempotency-key": "fixed"}], ids=str
+)
+async def test_a_key_of_the_tools_own_is_sent_alone(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
     async with house(tmp_path, answer(), headers=headers) as one:
         await one.ann.over(await one.ann.begin("run", what="x"))
         assert one.told.header("idempotency-key") == ["fixed"]
 
 
-@pytest.mark.parametrize(("method", "sent"), [("POST", True), ("PATCH", True), ("PUT", False), ("DELETE", False)])
-async def test_only_what_is_not_repeatable_by_itself_carries_a_key(tmp_path: Path, method: str, sent: bool) -> None:
+@pytest.mark.parametrize(
+    ("method", "sent"), [("POST", True), ("PATCH", True), ("PUT", False), ("DELETE", False)]
+)
+async def test_only_what_is_not_repeatable_by_itself_carries_a_key(
+    tmp_path: Path, method: str, sent: bool
+) -> None:
     async with house(tmp_path, answer(), method=method) as one:
         await one.ann.over(await one.ann.begin("run", what="x"))
         assert bool(one.told.header("idempotency-key")) is sent
@@ -280,7 +355,9 @@ async def test_a_turn_that_is_repeated_sends_the_same_key_again(tmp_path: Path) 
             worker, aclose = worker_of(other, tmp_path)
             assert await worker.work(ref, alone=True) is Turn.FINISHED
             await aclose()
-        keys = [one.told.header("idempotency-key", number) for number in range(len(one.told.requests))]
+        keys = [
+            one.told.header("idempotency-key", number) for number in range(len(one.told.requests))
+        ]
         assert keys == [[task_id], [task_id]]
         assert (await one.ann.get(task_id))["status"] == "completed"
 
@@ -311,9 +388,17 @@ def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
     from roundgate.startup import build_core
 
     arguments = {"what": {"required": True}}
-    declared = {"name": "run", "description": "Runs.", "method": "POST", "path": "/jobs", "arguments": arguments}
+    declared = {
+        "name": "run",
+        "description": "Runs.",
+        "method": "POST",
+        "path": "/jobs",
+        "arguments": arguments,
+    }
     backend = {"kind": "http", "name": "api", "prefix": "", "base_url": other.told.url}
-    config = GatewayConfig.model_validate({"backends": [{**backend, "tools": [{**declared, "task": "optional"}]}]})
+    config = GatewayConfig.model_validate(
+        {"backends": [{**backend, "tools": [{**declared, "task": "optional"}]}]}
+    )
     file = ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
     core = build_core(file, task_settings(directory), other.clock)
     return core.worker(config, other.clock), core.aclose
@@ -321,12 +406,20 @@ def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
 
 async def test_each_exchange_of_a_service_that_asks_has_a_key_of_its_own(tmp_path: Path) -> None:
     form = {"type": "object", "properties": {"size": {"type": "string"}}, "required": ["size"]}
-    size = {"method": "elicitation/create", "params": {"message": "Which size?", "requestedSchema": form}}
-    asks = answer(json.dumps({"inputRequests": {"size": size}, "state": 1}).encode(), content_type=INPUT_REQUIRED)
+    size = {
+        "method": "elicitation/create",
+        "params": {"message": "Which size?", "requestedSchema": form},
+    }
+    asks = answer(
+        json.dumps({"inputRequests": {"size": size}, "state": 1}).encode(),
+        content_type=INPUT_REQUIRED,
+    )
     async with house(tmp_path, asks, asks, answer(b'{"ok":1}'), interactive=True) as one:
         task_id = await one.ann.begin("run", what="x")
         for _ in range(2):
-            await one.ann.answer(task_id, {key: accept(size="M") for key in await one.ann.asked(task_id)})
+            await one.ann.answer(
+                task_id, {key: accept(size="M") for key in await one.ann.asked(task_id)}
+            )
         assert (await one.ann.over(task_id))["result"]["structuredContent"] == {"ok": 1}
         keys = [one.told.header("idempotency-key", number) for number in range(3)]
         assert keys == [[task_id], [f"{task_id}-2"], [f"{task_id}-3"]]
@@ -347,9 +440,18 @@ backends:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("job: {poll: '/jobs/{job}', succeeded: [ok]}", "needs job, which job.variables does not have"),
-        ("job: {poll: '/jobs/{id}', fetch: '/x/{y}', succeeded: [ok]}", "needs y, which job.variables does not have"),
-        ("job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true", "interactive and job are two ways"),
+        (
+            "job: {poll: '/jobs/{job}', succeeded: [ok]}",
+            "needs job, which job.variables does not have",
+        ),
+        (
+            "job: {poll: '/jobs/{id}', fetch: '/x/{y}', succeeded: [ok]}",
+            "needs y, which job.variables does not have",
+        ),
+        (
+            "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true",
+            "interactive and job are two ways",
+        ),
         ("job: {poll: '/jobs/{id}', succeeded: []}", "at least 1 item"),
         ("job: {poll: 'jobs', succeeded: [ok]}", "backends[0].tools[0].job.poll"),
         ("job: {poll: '/jobs', succeeded: [ok], status: state}", "backends[0].tools[0].job.status"),

@@ -19,7 +19,9 @@ from roundgate.errors import BackendError, ToolError
 
 
 def declared(**config: Any) -> Endpoint:
-    return endpoint_of(HttpToolConfig.model_validate({"name": "t", "description": "d", "path": "/", **config}))
+    return endpoint_of(
+        HttpToolConfig.model_validate({"name": "t", "description": "d", "path": "/", **config})
+    )
 
 
 def sent(values: dict[str, Any], /, **config: Any) -> Outgoing:
@@ -30,10 +32,16 @@ ANY: dict[str, Any] = {"schema": {}}
 
 
 def test_a_path_argument_is_implied_by_the_path_and_always_required() -> None:
-    tool = declared(path="/users/{user}/notes/{note-id}", arguments={"page": {"schema": {"type": "integer"}}})
+    tool = declared(
+        path="/users/{user}/notes/{note-id}", arguments={"page": {"schema": {"type": "integer"}}}
+    )
     assert tool.definition()["inputSchema"] == {
         "type": "object",
-        "properties": {"user": {"type": "string"}, "note-id": {"type": "string"}, "page": {"type": "integer"}},
+        "properties": {
+            "user": {"type": "string"},
+            "note-id": {"type": "string"},
+            "page": {"type": "integer"},
+        },
         "required": ["user", "note-id"],
         "additionalProperties": False,
     }
@@ -78,12 +86,17 @@ def test_a_path_value_that_would_leave_its_place_is_refused(value: str) -> None:
 
 
 def test_a_variable_may_stand_in_the_path_twice_and_beside_text() -> None:
-    assert sent({"a": "x?y", "b": "{a}"}, path="/{a}/v{b}.json/{a}").path == "/x%3Fy/v%7Ba%7D.json/x%3Fy"
+    assert (
+        sent({"a": "x?y", "b": "{a}"}, path="/{a}/v{b}.json/{a}").path
+        == "/x%3Fy/v%7Ba%7D.json/x%3Fy"
+    )
 
 
 @settings(max_examples=60)
 @given(st.text(), st.text(min_size=3))
-def test_a_path_value_stays_in_its_segment_and_comes_back_unless_it_is_refused(one: str, other: str) -> None:
+def test_a_path_value_stays_in_its_segment_and_comes_back_unless_it_is_refused(
+    one: str, other: str
+) -> None:
     try:
         segments = sent({"a": one, "b": other}, path="/x/{a}/{b}").path.split("/")
     except ToolError:
@@ -116,30 +129,44 @@ def test_an_argument_without_place_goes_into_the_query_or_the_body_by_method(met
         (["a", None], [("q", "a")]),
     ],
 )
-def test_a_query_repeats_the_name_for_a_list_and_leaves_null_out(value: Any, query: list[tuple[str, str]]) -> None:
-    assert sent({"a": value}, arguments={"a": {"as": "q", **ANY}}, query={"v": "1"}).query == [("v", "1"), *query]
+def test_a_query_repeats_the_name_for_a_list_and_leaves_null_out(
+    value: Any, query: list[tuple[str, str]]
+) -> None:
+    assert sent({"a": value}, arguments={"a": {"as": "q", **ANY}}, query={"v": "1"}).query == [
+        ("v", "1"),
+        *query,
+    ]
 
 
 FORM = {"method": "POST", "body": "form"}
 
 
 @settings(max_examples=40)
-@given(st.dictionaries(st.sampled_from("abc"), st.text() | st.lists(st.text(), max_size=3) | st.none()))
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.text() | st.lists(st.text(), max_size=3) | st.none())
+)
 def test_a_form_says_the_same_as_a_query_would(arguments: dict[str, Any]) -> None:
     form = sent(arguments, arguments=dict.fromkeys("abc", ANY), **FORM)
     query = sent(arguments, arguments={name: {"in": "query", **ANY} for name in "abc"}).query
     assert form.body is not None
-    assert parse_qsl(form.body.decode(), keep_blank_values=True, strict_parsing=bool(form.body)) == query
+    assert (
+        parse_qsl(form.body.decode(), keep_blank_values=True, strict_parsing=bool(form.body))
+        == query
+    )
     assert form.headers == {"content-type": "application/x-www-form-urlencoded"}
 
 
 @pytest.mark.parametrize("value", ["x", 7, None, [1, None], {"b": {"c": []}}, 10**30])
 def test_a_body_member_is_the_value_as_it_is(value: Any) -> None:
-    outgoing = sent({"a": value}, method="POST", arguments={"a": {"as": "A-a", **ANY}, "unsent": ANY})
+    outgoing = sent(
+        {"a": value}, method="POST", arguments={"a": {"as": "A-a", **ANY}, "unsent": ANY}
+    )
     assert json.loads(outgoing.body or b"") == {"A-a": value}
 
 
-def test_a_declared_body_without_members_is_an_empty_object_and_an_undeclared_one_is_no_body() -> None:
+def test_a_declared_body_without_members_is_an_empty_object_and_an_undeclared_one_is_no_body() -> (
+    None
+):
     assert sent({}, method="POST", arguments={"a": {}}).body == b"{}"
     assert sent({}, method="POST").body is None
     assert sent({}, arguments={"a": {}}, **FORM).body == b""
@@ -155,16 +182,26 @@ def test_a_declared_body_without_members_is_an_empty_object_and_an_undeclared_on
         ("", b"", "text/plain; charset=utf-8"),
     ],
 )
-def test_a_whole_body_is_one_value_and_a_string_is_plain_text(value: Any, body: bytes, content_type: str) -> None:
+def test_a_whole_body_is_one_value_and_a_string_is_plain_text(
+    value: Any, body: bytes, content_type: str
+) -> None:
     arguments = {"all": {"in": "whole_body", **ANY}, "q": {"in": "query"}}
     outgoing = sent({"all": value, "q": "1"}, method="PUT", arguments=arguments)
-    assert (outgoing.body, outgoing.headers, outgoing.query) == (body, {"content-type": content_type}, [("q", "1")])
+    assert (outgoing.body, outgoing.headers, outgoing.query) == (
+        body,
+        {"content-type": content_type},
+        [("q", "1")],
+    )
     assert sent({}, method="PUT", arguments=arguments).body is None
 
 
-@pytest.mark.parametrize(("value", "header"), [("a b", "a b"), ("a\tb", "a\tb"), (7, "7"), ([1], "[1]"), ("~!", "~!")])
+@pytest.mark.parametrize(
+    ("value", "header"), [("a b", "a b"), ("a\tb", "a\tb"), (7, "7"), ([1], "[1]"), ("~!", "~!")]
+)
 def test_a_header_argument_is_sent_as_it_is(value: Any, header: str) -> None:
-    outgoing = sent({"a": value}, arguments={"a": {"in": "header", "as": "X-A", **ANY}}, headers={"X-B": "b"})
+    outgoing = sent(
+        {"a": value}, arguments={"a": {"in": "header", "as": "X-A", **ANY}}, headers={"X-B": "b"}
+    )
     assert outgoing.headers == {"X-B": "b", "X-A": header}
 
 
@@ -176,10 +213,27 @@ HEADER: dict[str, Any] = {"arguments": {"a": {"in": "header"}}}
 
 
 @pytest.mark.parametrize(
-    "value", ["", " ", " a", "a ", "a\r\nHost: evil", "a\n", "\ra", "\x00", "é", "\x7f", "a\x0bb", "\u2028", "a\r\n b"]
+    "value",
+    [
+        "",
+        " ",
+        " a",
+        "a ",
+        "a\r\nHost: evil",
+        "a\n",
+        "\ra",
+        "\x00",
+        "é",
+        "\x7f",
+        "a\x0bb",
+        "\u2028",
+        "a\r\n b",
+    ],
 )
 def test_a_header_value_that_could_end_the_header_is_refused(value: str) -> None:
-    with pytest.raises(ToolError, match=r"arguments\.a: goes into an HTTP header and may only have visible ASCII"):
+    with pytest.raises(
+        ToolError, match=r"arguments\.a: goes into an HTTP header and may only have visible ASCII"
+    ):
         sent({"a": value}, **HEADER)
 
 
@@ -203,14 +257,29 @@ def test_a_header_value_is_refused_or_sent_as_it_is_and_then_harmless(value: str
         ({"path": "/{a b}"}, "'{' is out of place"),
         ({"path": "/a?b=c"}, "'?' is out of place; variables are {name}, queries go into query"),
         ({"path": "/a#b"}, "'#' is out of place"),
-        ({"path": "/{a}", "arguments": {"a": {"in": "query"}}}, "needs ['a'], but the arguments in path are []"),
-        ({"path": "/", "arguments": {"a": {"in": "path"}}}, "needs [], but the arguments in path are ['a']"),
-        ({"path": "/{a}", "arguments": {"x": {"as": "a"}, "a": {"in": "path"}}}, "'x' and 'a' are both 'a' in path"),
+        (
+            {"path": "/{a}", "arguments": {"a": {"in": "query"}}},
+            "needs ['a'], but the arguments in path are []",
+        ),
+        (
+            {"path": "/", "arguments": {"a": {"in": "path"}}},
+            "needs [], but the arguments in path are ['a']",
+        ),
+        (
+            {"path": "/{a}", "arguments": {"x": {"as": "a"}, "a": {"in": "path"}}},
+            "'x' and 'a' are both 'a' in path",
+        ),
         ({"arguments": {"x": {"as": "q"}, "q": {}}}, "'x' and 'q' are both 'q' in query"),
-        ({"arguments": {"x": {"in": "header", "as": "X-A"}, "x-a": {"in": "header"}}}, "are both 'x-a' in header"),
+        (
+            {"arguments": {"x": {"in": "header", "as": "X-A"}, "x-a": {"in": "header"}}},
+            "are both 'x-a' in header",
+        ),
         ({"arguments": {"a b": {"in": "header"}}}, "'a b' is not a header name; set `as`"),
         ({"arguments": {"a": {"in": "header", "as": "a\r\nb"}}}, "is not a header name"),
-        ({"method": "POST", "arguments": {"a": {"in": "whole_body"}, "b": {}}}, "whole_body is for one argument"),
+        (
+            {"method": "POST", "arguments": {"a": {"in": "whole_body"}, "b": {}}},
+            "whole_body is for one argument",
+        ),
         (
             {"arguments": {"a": {"in": "whole_body"}, "b": {"in": "whole_body"}}},
             "whole_body is for one argument",
@@ -219,7 +288,9 @@ def test_a_header_value_is_refused_or_sent_as_it_is_and_then_harmless(value: str
         ({"output_schema": {"$ref": "https://127.0.0.1:9/s"}}, "Retrieval is disabled"),
     ],
 )
-def test_a_declaration_that_contradicts_itself_is_refused(config: dict[str, Any], said: str) -> None:
+def test_a_declaration_that_contradicts_itself_is_refused(
+    config: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011  (what it says is checked below)
         declared(**config)
     assert said in str(refused.value)
@@ -259,25 +330,40 @@ def test_a_setting_that_cannot_be_is_refused_by_the_configuration(config: dict[s
 def test_the_hints_follow_the_method_unless_they_are_set(
     method: str, read_only: bool, destructive: bool | None, idempotent: bool
 ) -> None:
-    hints = {"readOnlyHint": read_only, "destructiveHint": destructive, "idempotentHint": idempotent}
+    hints = {
+        "readOnlyHint": read_only,
+        "destructiveHint": destructive,
+        "idempotentHint": idempotent,
+    }
     said = {name: value for name, value in hints.items() if value is not None}
     assert declared(method=method).definition()["annotations"] == {**said, "openWorldHint": True}
-    changed = declared(method=method, read_only=not read_only, destructive=not destructive, idempotent=not idempotent)
+    changed = declared(
+        method=method,
+        read_only=not read_only,
+        destructive=not destructive,
+        idempotent=not idempotent,
+    )
     opposite = {name: not value for name, value in hints.items()}
     assert changed.definition()["annotations"] == {**opposite, "openWorldHint": True}
 
 
 def test_a_definition_has_what_was_declared() -> None:
     config = {"title": "T", "description": "Does it.", "output_schema": {"type": "array"}}
-    arguments = {"a": {"required": True, "description": "An a.", "schema": {"type": "integer", "minimum": 1}}}
+    arguments = {
+        "a": {"required": True, "description": "An a.", "schema": {"type": "integer", "minimum": 1}}
+    }
     found = declared(arguments=arguments, **config).definition()
     assert (found["name"], found["title"], found["description"]) == ("t", "T", "Does it.")
     assert found["outputSchema"] == {"type": "array"}
-    assert found["inputSchema"]["properties"] == {"a": {"type": "integer", "minimum": 1, "description": "An a."}}
+    assert found["inputSchema"]["properties"] == {
+        "a": {"type": "integer", "minimum": 1, "description": "An a."}
+    }
     assert found["inputSchema"]["required"] == ["a"]
 
 
-def result(body: Any, content_type: str = "application/json", status: int = 200, **config: Any) -> dict[str, Any]:
+def result(
+    body: Any, content_type: str = "application/json", status: int = 200, **config: Any
+) -> dict[str, Any]:
     encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
     return declared(**config).result(Answer(status, "Reason", content_type, encoded)).to_wire()
 
@@ -307,7 +393,18 @@ def test_a_json_pointer_chooses_the_result(pointer: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "pointer", ["/b", "/a/2", "/a/-", "/a/-1", "/a/x", "/a/0/b/c", "/a/1/0", "/n/a", "/a/99999999999999999999"]
+    "pointer",
+    [
+        "/b",
+        "/a/2",
+        "/a/-",
+        "/a/-1",
+        "/a/x",
+        "/a/0/b/c",
+        "/a/1/0",
+        "/n/a",
+        "/a/99999999999999999999",
+    ],
 )
 def test_a_json_pointer_to_nothing_is_an_error_with_an_excerpt(pointer: str) -> None:
     with pytest.raises(BackendError) as refused:
@@ -316,13 +413,16 @@ def test_a_json_pointer_to_nothing_is_an_error_with_an_excerpt(pointer: str) -> 
 
 
 @pytest.mark.parametrize(
-    "media_type", ["application/json", "Application/JSON; charset=utf-8", "application/problem+json"]
+    "media_type",
+    ["application/json", "Application/JSON; charset=utf-8", "application/problem+json"],
 )
 def test_json_is_known_by_its_media_type(media_type: str) -> None:
     assert result({"a": 1}, media_type)["structuredContent"] == {"a": 1}
 
 
-@pytest.mark.parametrize("body", [b"{", b"nope", b"{}{}", b'{"a":1,"a":2}', b"[NaN]", b"\xff", b"[1e999]"])
+@pytest.mark.parametrize(
+    "body", [b"{", b"nope", b"{}{}", b'{"a":1,"a":2}', b"[NaN]", b"\xff", b"[1e999]"]
+)
 def test_what_calls_itself_json_and_is_not_is_an_error(body: bytes) -> None:
     with pytest.raises(BackendError, match="The service answered something that is not JSON"):
         result(body)
@@ -336,23 +436,33 @@ def test_what_calls_itself_json_and_is_not_is_an_error(body: bytes) -> None:
         (b"\xe9", 'text/plain;Charset="latin1"', {"type": "text", "text": "é"}),
         (b"<a/>", "application/xml", {"type": "text", "text": "<a/>"}),
         (b"a,b", "", {"type": "text", "text": "a,b"}),
-        (b"\x89PNG", "image/png; q=1", {"type": "image", "data": "iVBORw==", "mimeType": "image/png"}),
+        (
+            b"\x89PNG",
+            "image/png; q=1",
+            {"type": "image", "data": "iVBORw==", "mimeType": "image/png"},
+        ),
         (b"RIFF", "audio/wav", {"type": "audio", "data": "UklGRg==", "mimeType": "audio/wav"}),
         (b"", "image/png", {"type": "text", "text": "200 Reason"}),
         (b"", "application/json", {"type": "text", "text": "200 Reason"}),
         (b"", "", {"type": "text", "text": "200 Reason"}),
     ],
 )
-def test_text_images_and_audio_become_content(body: bytes, content_type: str, block: dict[str, Any]) -> None:
+def test_text_images_and_audio_become_content(
+    body: bytes, content_type: str, block: dict[str, Any]
+) -> None:
     assert result(body, content_type) == {"content": [block]}
 
 
-@pytest.mark.parametrize("content_type", ["application/pdf", "text/plain", "text/plain; charset=nonsense", ""])
+@pytest.mark.parametrize(
+    "content_type", ["application/pdf", "text/plain", "text/plain; charset=nonsense", ""]
+)
 def test_bytes_that_are_no_text_become_an_embedded_resource(content_type: str) -> None:
     (block,) = result(b"\xff\x00", content_type)["content"]
     assert block["type"] == "resource"
     assert base64.b64decode(block["resource"]["blob"]) == b"\xff\x00"
-    assert block["resource"]["mimeType"] == (content_type.partition(";")[0] or "application/octet-stream")
+    assert block["resource"]["mimeType"] == (
+        content_type.partition(";")[0] or "application/octet-stream"
+    )
 
 
 @pytest.mark.parametrize(
@@ -375,7 +485,9 @@ def test_where_json_is_promised_anything_else_is_an_error(
 def test_an_answer_that_breaks_the_output_schema_is_an_error_that_says_where() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     assert result({"n": 1}, output_schema=schema)["structuredContent"] == {"n": 1}
-    with pytest.raises(BackendError, match=r'not as declared: result\.n: "x" is not of type "integer"'):
+    with pytest.raises(
+        BackendError, match=r'not as declared: result\.n: "x" is not of type "integer"'
+    ):
         result({"n": "x"}, output_schema=schema)
 
 
@@ -402,7 +514,9 @@ def test_an_error_is_short_whatever_the_service_says(content_type: str) -> None:
 @settings(max_examples=60)
 @given(
     st.binary(max_size=40),
-    st.sampled_from(["application/json", "text/plain", "image/png", "a/b", "", ";;", "text/x; charset=utf-16"]),
+    st.sampled_from(
+        ["application/json", "text/plain", "image/png", "a/b", "", ";;", "text/x; charset=utf-16"]
+    ),
 )
 def test_any_answer_is_a_result_or_a_back_end_error(body: bytes, content_type: str) -> None:
     try:

@@ -31,7 +31,8 @@ class Project:
         self.write("kit/__init__.py", "")
         self.write("kit/deep.py", "VALUE = 10\n")
         self.write(
-            "main_tools.py", "import helper\nimport kit.deep\n\ndef total(): return helper.VALUE + kit.deep.VALUE\n"
+            "main_tools.py",
+            "import helper\nimport kit.deep\n\ndef total(): return helper.VALUE + kit.deep.VALUE\n",
         )
 
     def write(self, name: str, text: str) -> None:
@@ -77,10 +78,15 @@ def test_without_a_change_modules_stay(project: Project) -> None:
     assert (sys.modules["helper"], sys.modules["roundgate_backend_project"]) == before
 
 
-@pytest.mark.parametrize("broken", ["VALUE = \n", "raise RuntimeError\n", "raise SystemExit(3)\n", "import nowhere\n"])
+@pytest.mark.parametrize(
+    "broken", ["VALUE = \n", "raise RuntimeError\n", "raise SystemExit(3)\n", "import nowhere\n"]
+)
 def test_a_failure_puts_back_what_was_there(project: Project, broken: str) -> None:
     project.load()
-    before = {name: sys.modules[name] for name in ("helper", "kit", "kit.deep", "roundgate_backend_project")}
+    before = {
+        name: sys.modules[name]
+        for name in ("helper", "kit", "kit.deep", "roundgate_backend_project")
+    }
     project.write("kit/deep.py", broken)
     for _ in range(2):
         with pytest.raises((Exception, SystemExit)):
@@ -102,7 +108,9 @@ def test_what_was_loaded_before_a_failure_is_loaded_again_after_it(project: Proj
     assert project.again() == 43
 
 
-def test_a_module_that_a_function_imports_while_it_runs_is_loaded_again_too(project: Project) -> None:
+def test_a_module_that_a_function_imports_while_it_runs_is_loaded_again_too(
+    project: Project,
+) -> None:
     project.write("main_tools.py", "def total():\n    import helper\n    return helper.VALUE\n")
     assert project.load() == 1
     assert project.directory / "helper.py" in project.modules.files()

@@ -18,11 +18,20 @@ SECRET = "s€cret & more"
 
 
 def granted(token: str, **members: Any) -> bytes:
-    return answer(json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 100, **members}).encode())
+    return answer(
+        json.dumps(
+            {"access_token": token, "token_type": "Bearer", "expires_in": 100, **members}
+        ).encode()
+    )
 
 
 def source(told: Service, clock: Any = None, **settings: Any) -> TokenSource:
-    given = {"client_credentials": "me:1", "client_secret": SECRET, "token_url": f"{told.url}/token", **settings}
+    given = {
+        "client_credentials": "me:1",
+        "client_secret": SECRET,
+        "token_url": f"{told.url}/token",
+        **settings,
+    }
     return TokenSource(ClientCredentials.model_validate(given), clock)
 
 
@@ -43,7 +52,11 @@ async def test_id_and_secret_may_go_into_the_form() -> None:
     async with service(granted("one-token")) as told:
         await source(told, client_auth="post").token()
     sent = parse_qs(told.body().decode())
-    assert (sent["client_id"], sent["client_secret"], told.header("authorization")) == (["me:1"], [SECRET], [])
+    assert (sent["client_id"], sent["client_secret"], told.header("authorization")) == (
+        ["me:1"],
+        [SECRET],
+        [],
+    )
 
 
 async def test_a_hundred_calls_at_once_make_one_request_for_a_token() -> None:
@@ -80,7 +93,9 @@ async def test_a_token_that_holds_serves_while_there_is_no_other() -> None:
 
 async def test_a_failure_is_not_repeated_by_everybody_at_once() -> None:
     clock = FixedClock()
-    refused = answer(b'{"error":"invalid_client","error_description":"s\xe2\x82\xaccret"}', status="401 No")
+    refused = answer(
+        b'{"error":"invalid_client","error_description":"s\xe2\x82\xaccret"}', status="401 No"
+    )
     async with service(refused, granted("one-token")) as told:
         tokens = source(told, clock)
         for _ in range(3):
@@ -119,7 +134,11 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
 
 
 def credential(told: Service) -> dict[str, Any]:
-    return {"client_credentials": "me", "client_secret": "sesame-sesame", "token_url": f"{told.url}/token"}
+    return {
+        "client_credentials": "me",
+        "client_secret": "sesame-sesame",
+        "token_url": f"{told.url}/token",
+    }
 
 
 async def test_a_token_that_is_not_taken_is_renewed_once_and_the_call_sent_again() -> None:
@@ -137,7 +156,10 @@ async def test_a_token_that_is_not_taken_is_renewed_once_and_the_call_sent_again
 
 
 async def test_a_service_that_takes_no_token_is_asked_twice_and_not_for_ever() -> None:
-    async with service(granted("any-token")) as issuer, service(answer(status="401 Unauthorized")) as told:
+    async with (
+        service(granted("any-token")) as issuer,
+        service(answer(status="401 Unauthorized")) as told,
+    ):
         async with gateway_to(told.url, {}, credential=credential(issuer)) as gate:
             assert "401 Unauthorized" in await gate.text("tool")
         assert (len(told.requests), len(issuer.requests)) == (2, 2)
@@ -160,7 +182,11 @@ async def test_without_a_token_the_call_is_a_tool_error_that_says_why() -> None:
         assert told.requests == []
 
 
-@pytest.mark.parametrize("url", ["http://example.com/token", "https://user@example.com/", "ftp://example.com"])
+@pytest.mark.parametrize(
+    "url", ["http://example.com/token", "https://user@example.com/", "ftp://example.com"]
+)
 def test_a_token_is_not_asked_for_in_the_open(url: str) -> None:
     with pytest.raises(ValueError, match="token_url"):
-        ClientCredentials.model_validate({"client_credentials": "a", "client_secret": "b", "token_url": url})
+        ClientCredentials.model_validate(
+            {"client_credentials": "a", "client_secret": "b", "token_url": url}
+        )

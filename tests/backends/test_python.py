@@ -58,7 +58,11 @@ def paint(colour: Colour, day: dt.date, trip: Trip, numbers: set[int] = frozense
 
 
 async def test_a_tool_gets_rich_types_from_json() -> None:
-    arguments = {"colour": "blue", "day": "2026-07-28", "trip": {"to": "Rome", "at": "2026-07-28T12:00:00Z"}}
+    arguments = {
+        "colour": "blue",
+        "day": "2026-07-28",
+        "trip": {"to": "Rome", "at": "2026-07-28T12:00:00Z"},
+    }
     async with client(gateway(paint)) as gate:
         assert await gate.text("paint", arguments) == (
             "<Colour.BLUE: 'blue'> datetime.date(2026, 7, 28) "
@@ -77,7 +81,9 @@ async def test_a_tool_gets_rich_types_from_json() -> None:
         ({"coulour": "red"}, "'coulour' was unexpected"),
     ],
 )
-async def test_wrong_arguments_are_a_tool_error_that_says_where_and_what(change: dict[str, Any], said: str) -> None:
+async def test_wrong_arguments_are_a_tool_error_that_says_where_and_what(
+    change: dict[str, Any], said: str
+) -> None:
     arguments = {"colour": "blue", "day": "2026-07-28", "trip": {"to": "Rome"}} | change
     async with client(gateway(paint)) as gate:
         result = await gate.call("paint", arguments)
@@ -89,7 +95,9 @@ async def test_wrong_arguments_are_a_tool_error_that_says_where_and_what(change:
 request_of: ContextVar[str] = ContextVar("request_of", default="nobody")
 
 
-async def test_a_plain_function_runs_in_a_thread_with_its_context_variables_and_blocks_nobody() -> None:
+async def test_a_plain_function_runs_in_a_thread_with_its_context_variables_and_blocks_nobody() -> (
+    None
+):
     started, finish = threading.Event(), threading.Event()
 
     @tool
@@ -192,7 +200,9 @@ async def test_an_async_function_behind_a_plain_wrapper_is_awaited_with_its_own_
         return n + 1
 
     async with client(gateway(work)) as gate:
-        response = await gate.post("tools/call", {"name": "work", "arguments": {"n": 1}}, progressToken=1)
+        response = await gate.post(
+            "tools/call", {"name": "work", "arguments": {"n": 1}}, progressToken=1
+        )
     progress, answer = wire.events(response.text)
     assert progress["params"]["progress"] == 1
     assert answer["result"]["structuredContent"] == 2
@@ -256,10 +266,16 @@ async def test_a_tool_may_change_its_arguments_without_changing_a_default() -> N
     ("value", "wire_result"),
     [
         (5, {"content": [{"type": "text", "text": "5"}], "structuredContent": 5}),
-        ([1, None], {"content": [{"type": "text", "text": "[1,null]"}], "structuredContent": [1, None]}),
+        (
+            [1, None],
+            {"content": [{"type": "text", "text": "[1,null]"}], "structuredContent": [1, None]},
+        ),
         (None, {"content": []}),
         ("é", {"content": [{"type": "text", "text": "é"}]}),
-        (ImageContent(b"x", "image/png"), {"content": [{"type": "image", "data": "eA==", "mimeType": "image/png"}]}),
+        (
+            ImageContent(b"x", "image/png"),
+            {"content": [{"type": "image", "data": "eA==", "mimeType": "image/png"}]},
+        ),
         (ToolResult.error("no"), {"content": [{"type": "text", "text": "no"}], "isError": True}),
     ],
 )
@@ -289,7 +305,9 @@ async def test_structured_results_keep_the_promise_of_the_output_schema_or_are_a
     assert 'result: "five" is not of type "integer"' in caplog.text
 
 
-async def test_a_tool_error_is_said_and_another_exception_is_not(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tool_error_is_said_and_another_exception_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     @tool
     def work(kind: str) -> str:
         if kind == "tool":
@@ -300,11 +318,15 @@ async def test_a_tool_error_is_said_and_another_exception_is_not(caplog: pytest.
 
     async with client(gateway(work)) as gate:
         assert await gate.text("work", {"kind": "tool"}) == "Name a city on land"
-        assert (await gate.error("tools/call", {"name": "work", "arguments": {"kind": "params"}}))[1]["code"] == -32602
+        assert (await gate.error("tools/call", {"name": "work", "arguments": {"kind": "params"}}))[
+            1
+        ]["code"] == -32602
         text = await gate.text("work", {"kind": "other"})
     assert "s3cret" not in text
     assert "s3cret" in caplog.text
-    assert text.rpartition(" ")[2] in [getattr(record, "fields", {}).get("reference") for record in caplog.records]
+    assert text.rpartition(" ")[2] in [
+        getattr(record, "fields", {}).get("reference") for record in caplog.records
+    ]
 
 
 @prompt(
@@ -334,7 +356,10 @@ async def test_a_prompt_gets_its_arguments_converted_from_strings() -> None:
     ("arguments", "said"),
     [
         ({}, "missing arguments: language"),
-        ({"language": "rust", "coutn": "1"}, "unknown arguments coutn; there are: language, count, style"),
+        (
+            {"language": "rust", "coutn": "1"},
+            "unknown arguments coutn; there are: language, count, style",
+        ),
         ({"language": "rust", "count": "many"}, "count: Input should be a valid integer"),
         ({"language": "rust", "style": "green"}, "style: Input should be 'red' or 'blue'"),
         ({"language": 5}, "params.arguments.language"),
@@ -361,7 +386,11 @@ async def test_arguments_are_completed_by_values_or_by_a_function() -> None:
         assert await completed(gate, ref, "language", "p") == {"values": ["python", "pascal"]}
         assert await completed(gate, ref, "language", "P") == {"values": []}
         assert await completed(gate, ref, "style", "x") == {"values": ["x0", "x1", "x2"]}
-        assert await completed(gate, ref, "count", "1") == {"values": ["1"], "total": 7, "hasMore": True}
+        assert await completed(gate, ref, "count", "1") == {
+            "values": ["1"],
+            "total": 7,
+            "hasMore": True,
+        }
         assert await completed(gate, ref, "unknown", "1") == {"values": []}
 
 
@@ -373,12 +402,16 @@ async def test_variables_of_a_template_are_completed_by_an_async_function_too() 
     def notes(owner: str) -> str: ...
 
     async with client(gateway(notes)) as gate:
-        found = await completed(gate, {"type": "ref/resource", "uri": "notes://{owner}"}, "owner", "a")
+        found = await completed(
+            gate, {"type": "ref/resource", "uri": "notes://{owner}"}, "owner", "a"
+        )
     assert (len(found["values"]), found["total"], found["hasMore"]) == (100, 150, True)
 
 
 @resource("notes://{owner}/{number}{?lang,tag*}", mime_type="text/x-note")
-async def note(ctx: Context, owner: str, number: int, lang: str = "en", tag: list[str] | None = None) -> Any:
+async def note(
+    ctx: Context, owner: str, number: int, lang: str = "en", tag: list[str] | None = None
+) -> Any:
     """One note."""
     return f"{ctx.principal.subject} {owner} {number + 1} {lang} {tag}"
 
@@ -399,7 +432,9 @@ async def test_a_template_gives_its_values_to_the_function(uri: str, text: str) 
     assert contents == [{"uri": uri, "mimeType": "text/x-note", "text": text}]
 
 
-@pytest.mark.parametrize("uri", ["notes://ann/one", "notes://ann", "notes://a%2Fb/1", "notes://../1", "other://ann/1"])
+@pytest.mark.parametrize(
+    "uri", ["notes://ann/one", "notes://ann", "notes://a%2Fb/1", "notes://../1", "other://ann/1"]
+)
 async def test_values_that_do_not_fit_are_a_resource_that_is_not_there(uri: str) -> None:
     async with client(gateway(note)) as gate:
         status, error = await gate.error("resources/read", {"uri": uri})
@@ -409,7 +444,10 @@ async def test_values_that_do_not_fit_are_a_resource_that_is_not_there(uri: str)
 async def test_a_resource_of_several_parts_or_of_none() -> None:
     @resource("shelf://all")
     def shelf() -> Any:
-        return [TextResourceContents("shelf://a", "b"), BlobResourceContents("shelf://b", b"c", "image/png")]
+        return [
+            TextResourceContents("shelf://a", "b"),
+            BlobResourceContents("shelf://b", b"c", "image/png"),
+        ]
 
     @resource("shelf://gone")
     def gone() -> str:
@@ -420,7 +458,9 @@ async def test_a_resource_of_several_parts_or_of_none() -> None:
             {"uri": "shelf://a", "text": "b"},
             {"uri": "shelf://b", "mimeType": "image/png", "blob": "Yw=="},
         ]
-        assert (await gate.error("resources/read", {"uri": "shelf://gone"}))[1]["data"] == {"uri": "shelf://gone"}
+        assert (await gate.error("resources/read", {"uri": "shelf://gone"}))[1]["data"] == {
+            "uri": "shelf://gone"
+        }
 
 
 @pytest.fixture
@@ -431,7 +471,9 @@ def loaded(tmp_path: Path) -> Iterator[Callable[..., ConfigFile]]:
     def load(source: str = "path: tools.py", **files: str) -> ConfigFile:
         for name, text in files.items():
             (tmp_path / f"{name}.py").write_text(dedent(text))
-        (tmp_path / "gateway.yaml").write_text(f"backends:\n  - kind: python\n    name: a.b-c\n    {source}\n")
+        (tmp_path / "gateway.yaml").write_text(
+            f"backends:\n  - kind: python\n    name: a.b-c\n    {source}\n"
+        )
         return config.load(tmp_path / "gateway.yaml", {})
 
     yield load
@@ -467,7 +509,9 @@ async def test_a_module_is_imported_by_path_or_by_name_with_its_neighbours(
     loaded: Callable[..., ConfigFile], source: str
 ) -> None:
     async with client(build_app(loaded(source, **NEIGHBOURS), Settings())) as gate:
-        assert [one["name"] for one in (await gate.result("tools/list"))["tools"]] == ["a.b-c__greet"]
+        assert [one["name"] for one in (await gate.result("tools/list"))["tools"]] == [
+            "a.b-c__greet"
+        ]
         result = await gate.call("a.b-c__greet", {"name": "Ann"})
     assert result["structuredContent"] == {"text": "Hello Ann"}
 
@@ -483,7 +527,10 @@ def problem(file: ConfigFile) -> str:
     ("source", "said"),
     [
         ("x = 1\n\nx = y", "NameError: name 'y' is not defined (tools.py:3)"),
-        ("import roundgate\nimport nowhere_to_be_found", "No module named 'nowhere_to_be_found' (tools.py:2)"),
+        (
+            "import roundgate\nimport nowhere_to_be_found",
+            "No module named 'nowhere_to_be_found' (tools.py:2)",
+        ),
         ("from roundgate import tools", "cannot import name 'tools' from 'roundgate'"),
         ("x = 1\ndef f(:\n  pass", "SyntaxError: invalid syntax (tools.py, line 2)"),
         (
@@ -492,7 +539,10 @@ def problem(file: ConfigFile) -> str:
         ),
         ("import sys\nsys.exit('usage: tools')", "SystemExit: usage: tools (tools.py:2)"),
         ("class Skip(BaseException): pass\nraise Skip('not here')", "Skip: not here (tools.py:2)"),
-        ("from neighbour_of_that_test import a", "ZeroDivisionError: division by zero (neighbour_of_that_test.py:2)"),
+        (
+            "from neighbour_of_that_test import a",
+            "ZeroDivisionError: division by zero (neighbour_of_that_test.py:2)",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_a_problem_with_file_and_line(
@@ -505,7 +555,8 @@ def test_a_module_that_cannot_be_imported_is_a_problem_with_file_and_line(
 
 
 @pytest.mark.parametrize(
-    "source", ["path: gone.py", "path: .", "path: gateway.yaml", "module: nowhere.tools", "module: ''"]
+    "source",
+    ["path: gone.py", "path: .", "path: gateway.yaml", "module: nowhere.tools", "module: ''"],
 )
 def test_a_module_that_is_not_there_is_a_problem_without_a_place_of_ours(
     loaded: Callable[..., ConfigFile], source: str
@@ -528,9 +579,18 @@ def test_a_module_that_is_not_there_is_a_problem_without_a_place_of_ours(
         ("@tool\ndef work(a: __import__('typing').Callable): ...", "Cannot generate a JsonSchema"),
         ("@tool\ndef work(a=Field(1)): ...", "has Field(…) as its default"),
         ("@tool(output_schema={'type': 5})\ndef work(): ...", "not a usable JSON Schema"),
-        ("@prompt(complete={'b': []})\ndef work(a): ...", "complete names ['b'], but there are only ['a']"),
-        ("@resource('a://{b}')\ndef work(c): ...", "parameters ['c'] must be the variables of 'a://{b}': ['b']"),
-        ("@resource('a://b')\ndef work(c): ...", "parameters ['c'] must be the variables of 'a://b': []"),
+        (
+            "@prompt(complete={'b': []})\ndef work(a): ...",
+            "complete names ['b'], but there are only ['a']",
+        ),
+        (
+            "@resource('a://{b}')\ndef work(c): ...",
+            "parameters ['c'] must be the variables of 'a://{b}': ['b']",
+        ),
+        (
+            "@resource('a://b')\ndef work(c): ...",
+            "parameters ['c'] must be the variables of 'a://b': []",
+        ),
         ("@resource('a://{b')\ndef work(b): ...", "'{' has no partner"),
         ("@resource('a://{b}', complete={'c': []})\ndef work(b): ...", "complete names ['c']"),
         ("work = tool(__import__('functools').partial(print, 1))", "partial: "),
@@ -540,7 +600,9 @@ def test_a_declaration_that_cannot_be_served_is_a_problem_at_its_place(
     loaded: Callable[..., ConfigFile], declaration: str, said: str
 ) -> None:
     text = problem(
-        loaded(tools=f"from roundgate import prompt, resource, tool\nfrom pydantic import Field\n{declaration}\n")
+        loaded(
+            tools=f"from roundgate import prompt, resource, tool\nfrom pydantic import Field\n{declaration}\n"
+        )
     )
     assert said in text
     assert "tools.py:3: work(): " in text or "gateway.yaml:2: backends[0]: " in text

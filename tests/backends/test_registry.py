@@ -63,7 +63,9 @@ def run(directory: Path, *arguments: str) -> tuple[int, str]:
     """The command, with one more entry in the table."""
     (directory / "echo.py").write_text(FIFTH)
     command = [sys.executable, "-c", ENTRY, *arguments]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=30, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -75,7 +77,9 @@ def test_another_kind_is_one_module_and_one_entry(tmp_path: Path) -> None:
 
 
 def test_its_problems_have_their_places(tmp_path: Path) -> None:
-    (tmp_path / "gateway.yaml").write_text("backends:\n  - kind: echo\n    name: e\n    words: hello\n")
+    (tmp_path / "gateway.yaml").write_text(
+        "backends:\n  - kind: echo\n    name: e\n    words: hello\n"
+    )
     status, said = run(tmp_path, "check", "gateway.yaml")
     assert status == 1
     assert "gateway.yaml:2: backends[0].word: Field required" in said

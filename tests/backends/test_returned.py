@@ -70,7 +70,9 @@ def wire(annotation: Any, value: Any, schema: dict[str, Any] | None = None) -> d
     return ToolReturn.of(annotation, schema).result(value).to_wire()
 
 
-@pytest.mark.parametrize("annotation", [str, str | None, Any, inspect.Parameter.empty, Annotated[str, Field()]])
+@pytest.mark.parametrize(
+    "annotation", [str, str | None, Any, inspect.Parameter.empty, Annotated[str, Field()]]
+)
 def test_a_string_is_text_and_nothing_else(annotation: Any) -> None:
     assert wire(annotation, "hi") == {"content": [{"type": "text", "text": "hi"}]}
 
@@ -96,8 +98,18 @@ def test_none_from_a_function_that_promises_nothing_is_no_content() -> None:
         (list[str], [], [], {"type": "array", "items": {"type": "string"}}),
         (Iterable[int], [1, 2], [1, 2], {"type": "array", "items": {"type": "integer"}}),
         (set[int], {7}, [7], {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}),
-        (dict[str, float], {"a": 1}, {"a": 1.0}, {"type": "object", "additionalProperties": {"type": "number"}}),
-        (Mapping[str, int], {"a": 1}, {"a": 1}, {"type": "object", "additionalProperties": {"type": "integer"}}),
+        (
+            dict[str, float],
+            {"a": 1},
+            {"a": 1.0},
+            {"type": "object", "additionalProperties": {"type": "number"}},
+        ),
+        (
+            Mapping[str, int],
+            {"a": 1},
+            {"a": 1},
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+        ),
         (dict, {}, {}, {"type": "object", "additionalProperties": True}),
     ],
 )
@@ -125,12 +137,16 @@ def test_data_is_structured_content_with_its_schema_and_json_as_text(
         (Reading | Point, Point(1), {"x": 1, "y": 0}),
     ],
 )
-def test_models_dataclasses_and_typed_dicts_are_structured(annotation: Any, value: Any, structured: Any) -> None:
+def test_models_dataclasses_and_typed_dicts_are_structured(
+    annotation: Any, value: Any, structured: Any
+) -> None:
     assert ToolReturn.of(annotation, None).schema
     assert wire(annotation, value)["structuredContent"] == structured
 
 
-@pytest.mark.parametrize("value", [5, [1], {"a": {"b": [None]}}, {1, 2}, Point(1), Reading(degrees=1), Level.LOW])
+@pytest.mark.parametrize(
+    "value", [5, [1], {"a": {"b": [None]}}, {1, 2}, Point(1), Reading(degrees=1), Level.LOW]
+)
 def test_data_from_a_function_without_annotation_is_structured_too(value: Any) -> None:
     found = wire(Any, value)
     assert found["structuredContent"] == json.loads(found["content"][0]["text"])
@@ -148,7 +164,11 @@ def test_a_function_whose_annotation_has_no_schema_still_answers() -> None:
 def test_a_block_or_a_list_of_blocks_and_strings_is_content_only(block: Any) -> None:
     assert wire(type(block), block) == {"content": [block.to_wire()]}
     text = {"type": "text", "text": "and"}
-    assert wire(Any, [block, "and"]) == wire(Any, ("and", block)[::-1]) == {"content": [block.to_wire(), text]}
+    assert (
+        wire(Any, [block, "and"])
+        == wire(Any, ("and", block)[::-1])
+        == {"content": [block.to_wire(), text]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +223,12 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
         (Any, NUMBER, None, "null is not of type"),
         (Any, NUMBER, TextContent("words"), "required property"),
         (ToolResult, NUMBER, ToolResult(structured_content={}), "required property"),
-        (ToolResult, NUMBER, ToolResult(["text"]), "has no structured content, which the output schema promises"),
+        (
+            ToolResult,
+            NUMBER,
+            ToolResult(["text"]),
+            "has no structured content, which the output schema promises",
+        ),
         (int, None, "x", 'result: "x" is not of type "integer"'),
         (float, None, float("nan"), "result: "),
         (Literal["a"], None, "b", "result: "),
@@ -221,26 +246,38 @@ def test_what_breaks_the_output_schema_is_an_error_that_says_where(
 
 def test_a_failure_need_not_keep_the_promise_of_the_output_schema() -> None:
     failure = ToolResult.error("No.")
-    assert wire(ToolResult, failure, NUMBER) == {"content": [{"type": "text", "text": "No."}], "isError": True}
+    assert wire(ToolResult, failure, NUMBER) == {
+        "content": [{"type": "text", "text": "No."}],
+        "isError": True,
+    }
     detailed = ToolResult(["No."], structured_content={"why": 1}, is_error=True)
     assert wire(ToolResult, detailed, NUMBER)["structuredContent"] == {"why": 1}
 
 
 def test_a_schema_given_verbatim_wins_and_may_ask_for_any_json_value() -> None:
     assert ToolReturn.of(Reading, NUMBER).schema == NUMBER
-    for schema, value in [({"type": "string"}, "hi"), ({"type": "null"}, None), ({"type": "array"}, [1]), ({}, 1.5)]:
+    for schema, value in [
+        ({"type": "string"}, "hi"),
+        ({"type": "null"}, None),
+        ({"type": "array"}, [1]),
+        ({}, 1.5),
+    ]:
         found = wire(Any, value, schema)
         assert found["structuredContent"] == value
         assert json.loads(found["content"][0]["text"]) == value
 
 
-@pytest.mark.parametrize("schema", [{"type": "nope"}, {"$ref": "#/$defs/gone"}, {"$ref": "http://127.0.0.1:9/x"}])
+@pytest.mark.parametrize(
+    "schema", [{"type": "nope"}, {"$ref": "#/$defs/gone"}, {"$ref": "http://127.0.0.1:9/x"}]
+)
 def test_an_unusable_output_schema_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not a usable JSON Schema"):
         ToolReturn.of(Any, schema)
 
 
-@pytest.mark.parametrize("value", [object(), b"\xff", {"a": object()}, [lambda: None], {(1, 2): [object()]}])
+@pytest.mark.parametrize(
+    "value", [object(), b"\xff", {"a": object()}, [lambda: None], {(1, 2): [object()]}]
+)
 def test_what_has_no_json_is_an_error_that_says_why(value: Any) -> None:
     with pytest.raises(UnusableReturn, match=r"has no JSON: \S+"):
         wire(Any, value)
@@ -259,7 +296,9 @@ JSON = st.recursive(
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -285,8 +324,12 @@ def test_any_json_value_comes_out_as_it_went_in(value: Any) -> None:
         ([], []),
     ],
 )
-def test_a_prompt_is_a_string_a_block_a_message_or_a_list_of_these(value: Any, messages: list[Any]) -> None:
-    assert [(m.to_wire()["role"], m.to_wire()["content"]) for m in prompt_messages(value)] == messages
+def test_a_prompt_is_a_string_a_block_a_message_or_a_list_of_these(
+    value: Any, messages: list[Any]
+) -> None:
+    assert [
+        (m.to_wire()["role"], m.to_wire()["content"]) for m in prompt_messages(value)
+    ] == messages
 
 
 @pytest.mark.parametrize("value", [None, 5, {"role": "user"}, ["a", None]])
@@ -303,7 +346,11 @@ def test_anything_else_is_no_prompt(value: Any) -> None:
         (b"\x00\xff", None, {"mimeType": "application/octet-stream", "blob": "AP8="}),
         (bytearray(b"a"), "image/png", {"mimeType": "image/png", "blob": "YQ=="}),
         (memoryview(b"a"), "image/png", {"mimeType": "image/png", "blob": "YQ=="}),
-        ({"a": dt.date(2026, 7, 28)}, None, {"mimeType": "application/json", "text": '{"a":"2026-07-28"}'}),
+        (
+            {"a": dt.date(2026, 7, 28)},
+            None,
+            {"mimeType": "application/json", "text": '{"a":"2026-07-28"}'},
+        ),
         ([], None, {"mimeType": "application/json", "text": "[]"}),
         (None, None, {"mimeType": "application/json", "text": "null"}),
     ],
@@ -311,7 +358,9 @@ def test_anything_else_is_no_prompt(value: Any) -> None:
 def test_a_resource_is_text_bytes_or_json_at_the_uri_that_was_read(
     value: Any, mime_type: str | None, contents: dict[str, str]
 ) -> None:
-    assert [one.to_wire() for one in resource_contents(value, "x:y", mime_type)] == [{"uri": "x:y", **contents}]
+    assert [one.to_wire() for one in resource_contents(value, "x:y", mime_type)] == [
+        {"uri": "x:y", **contents}
+    ]
 
 
 def test_explicit_resource_contents_pass_as_they_are() -> None:

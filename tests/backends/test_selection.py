@@ -15,7 +15,9 @@ from tests.support.openapi import document, file_of, operation
 PATHS = (
     operation("get", "/pets", operationId="listPets", tags=["pets", "public"])
     | operation("delete", "/pets/{id}", operationId="deletePet", tags=["pets"])
-    | operation("post", "/admin/reset", **{"operationId": "reset", "tags": ["admin"], "x-internal": True})
+    | operation(
+        "post", "/admin/reset", **{"operationId": "reset", "tags": ["admin"], "x-internal": True}
+    )
     | operation("put", "/orders/{id}", **{"operationId": "putOrder", "x-team": "sales"})
 )
 
@@ -43,14 +45,19 @@ ALL = ["listPets", "deletePet", "reset", "putOrder"]
         ({"tag": "pets", "method": "DELETE"}, ["deletePet"]),
     ],
 )
-def test_a_selector_means_the_tools_that_all_of_it_holds_for(tmp_path: Path, selector: Any, names: list[str]) -> None:
+def test_a_selector_means_the_tools_that_all_of_it_holds_for(
+    tmp_path: Path, selector: Any, names: list[str]
+) -> None:
     assert chosen(tmp_path, include=[selector]) == names
     assert chosen(tmp_path, exclude=[selector]) == [name for name in ALL if name not in names]
 
 
 def test_several_selectors_add_up_and_exclude_wins(tmp_path: Path) -> None:
     include = [{"tag": "pets"}, {"name": "reset"}]
-    assert chosen(tmp_path, include=include, exclude=[{"method": "delete"}]) == ["listPets", "reset"]
+    assert chosen(tmp_path, include=include, exclude=[{"method": "delete"}]) == [
+        "listPets",
+        "reset",
+    ]
 
 
 def test_a_selector_that_says_nothing_is_refused() -> None:
@@ -73,6 +80,8 @@ def test_tools_of_every_kind_are_chosen() -> None:
 
 def test_only_what_is_chosen_needs_credentials(tmp_path: Path) -> None:
     secured = operation("get", "/secret", operationId="secret", security=[{"token": []}])
-    described = document(PATHS | secured, components={"securitySchemes": {"token": {"type": "http"}}})
+    described = document(
+        PATHS | secured, components={"securitySchemes": {"token": {"type": "http"}}}
+    )
     catalog = loading.load(file_of(tmp_path, described, exclude=[{"name": "secret"}])).catalog
     assert list(catalog.tools) == ALL

@@ -106,7 +106,10 @@ async def differing(before: Sequence[object], after: Sequence[object]) -> set[st
             self._all = offered
 
         async def offer(self) -> Offering:
-            kinds = [[one for one in self._all if isinstance(one, kind)] for kind in (Tool, Prompt, Resource)]
+            kinds = [
+                [one for one in self._all if isinstance(one, kind)]
+                for kind in (Tool, Prompt, Resource)
+            ]
             return Offering(*kinds)  # type: ignore[arg-type]
 
     one, other = [await catalog.build([Offering_(offered)], 100) for offered in (before, after)]
@@ -122,8 +125,12 @@ async def test_only_lists_that_a_client_sees_otherwise_differ() -> None:
     assert await differing(everything, everything) == set()
     assert await differing(everything, [tool("a"), tool("b"), prompt, page, pages]) == set()
     assert await differing(everything, [tool("b"), tool("a"), prompt, page, pages]) == {"tools"}
-    assert await differing(everything, [tool("a", title="A"), tool("b"), prompt, page, pages]) == {"tools"}
-    assert await differing(everything, [replace(tool("a"), scopes=frozenset("s")), *everything[1:]]) == {"tools"}
+    assert await differing(everything, [tool("a", title="A"), tool("b"), prompt, page, pages]) == {
+        "tools"
+    }
+    assert await differing(
+        everything, [replace(tool("a"), scopes=frozenset("s")), *everything[1:]]
+    ) == {"tools"}
     assert await differing(everything, [*everything[:2], page, pages]) == {"prompts"}
     assert await differing(everything, [*everything[:4]]) == {"resources"}
     assert await differing(everything, []) == {"tools", "prompts", "resources"}

@@ -17,10 +17,18 @@ from tests.support.services import answer, service
 @tool
 def order(item: str, amount: int, note: str = "", dry: bool = False) -> dict[str, Any]:
     """Order something."""
-    return {"item": item, "amount": amount, "note": note, "dry": dry, "parts": [{"id": 1, "price": 2}, {"id": 3}]}
+    return {
+        "item": item,
+        "amount": amount,
+        "note": note,
+        "dry": dry,
+        "parts": [{"id": 1, "price": 2}, {"id": 3}],
+    }
 
 
-async def called(override: dict[str, Any], arguments: dict[str, Any], name: str = "order") -> dict[str, Any]:
+async def called(
+    override: dict[str, Any], arguments: dict[str, Any], name: str = "order"
+) -> dict[str, Any]:
     app = gateway(order, backend={"override": {"order": override}})
     async with app.router.lifespan_context(app), client(app) as one:
         return await one.call(name, arguments)
@@ -34,7 +42,13 @@ async def listed(override: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_what_people_and_models_read_is_changed() -> None:
-    changed = {"name": "buy", "title": "Buy", "description": "Buys.", "read_only": False, "destructive": False}
+    changed = {
+        "name": "buy",
+        "title": "Buy",
+        "description": "Buys.",
+        "read_only": False,
+        "destructive": False,
+    }
     found = await listed({**changed, "idempotent": True, "open_world": False})
     assert (found["name"], found["title"], found["description"]) == ("buy", "Buy", "Buys.")
     assert found["annotations"] == {
@@ -43,7 +57,9 @@ async def test_what_people_and_models_read_is_changed() -> None:
         "idempotentHint": True,
         "openWorldHint": False,
     }
-    assert (await called({"name": "buy"}, {"item": "x", "amount": 1}, "buy"))["structuredContent"]["item"] == "x"
+    assert (await called({"name": "buy"}, {"item": "x", "amount": 1}, "buy"))["structuredContent"][
+        "item"
+    ] == "x"
 
 
 ARGUMENTS = {
@@ -58,7 +74,10 @@ async def test_arguments_are_renamed_defaulted_fixed_and_hidden() -> None:
     schema = (await listed({"arguments": ARGUMENTS}))["inputSchema"]
     assert list(schema["properties"]) == ["what", "amount"]
     assert schema["required"] == ["what"]
-    assert (schema["properties"]["what"]["description"], schema["properties"]["amount"]["default"]) == (
+    assert (
+        schema["properties"]["what"]["description"],
+        schema["properties"]["amount"]["default"],
+    ) == (
         "What to buy.",
         3,
     )
@@ -69,14 +88,21 @@ async def test_arguments_are_renamed_defaulted_fixed_and_hidden() -> None:
         "note": "by robot",
         "dry": False,
     }
-    assert (await called({"arguments": ARGUMENTS}, {"what": "tea", "amount": 5}))["structuredContent"]["amount"] == 5
+    assert (await called({"arguments": ARGUMENTS}, {"what": "tea", "amount": 5}))[
+        "structuredContent"
+    ]["amount"] == 5
 
 
 @pytest.mark.parametrize("name", ["item", "note", "dry"])
 async def test_a_name_that_is_gone_is_refused_even_where_anything_goes(name: str) -> None:
     assert (await called({"arguments": ARGUMENTS}, {"what": "tea", name: "mine"}))["isError"]
 
-    @tool(input_schema={"type": "object", "properties": {"item": {}, "note": {}, "dry": {}, "amount": {}}})
+    @tool(
+        input_schema={
+            "type": "object",
+            "properties": {"item": {}, "note": {}, "dry": {}, "amount": {}},
+        }
+    )
     def loose(**arguments: Any) -> dict[str, Any]:
         return arguments
 
@@ -93,14 +119,19 @@ async def test_a_name_that_is_gone_is_refused_even_where_anything_goes(name: str
 async def test_two_arguments_may_change_names() -> None:
     swapped = {"item": {"name": "note"}, "note": {"name": "item"}}
     assert (await listed({"arguments": swapped}))["inputSchema"]["required"] == ["note", "amount"]
-    result = (await called({"arguments": swapped}, {"note": "tea", "item": "fast", "amount": 1}))["structuredContent"]
+    result = (await called({"arguments": swapped}, {"note": "tea", "item": "fast", "amount": 1}))[
+        "structuredContent"
+    ]
     assert (result["item"], result["note"]) == ("tea", "fast")
 
 
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ({"arguments": {"gone": {}}}, "there are no arguments gone; there are item, amount, note, dry"),
+        (
+            {"arguments": {"gone": {}}},
+            "there are no arguments gone; there are item, amount, note, dry",
+        ),
         ({"arguments": {"amount": {"fixed": "x"}}}, "is not of type"),
         ({"arguments": {"item": {"hidden": True}}}, "give a fixed value or a default with hidden"),
         ({"arguments": {"item": {"name": "note"}}}, "two arguments would be called 'note'"),
@@ -108,18 +139,24 @@ async def test_two_arguments_may_change_names() -> None:
         ({"ask_for": ["gone"]}, "ask names gone"),
     ],
 )
-def test_an_override_that_does_not_fit_is_a_problem_with_its_place(override: dict[str, Any], reason: str) -> None:
+def test_an_override_that_does_not_fit_is_a_problem_with_its_place(
+    override: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         loading.load(config_file(order, backend={"override": {"order": override}}))
     [problem] = caught.value.problems
-    assert (problem.path, reason in problem.message) == ("backends[0].override.order", True), problem
+    assert (problem.path, reason in problem.message) == ("backends[0].override.order", True), (
+        problem
+    )
 
 
 def test_an_override_of_no_tool_is_a_problem() -> None:
     with pytest.raises(ConfigError, match="is no tool's name"):
         loading.load(config_file(order, backend={"override": {"gone": {}}}))
     with pytest.raises(ConfigError, match="include and exclude leave out"):
-        loading.load(config_file(order, backend={"override": {"order": {}}, "exclude": [{"name": "order"}]}))
+        loading.load(
+            config_file(order, backend={"override": {"order": {}}, "exclude": [{"name": "order"}]})
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +169,9 @@ def test_an_override_of_no_tool_is_a_problem() -> None:
         ({"fields": ["item", "amount"]}, {"item": "tea", "amount": 1}),
     ],
 )
-async def test_of_a_result_that_part_is_kept_that_the_projection_says(override: dict[str, Any], result: Any) -> None:
+async def test_of_a_result_that_part_is_kept_that_the_projection_says(
+    override: dict[str, Any], result: Any
+) -> None:
     assert "outputSchema" not in await listed(override)
     found = await called(override, {"item": "tea", "amount": 1})
     assert found["structuredContent"] == result
@@ -147,7 +186,11 @@ async def test_members_of_each_item_of_a_list_are_kept(tmp_path: Path) -> None:
         file = file_of(tmp_path, document(operation()), base_url=told.url, override=override)
         async with gateway_of(file) as gate:
             first, second = await gate.call("op"), await gate.call("op")
-    assert first["structuredContent"] == [{"id": 1, "odd name": 3}, {"id": None, "odd name": None}, "text"]
+    assert first["structuredContent"] == [
+        {"id": 1, "odd name": 3},
+        {"id": None, "odd name": None},
+        "text",
+    ]
     assert second["content"][0]["text"] == "plain"
 
 
@@ -179,7 +222,12 @@ async def test_a_call_that_takes_too_long_is_an_error_that_says_so() -> None:
 
 
 async def test_approval_shows_the_call_as_it_will_be_made() -> None:
-    override = {"name": "buy", "approve": "always", "approval": "Orders are binding.", "arguments": ARGUMENTS}
+    override = {
+        "name": "buy",
+        "approve": "always",
+        "approval": "Orders are binding.",
+        "arguments": ARGUMENTS,
+    }
     app = gateway(order, backend={"override": {"order": override}})
     able: dict[str, Any] = {"elicitation": {"form": {}}}
     async with app.router.lifespan_context(app), client(app) as one:
@@ -193,7 +241,9 @@ async def test_approval_shows_the_call_as_it_will_be_made() -> None:
 
 
 async def test_one_tool_may_be_approved_and_another_not() -> None:
-    app = gateway(order, backend={"approve": "destructive", "override": {"order": {"destructive": False}}})
+    app = gateway(
+        order, backend={"approve": "destructive", "override": {"order": {"destructive": False}}}
+    )
     async with app.router.lifespan_context(app), client(app) as one:
         assert not (await one.call("order", {"item": "x", "amount": 1})).get("isError")
     app = gateway(order, backend={"approve": "always", "override": {"order": {"approve": "never"}}})
@@ -214,5 +264,11 @@ async def test_the_user_is_asked_for_what_is_missing_under_the_new_names() -> No
 
 def test_scopes_tasks_and_once_are_set() -> None:
     override = {"scopes": ["orders:write"], "task": "optional", "once": True}
-    [served] = loading.load(config_file(order, backend={"override": {"order": override}})).catalog.tools.values()
-    assert (served.tool.scopes, served.tool.task, served.tool.once) == (frozenset({"orders:write"}), "optional", True)
+    [served] = loading.load(
+        config_file(order, backend={"override": {"order": override}})
+    ).catalog.tools.values()
+    assert (served.tool.scopes, served.tool.task, served.tool.once) == (
+        frozenset({"orders:write"}),
+        "optional",
+        True,
+    )

@@ -36,7 +36,9 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @given(CALLS, CALLS)
-def test_two_calls_that_differ_are_shown_differently(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_two_calls_that_differ_are_shown_differently(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     if repr(one) != repr(other):
         assert shown(one) != shown(other) or one == other
 

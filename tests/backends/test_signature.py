@@ -69,18 +69,27 @@ def test_optional_is_about_null_and_a_default_is_about_leaving_out() -> None:
     def find(one: int | None, two: Optional[int] = None) -> None: ...  # noqa: UP045
 
     nullable = [{"type": "integer"}, {"type": "null"}]
-    assert properties(find) == {"one": {"anyOf": nullable}, "two": {"anyOf": nullable, "default": None}}
+    assert properties(find) == {
+        "one": {"anyOf": nullable},
+        "two": {"anyOf": nullable, "default": None},
+    }
     assert schema(find)["required"] == ["one"]
 
 
 def test_literals_enums_and_their_defaults_are_shown_as_json_has_them() -> None:
-    def paint(colour: Colour = Colour.RED, size: Literal["s", 7] = 7, day: dt.date = dt.date(2026, 7, 28)) -> None: ...
+    def paint(
+        colour: Colour = Colour.RED, size: Literal["s", 7] = 7, day: dt.date = dt.date(2026, 7, 28)
+    ) -> None: ...
 
     found = schema(paint)
     assert found["$defs"]["Colour"]["enum"] == ["red", "blue"]
     assert found["properties"]["colour"] == {"$ref": "#/$defs/Colour", "default": "red"}
     assert found["properties"]["size"] == {"enum": ["s", 7], "default": 7}
-    assert found["properties"]["day"] == {"type": "string", "format": "date", "default": "2026-07-28"}
+    assert found["properties"]["day"] == {
+        "type": "string",
+        "format": "date",
+        "default": "2026-07-28",
+    }
 
 
 def test_nested_and_recursive_models_come_with_their_definitions() -> None:
@@ -89,7 +98,10 @@ def test_nested_and_recursive_models_come_with_their_definitions() -> None:
     compiled = Schema.compile(schema(travel))
     assert compiled.is_valid({"to": {"city": "Rome", "near": {"city": "Ostia", "kind": "work"}}})
     assert not compiled.is_valid({"to": {"city": "Rome", "near": {"kind": "work"}}})
-    assert schema(travel)["$defs"]["Place"]["properties"]["kind"]["description"] == "What one does there."
+    assert (
+        schema(travel)["$defs"]["Place"]["properties"]["kind"]["description"]
+        == "What one does there."
+    )
 
 
 def test_nothing_is_titled_with_its_own_name() -> None:
@@ -110,7 +122,13 @@ def test_an_annotated_field_gives_bounds_and_a_description_that_wins_over_the_do
         """
 
     assert properties(roll) == {
-        "sides": {"type": "integer", "minimum": 2, "maximum": 100, "description": "How many faces.", "default": 6}
+        "sides": {
+            "type": "integer",
+            "minimum": 2,
+            "maximum": 100,
+            "description": "How many faces.",
+            "default": 6,
+        }
     }
 
 
@@ -189,7 +207,11 @@ def test_a_function_without_docstring_has_no_description(docstring: str | None) 
     assert describe(nothing).summary is None
 
 
-@given(st.text(st.sampled_from(":@-= \n\tparmArgs>`*()[]é"), max_size=60).map(lambda text: f"First.\n{text}"))
+@given(
+    st.text(st.sampled_from(":@-= \n\tparmArgs>`*()[]é"), max_size=60).map(
+        lambda text: f"First.\n{text}"
+    )
+)
 def test_no_docstring_stops_a_function_from_being_served(docstring: str) -> None:
     def one(a: int) -> None: ...
 
@@ -209,9 +231,22 @@ def test_the_context_is_no_argument_whatever_its_name_and_place(kind: type) -> N
 
 
 def test_names_that_mean_something_to_pydantic_or_python_are_ordinary_parameters() -> None:
-    names = ["schema", "json", "self_", "cls", "model_config", "model_fields", "items", "keys", "_private", "__dunder"]
+    names = [
+        "schema",
+        "json",
+        "self_",
+        "cls",
+        "model_config",
+        "model_fields",
+        "items",
+        "keys",
+        "_private",
+        "__dunder",
+    ]
     names += ["validate", "copy", "dict", "fields", "construct", "total", "name"]
-    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=int) for name in names]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=int) for name in names
+    ]
 
     def odd(**_: int) -> None: ...
 
@@ -223,7 +258,10 @@ def test_names_that_mean_something_to_pydantic_or_python_are_ordinary_parameters
 
 
 def test_an_alias_is_what_a_caller_sends_and_the_function_never_sees() -> None:
-    def mail(from_: Annotated[str, Field(alias="from")], class_: Annotated[str, Field(alias="class")] = "a") -> None:
+    def mail(
+        from_: Annotated[str, Field(alias="from")],
+        class_: Annotated[str, Field(alias="class")] = "a",
+    ) -> None:
         """Send it.
 
         Args:
@@ -261,8 +299,13 @@ def test_arbitrary_arguments_are_allowed_and_passed_on_and_the_named_ones_conver
     def fine(day: dt.date, **rest: Any) -> None: ...
 
     assert schema(fine)["additionalProperties"] is True
-    assert describe(fine).bind({"day": "2026-07-28", "x": [1]}) == {"day": dt.date(2026, 7, 28), "x": [1]}
-    with pytest.raises(TypeError, match="'day' cannot be filled by name; make it an ordinary or keyword-only"):
+    assert describe(fine).bind({"day": "2026-07-28", "x": [1]}) == {
+        "day": dt.date(2026, 7, 28),
+        "x": [1],
+    }
+    with pytest.raises(
+        TypeError, match="'day' cannot be filled by name; make it an ordinary or keyword-only"
+    ):
         describe(work)
 
 
@@ -273,7 +316,9 @@ def test_a_variable_number_of_positional_parameters_is_refused() -> None:
         describe(work)
 
 
-def test_a_type_without_json_schema_is_refused_when_the_function_is_described_or_its_schema_made() -> None:
+def test_a_type_without_json_schema_is_refused_when_the_function_is_described_or_its_schema_made() -> (
+    None
+):
     class Opaque: ...
 
     def one(thing: Opaque) -> None: ...
@@ -285,7 +330,9 @@ def test_a_type_without_json_schema_is_refused_when_the_function_is_described_or
         schema(two)
 
 
-def test_a_field_as_default_value_is_refused_because_the_function_would_be_given_the_field() -> None:
+def test_a_field_as_default_value_is_refused_because_the_function_would_be_given_the_field() -> (
+    None
+):
     def roll(sides: int = Field(6, ge=2)) -> None: ...
 
     with pytest.raises(TypeError, match="write Annotated"):
@@ -350,17 +397,37 @@ def test_a_long_list_of_mistakes_is_cut_and_a_very_long_one_is_only_counted() ->
         describe(work).bind({"days": ["x"] * 1001})
 
 
-HINTS = [int, float, bool, str, Any, list[int], dict[str, float], int | None, str | int, Literal["a", 1], Colour]
+HINTS = [
+    int,
+    float,
+    bool,
+    str,
+    Any,
+    list[int],
+    dict[str, float],
+    int | None,
+    str | int,
+    Literal["a", 1],
+    Colour,
+]
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(-1e9, 1e9) | st.sampled_from(["a", "red", ""]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(-1e9, 1e9)
+    | st.sampled_from(["a", "red", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(range(len(HINTS))), min_size=1, max_size=3), st.data())
-def test_whatever_the_schema_lets_through_can_be_bound(chosen: list[int], data: st.DataObject) -> None:
+def test_whatever_the_schema_lets_through_can_be_bound(
+    chosen: list[int], data: st.DataObject
+) -> None:
     names = [f"p{index}" for index in range(len(chosen))]
 
     def work(**_: Any) -> None: ...

@@ -43,16 +43,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/chaos", description="Real processes, killed while they work, and a model."
     )
-    parser.add_argument("run", nargs="?", choices=tuple(RUNS), help="the run (default: all, in their short form)")
-    parser.add_argument("--seed", type=int, help="repeat a run's choices (default: a new one, printed)")
+    parser.add_argument(
+        "run", nargs="?", choices=tuple(RUNS), help="the run (default: all, in their short form)"
+    )
+    parser.add_argument(
+        "--seed", type=int, help="repeat a run's choices (default: a new one, printed)"
+    )
     stores = ("sqlite", "dynamodb", "both")
     parser.add_argument(
-        "--store", choices=stores, default="both", help="where there is a choice (default: %(default)s)"
+        "--store",
+        choices=stores,
+        default="both",
+        help="where there is a choice (default: %(default)s)",
     )
     counts = ", ".join(f"{name} {run.count:,} {run.unit}" for name, run in RUNS.items())
-    parser.add_argument("--count", type=int, help=f"how much of it (default: {counts}; in the short form less)")
-    parser.add_argument("--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s")
-    parser.add_argument("--profile", choices=tuple(explore.PROFILES), help="of the model (default: each in turn)")
+    parser.add_argument(
+        "--count", type=int, help=f"how much of it (default: {counts}; in the short form less)"
+    )
+    parser.add_argument(
+        "--kill-every", type=float, default=2.0, metavar="S", help="default: %(default)s s"
+    )
+    parser.add_argument(
+        "--profile", choices=tuple(explore.PROFILES), help="of the model (default: each in turn)"
+    )
     parser.add_argument(
         "--part",
         metavar="WORDS",
@@ -62,7 +75,11 @@ def main() -> int:
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     print(f"seed {arguments.seed}")
     results = []
-    asked = [name for name, run in RUNS.items() if run.short] if arguments.run is None else [arguments.run]
+    asked = (
+        [name for name, run in RUNS.items() if run.short]
+        if arguments.run is None
+        else [arguments.run]
+    )
     for run in map(RUNS.__getitem__, asked):
         count = arguments.count or (run.short if arguments.run is None else run.count)
         results.append(run.main(argparse.Namespace(**{**vars(arguments), "count": count})))

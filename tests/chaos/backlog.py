@@ -52,7 +52,11 @@ MANY, FEW = Principal("chaos", "many", ""), Principal("chaos", "few", "")
 TASK_S: Final = 0.2
 POOLS: Final = 2
 CONFIG: Final = TasksConfig(
-    requeue_after_s=2, requeue_at_most_s=60, sweep_every_s=1, concurrency=16, max_open_per_owner=10**6
+    requeue_after_s=2,
+    requeue_at_most_s=60,
+    sweep_every_s=1,
+    concurrency=16,
+    max_open_per_owner=10**6,
 )
 ROUND_TRIP_S: Final = 0.8
 """At 32 calls at once four sweepers then write 160 times a second, half of what the emulator can on one core."""
@@ -116,7 +120,9 @@ class Drained:
     @property
     def is_well(self) -> bool:
         is_flat = self.rates[-1] >= LEAST_FLATNESS * self.rates[0]
-        return self.messages <= MOST_MESSAGES and self.busy_s <= self.idle_s + MOST_DELAY_S and is_flat
+        return (
+            self.messages <= MOST_MESSAGES and self.busy_s <= self.idle_s + MOST_DELAY_S and is_flat
+        )
 
     def line(self, name: str) -> str:
         rates = " ".join(f"{rate:.0f}" for rate in self.rates)
@@ -132,8 +138,16 @@ async def drain(path: Path, count: int, *, is_blind: bool) -> Drained:
     counts = {"sent": 0, "received": 0}
 
     def shop() -> Workshop:
-        queue: Any = Counting(SqliteQueue(Database(path, durable=False), Clock()), counts, is_blind=is_blind)
-        return Workshop(catalog_of(quick=quick), SqliteTasks(Database(path, durable=False)), queue, Clock(), CONFIG)
+        queue: Any = Counting(
+            SqliteQueue(Database(path, durable=False), Clock()), counts, is_blind=is_blind
+        )
+        return Workshop(
+            catalog_of(quick=quick),
+            SqliteTasks(Database(path, durable=False)),
+            queue,
+            Clock(),
+            CONFIG,
+        )
 
     shops = [shop() for _ in range(POOLS)]
     for one in shops:
@@ -210,7 +224,11 @@ class Swept:
     """The same of DynamoDB Local."""
 
     def line(self, name: str) -> str:
-        costs = f"{self.calls:.2f} calls, {self.store_cpu_ms:.1f} ms of the emulator, " if self.calls else ""
+        costs = (
+            f"{self.calls:.2f} calls, {self.store_cpu_ms:.1f} ms of the emulator, "
+            if self.calls
+            else ""
+        )
         return f"{name:24} {self.a_second:6.0f} late tasks a second | a task: {costs}{self.cpu_ms:.2f} ms of processor"
 
 
@@ -223,7 +241,10 @@ def sweepers(kind: str, place: str, table: str, count: int, processes: int) -> S
             far = stack.enter_context(Proxy(place, latency_s=ROUND_TRIP_S / 2)).url
         command = [sys.executable, "-m", "tests.chaos.backlog", kind, far, table]
         pipe = subprocess.PIPE
-        running = [subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for _ in range(processes)]
+        running = [
+            subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+            for _ in range(processes)
+        ]
         for one in running:
             assert one.stdout is not None
             assert one.stdout.readline() == "ready\n"
@@ -233,7 +254,9 @@ def sweepers(kind: str, place: str, table: str, count: int, processes: int) -> S
     *sums, ends = zip(*told, strict=True)
     found, calls, cpu_s = map(sum, sums)
     assert found == count, told
-    return Swept(count / (max(ends) - begun), calls / count, 1000 * cpu_s / count, 1000 * store_s / count)
+    return Swept(
+        count / (max(ends) - begun), calls / count, 1000 * cpu_s / count, 1000 * store_s / count
+    )
 
 
 def _cpu_s(url: str) -> float:
@@ -260,7 +283,10 @@ async def _make_late(kind: str, place: str, table: str, count: int) -> None:
     store, now_ms = _store(kind, place, table, Counter()), Clock().now_ms()
     refs = [TaskRef("owner", Clock().new_id()) for _ in range(count)]
     for start in range(0, count, 200):
-        new = (NewTask(ref, "quick", b"{}", now_ms, now_ms + 10**7, now_ms - 1) for ref in refs[start : start + 200])
+        new = (
+            NewTask(ref, "quick", b"{}", now_ms, now_ms + 10**7, now_ms - 1)
+            for ref in refs[start : start + 200]
+        )
         await asyncio.gather(*map(store.create, new))
     await store.aclose()
 
@@ -272,7 +298,9 @@ def _store(kind: str, place: str, table: str, calls: Counter[str]) -> TaskStore:
 
     def make_client() -> Any:
         client = running.client()
-        client.meta.events.register("before-call.dynamodb", lambda model, **_: calls.update([model.name]))
+        client.meta.events.register(
+            "before-call.dynamodb", lambda model, **_: calls.update([model.name])
+        )
         return client
 
     return DynamoDbTasks(running.open(table, make_client))
@@ -330,7 +358,9 @@ def main(arguments: argparse.Namespace) -> bool:
         directory = Path(place)
         for is_blind in (False, True) if arguments.part != "sweepers" else ():
             name = "like SQS" if is_blind else "in the file"
-            drained = asyncio.run(drain(directory / f"{is_blind}.sqlite3", arguments.count, is_blind=is_blind))
+            drained = asyncio.run(
+                drain(directory / f"{is_blind}.sqlite3", arguments.count, is_blind=is_blind)
+            )
             results.append(drained.is_well)
             lines.append(drained.line(name))
             print(lines[-1], flush=True)
@@ -341,10 +371,21 @@ def main(arguments: argparse.Namespace) -> bool:
                 continue
             with _place(kind, directory) as new:
                 one, four = (sweepers(kind, *new(), LATE[kind], processes) for processes in (1, 4))
-            print(one.line(f"1 sweeper, {kind}"), four.line(f"4 sweepers, {kind}"), sep="\n", flush=True)
-            gained, least = four.a_second / one.a_second, LEAST_GAIN if kind == "dynamodb" else LEAST_SHARE
+            print(
+                one.line(f"1 sweeper, {kind}"),
+                four.line(f"4 sweepers, {kind}"),
+                sep="\n",
+                flush=True,
+            )
+            gained, least = (
+                four.a_second / one.a_second,
+                LEAST_GAIN if kind == "dynamodb" else LEAST_SHARE,
+            )
             results.append(gained >= least)
-            print(f"4 are {gained:.2f} times as fast: {'ok' if gained >= least else 'NOT AS PROMISED'}", flush=True)
+            print(
+                f"4 are {gained:.2f} times as fast: {'ok' if gained >= least else 'NOT AS PROMISED'}",
+                flush=True,
+            )
     return all(results)
 
 

@@ -46,10 +46,14 @@ async def run(count: int) -> bool:
         zips = await asyncio.to_thread(build_zips, CONFIG, directory / "zips")
         async with (
             running(directory, zips, more={"CHAOS_EFFECTS": str(effects)}) as up,
-            httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)) as http,
+            httpx.AsyncClient(
+                trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+            ) as http,
         ):
             client, begun = Client(http, [up.url], random.Random(0)), time.monotonic()
-            tasks = await asyncio.gather(*(ended(client, name, count) for name in ("doze", "follow")))
+            tasks = await asyncio.gather(
+                *(ended(client, name, count) for name in ("doze", "follow"))
+            )
             counts, seconds = up.poller.counts, time.monotonic() - begun
     texts = [task.get("result", {}).get("content", [{}])[0].get("text") for task in tasks]
     rows = {
@@ -61,7 +65,11 @@ async def run(count: int) -> bool:
         "seconds": round(seconds, 1),
     }
     table(f"a task with {count} sleeps and a job polled {count} times", rows)
-    return texts == [str(count)] * 2 and counts["longest chain"] >= count and not counts["loops stopped"]
+    return (
+        texts == [str(count)] * 2
+        and counts["longest chain"] >= count
+        and not counts["loops stopped"]
+    )
 
 
 def main(arguments: argparse.Namespace) -> bool:

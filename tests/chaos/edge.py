@@ -76,7 +76,9 @@ class Caller:
             reader, writer = self._streams
             writer.write(said)
             head = await reader.readuntil(b"\r\n\r\n")
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            length = next(
+                line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+            )
             return int(head.split()[1]), await reader.readexactly(int(length.partition(b":")[2]))
 
     def close(self) -> None:
@@ -141,7 +143,9 @@ async def watch(process: subprocess.Popen[bytes], port: int, until: float, told:
     """The health check and the memory."""
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, "-m", "tests.chaos.health", str(port)]
-    checking = await asyncio.create_subprocess_exec(*command, cwd=ROOT, limit=10_000_000, stdin=pipe, stdout=pipe)
+    checking = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, limit=10_000_000, stdin=pipe, stdout=pipe
+    )
     begun, (ran_s, waited_s) = time.monotonic(), _scheduled_s(process.pid)
     while time.monotonic() < until:
         told.resident_mb.append((time.monotonic() - begun, _memory_mb(process.pid, "VmRSS")))
@@ -171,8 +175,12 @@ async def hostile_service() -> AsyncIterator[int]:
     """A service behind the gateway that means harm: bombs, charsets that take for ever, answers without end."""
     packed = gzip.compress(gzip.compress(b"0" * 300_000_000))
     answers = {
-        b"/bomb": b"content-type: application/json\r\ncontent-encoding: gzip, gzip\r\n\r\n" + packed,
-        b"/punycode": b"content-type: text/plain; charset=punycode\r\n\r\n" + b"a" * 400_000 + b"-" + b"b" * 400_000,
+        b"/bomb": b"content-type: application/json\r\ncontent-encoding: gzip, gzip\r\n\r\n"
+        + packed,
+        b"/punycode": b"content-type: text/plain; charset=punycode\r\n\r\n"
+        + b"a" * 400_000
+        + b"-"
+        + b"b" * 400_000,
         b"/endless": b"content-type: text/plain\r\n\r\n" + b"x" * 3_000_000,
     }
 
@@ -193,11 +201,30 @@ async def hostile_service() -> AsyncIterator[int]:
 
 def configuration(directory: Path, service_port: int) -> Path:
     """The server's, with short times so that a short run sees their end."""
-    tools = [{"name": name, "description": name, "path": f"/{name}"} for name in ("bomb", "punycode", "endless")]
+    tools = [
+        {"name": name, "description": name, "path": f"/{name}"}
+        for name in ("bomb", "punycode", "endless")
+    ]
     backends = [
-        {"kind": "python", "name": "served", "prefix": "", "path": str(ROOT / "tests/http/served.py")},
-        {"kind": "python", "name": "notes", "prefix": "", "path": str(ROOT / "tests/chaos/edge_served/tools.py")},
-        {"kind": "http", "name": "s", "prefix": "", "base_url": f"http://127.0.0.1:{service_port}", "tools": tools},
+        {
+            "kind": "python",
+            "name": "served",
+            "prefix": "",
+            "path": str(ROOT / "tests/http/served.py"),
+        },
+        {
+            "kind": "python",
+            "name": "notes",
+            "prefix": "",
+            "path": str(ROOT / "tests/chaos/edge_served/tools.py"),
+        },
+        {
+            "kind": "http",
+            "name": "s",
+            "prefix": "",
+            "base_url": f"http://127.0.0.1:{service_port}",
+            "tools": tools,
+        },
     ]
     path = directory / "gateway.json"
     path.write_text(json.dumps({"backends": backends}))
@@ -206,10 +233,29 @@ def configuration(directory: Path, service_port: int) -> Path:
 
 @contextmanager
 def serving(directory: Path, config: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", SERVE, "serve", str(config), "--port", str(port), "--log-level", "warning"]
+    command = [
+        sys.executable,
+        "-c",
+        SERVE,
+        "serve",
+        str(config),
+        "--port",
+        str(port),
+        "--log-level",
+        "warning",
+    ]
     log = (directory / "gateway.log").open("wb")
-    environment = {**os.environ, "GATEWAY_STORE": f"sqlite:///{directory}/gateway.sqlite3", "PYTHONPATH": str(ROOT)}
-    with log, subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, env=environment) as process:
+    environment = {
+        **os.environ,
+        "GATEWAY_STORE": f"sqlite:///{directory}/gateway.sqlite3",
+        "PYTHONPATH": str(ROOT),
+    }
+    with (
+        log,
+        subprocess.Popen(
+            command, cwd=directory, stdout=log, stderr=log, env=environment
+        ) as process,
+    ):
         try:
             yield process
         finally:
@@ -243,7 +289,9 @@ async def run(seconds: float, seed: int) -> bool:
     return _report(told, alone, rate, seconds, errors)
 
 
-async def observed(process: subprocess.Popen[bytes], port: int, rate: float, seconds: float, told: Told) -> None:
+async def observed(
+    process: subprocess.Popen[bytes], port: int, rate: float, seconds: float, told: Told
+) -> None:
     """Honest callers at a rate, beside the health check."""
     until = time.monotonic() + seconds
     await asyncio.gather(honest(port, rate, until, told), watch(process, port, until, told))

@@ -68,9 +68,13 @@ class Fleet:
             arguments = ["serve", str(self.config), "--port", str(port), "--log-level", "warning"]
             self._add(f"gateway-{number}", arguments, {"GATEWAY_WORKER": "off"}, port)
         for number in range(self.workers):
-            self._add(f"worker-{number}", ["worker", str(self.config), "--log-level", "info"], {}, None)
+            self._add(
+                f"worker-{number}", ["worker", str(self.config), "--log-level", "info"], {}, None
+            )
 
-    def _add(self, name: str, arguments: list[str], more: Mapping[str, str], port: int | None) -> None:
+    def _add(
+        self, name: str, arguments: list[str], more: Mapping[str, str], port: int | None
+    ) -> None:
         log = self.directory / f"{name}.log"
         self.members.append(Member(name, arguments, {**self.environment, **more}, log, port))
 
@@ -87,7 +91,11 @@ class Fleet:
     @property
     def urls(self) -> list[str]:
         """Where the gateways are, those that are just dead too."""
-        return [f"http://127.0.0.1:{member.port}/mcp" for member in self.members if member.port is not None]
+        return [
+            f"http://127.0.0.1:{member.port}/mcp"
+            for member in self.members
+            if member.port is not None
+        ]
 
     async def haunt(self, every_s: float, dice: random.Random) -> None:
         """Kill one member after another, for ever; each begins its next life at once."""

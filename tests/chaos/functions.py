@@ -32,7 +32,9 @@ AT_ONCE = 15
 """Clients that poll three gateways, each of which serves one request at a time: more are only told to come again."""
 
 
-async def haunt(environments: Sequence[Environment], every_s: float, dice: random.Random, kills: Counter[str]) -> None:
+async def haunt(
+    environments: Sequence[Environment], every_s: float, dice: random.Random, kills: Counter[str]
+) -> None:
     """Kill one after another, for ever; the next invocation begins its next life."""
     while True:
         await asyncio.sleep(every_s)
@@ -135,7 +137,9 @@ async def run(count: int, seed: int, kill_every_s: float, *, with_long: bool) ->
             await client.ask("server/discover", {})
             begun = time.monotonic()
             killer = asyncio.create_task(haunt(up.environments, kill_every_s, dice, kills))
-            long = asyncio.gather(*([as_task(client, knowing), by_shedding(unknowing)] if with_long else []))
+            long = asyncio.gather(
+                *([as_task(client, knowing), by_shedding(unknowing)] if with_long else [])
+            )
             told = [Told(number, f"street-{number}") for number in range(count)]
             await all_of(client, told, AT_ONCE)
             seconds = time.monotonic() - begun
@@ -169,4 +173,11 @@ def main(arguments: argparse.Namespace) -> bool:
     if reason := why_not():
         print(f"\nskipped: chaos on AWS Lambda: {reason}")
         return True
-    return asyncio.run(run(arguments.count, arguments.seed, arguments.kill_every, with_long=arguments.run == "lambda"))
+    return asyncio.run(
+        run(
+            arguments.count,
+            arguments.seed,
+            arguments.kill_every,
+            with_long=arguments.run == "lambda",
+        )
+    )

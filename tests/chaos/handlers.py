@@ -41,7 +41,9 @@ async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> No
     for _ in range(ROUNDS):
         life = plan.life()
         world.is_alive = lambda life=life: not life.dead  # type: ignore[misc]
-        shop = Workshop(catalog_of(tool=tool), life.wraps(store), life.wraps(queue), clock, TasksConfig())
+        shop = Workshop(
+            catalog_of(tool=tool), life.wraps(store), life.wraps(queue), clock, TasksConfig()
+        )
         try:
             shown = await shop.shown(ref)
             if shown["status"] in ("completed", "failed"):
@@ -105,7 +107,9 @@ def main(arguments: argparse.Namespace) -> bool:
         directory = Path(place)
         files = Files(directory)
         if arguments.store in ("sqlite", "both"):
-            good &= run("SQLite", range(first, first + count // 10), lambda seed: on_sqlite(seed, files))
+            good &= run(
+                "SQLite", range(first, first + count // 10), lambda seed: on_sqlite(seed, files)
+            )
         if arguments.store in ("dynamodb", "both"):
             good &= _on_dynamodb(range(first, first + count // 25), directory, files)
     logging.disable(logging.NOTSET)

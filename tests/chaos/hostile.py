@@ -29,7 +29,9 @@ class Attacker:
         self._port = port
         self.dice = dice
 
-    async def send(self, *parts: bytes, pause_s: float = 0, stay_s: float = 0, read: bool = True) -> None:
+    async def send(
+        self, *parts: bytes, pause_s: float = 0, stay_s: float = 0, read: bool = True
+    ) -> None:
         """Open a connection, send, stay, perhaps read what comes, and reset it."""
         here = (self.dice.choice(ADDRESSES), 0)
         opening = asyncio.open_connection("127.0.0.1", self._port, limit=4096, local_addr=here)
@@ -46,7 +48,9 @@ class Attacker:
             writer.transport.abort()
 
 
-def request(method: str, params: dict[str, Any], more: bytes = b"", body: bytes | None = None, **meta: Any) -> bytes:
+def request(
+    method: str, params: dict[str, Any], more: bytes = b"", body: bytes | None = None, **meta: Any
+) -> bytes:
     """A correct request, or one with another body."""
     asked = wire.message(method, params, **meta)
     said = json.dumps(asked).encode() if body is None else body
@@ -84,7 +88,9 @@ async def endless_trailers(by: Attacker) -> None:
 
 
 async def idle(by: Attacker) -> None:
-    half = by.dice.choice((b"", b"POST /mc", HEAD, HEAD + b"content-length: 4000000\r\n\r\n" + b" " * 60_000))
+    half = by.dice.choice(
+        (b"", b"POST /mc", HEAD, HEAD + b"content-length: 4000000\r\n\r\n" + b" " * 60_000)
+    )
     await by.send(half, stay_s=by.dice.uniform(1, 30), read=False)
 
 
@@ -94,7 +100,9 @@ async def drips(by: Attacker) -> None:
 
 async def slow_readers(by: Attacker) -> None:
     tool = by.dice.choice(("flood", "flood_thread"))
-    await by.send(call(tool, {"count": 400, "size": 50_000}, logLevel="info"), stay_s=40, read=False)
+    await by.send(
+        call(tool, {"count": 400, "size": 50_000}, logLevel="info"), stay_s=40, read=False
+    )
 
 
 async def unread_results(by: Attacker) -> None:
@@ -122,7 +130,10 @@ async def long_uris(by: Attacker) -> None:
 
 
 async def streams(by: Attacker) -> None:
-    uris = [f"note://{number}/{'x' * by.dice.choice((30, 3_000))}" for number in range(by.dice.choice((20, 1_000)))]
+    uris = [
+        f"note://{number}/{'x' * by.dice.choice((30, 3_000))}"
+        for number in range(by.dice.choice((20, 1_000)))
+    ]
     asked = request("subscriptions/listen", {"notifications": {"resourceSubscriptions": uris}})
     await by.send(asked, stay_s=by.dice.uniform(0, 20), read=False)
 
@@ -160,7 +171,9 @@ ATTACKS: dict[Callable[[Attacker], Awaitable[None]], tuple[int, float]] = {
 """How many of each kind at once, and how many seconds each rests between two."""
 
 
-async def again_and_again(attack: Callable[[Attacker], Awaitable[None]], by: Attacker, rest_s: float) -> None:
+async def again_and_again(
+    attack: Callable[[Attacker], Awaitable[None]], by: Attacker, rest_s: float
+) -> None:
     while True:
         with suppress(OSError, TimeoutError):  # refused, which is the point
             await attack(by)
@@ -172,7 +185,9 @@ async def main(port: int, seed: int) -> None:
     async with asyncio.TaskGroup() as group:
         for attack, (at_once, rest_s) in ATTACKS.items():
             for _ in range(at_once):
-                group.create_task(again_and_again(attack, Attacker(port, random.Random(dice.random())), rest_s))
+                group.create_task(
+                    again_and_again(attack, Attacker(port, random.Random(dice.random())), rest_s)
+                )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ import httpx
 from tests.support import wire
 
 CONFIG = Path(__file__).parent / "served/gateway.yaml"
-CAPABILITIES: Mapping[str, Any] = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+CAPABILITIES: Mapping[str, Any] = {
+    "elicitation": {},
+    "extensions": {"io.modelcontextprotocol/tasks": {}},
+}
 AT_ONCE = 60
 GIVE_UP_S = 300
 
@@ -57,7 +60,10 @@ class Client:
             self.counts[method] += 1
             try:
                 response = await self.http.post(
-                    self.dice.choice(self.urls), json=message, headers=wire.headers(message), timeout=40
+                    self.dice.choice(self.urls),
+                    json=message,
+                    headers=wire.headers(message),
+                    timeout=40,
                 )
             except httpx.TransportError:
                 self.counts["no answer"] += 1
@@ -66,7 +72,9 @@ class Client:
             if response.status_code in self.again:
                 self.counts[f"{response.status_code}"] += 1
                 await asyncio.sleep(self.dice.uniform(0.5, 1) * pause_s)
-                pause_s = min(2 * pause_s, 5)  # a service that has no room is given time, as any client does
+                pause_s = min(
+                    2 * pause_s, 5
+                )  # a service that has no room is given time, as any client does
                 continue
             body: dict[str, Any] = response.json()
             return body
@@ -76,8 +84,12 @@ class Client:
         """One order from its call to its end."""
         params: dict[str, Any] = {"name": "place_order", "arguments": {"order": told.order}}
         created = (await self.ask("tools/call", params))["result"]
-        while created["resultType"] == "input_required":  # its row may be written or not: the state finds out
-            created = (await self.ask("tools/call", {**params, "requestState": created["requestState"]}))["result"]
+        while (
+            created["resultType"] == "input_required"
+        ):  # its row may be written or not: the state finds out
+            created = (
+                await self.ask("tools/call", {**params, "requestState": created["requestState"]})
+            )["result"]
         assert created["resultType"] == "task", created
         told.task_id = created["taskId"]
         give_up_at = time.monotonic() + GIVE_UP_S
@@ -87,7 +99,9 @@ class Client:
                 told.wrong.append(f"tasks/get: {body['error']}")
                 return
             await self.look_at(told, body["result"])
-            await asyncio.sleep(self.dice.uniform(0.5, 1) * body["result"].get("pollIntervalMs", 1_000) / 1000)
+            await asyncio.sleep(
+                self.dice.uniform(0.5, 1) * body["result"].get("pollIntervalMs", 1_000) / 1000
+            )
 
     async def look_at(self, told: Told, task: dict[str, Any]) -> None:
         if task["status"] in ("completed", "failed", "cancelled"):
@@ -97,7 +111,10 @@ class Client:
         for key, request in requests.items():
             self.note(told, key, request["params"]["message"])
             content = {"street": told.street} if key.startswith("address") else {"go": True}
-            params = {"taskId": told.task_id, "inputResponses": {key: {"action": "accept", "content": content}}}
+            params = {
+                "taskId": told.task_id,
+                "inputResponses": {key: {"action": "accept", "content": content}},
+            }
             for _ in range(self.dice.choice((1, 1, 2))):  # some clients send it twice
                 ack = (await self.ask("tasks/update", params)).get("result", {})
                 if ack.get("resultType") != "complete":
@@ -126,7 +143,12 @@ async def all_of(client: Client, told: Sequence[Told], at_once: int = AT_ONCE) -
 
 
 def report(
-    title: str, told: Sequence[Told], effects: str, counts: Counter[str], kills: Mapping[str, int], seconds: float
+    title: str,
+    told: Sequence[Told],
+    effects: str,
+    counts: Counter[str],
+    kills: Mapping[str, int],
+    seconds: float,
 ) -> bool:
     """Print the table; whether all is as it must be."""
     done = Counter((line.split()[0], line.split()[1]) for line in effects.splitlines())
@@ -177,5 +199,8 @@ def check(one: Told, happened: set[tuple[str, ...]]) -> None:
         one.wrong.append(f"it is about {order} to {street}")
     if one.receipts != {"reserve": reserved, "pack": packed}:
         one.wrong.append(f"shown {one.receipts}, ended with {reserved} {packed}")
-    if not {(order, "reserve", reserved), (order, "pack", packed), (order, "ship", shipped)} <= happened:
+    if (
+        not {(order, "reserve", reserved), (order, "pack", packed), (order, "ship", shipped)}
+        <= happened
+    ):
         one.wrong.append("it tells of what did not happen")

@@ -108,7 +108,9 @@ class Fleet:
             for member in self.members:
                 if member.process is not None and (status := member.process.poll()) is not None:
                     self.dead.add(member.process.pid)
-                    self.ends[f"exit status {status}" if status >= 0 else signal.Signals(-status).name] += 1
+                    self.ends[
+                        f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+                    ] += 1
                     member.start()
             await asyncio.sleep(0.2)
 
@@ -159,9 +161,14 @@ class Store:
     `environment` is for whoever looks on, `workers` for the workers: between them and DynamoDB Local is a proxy.
     """
 
-    def __init__(self, environment: Mapping[str, str], directory: Path, proxy: Proxy | None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], directory: Path, proxy: Proxy | None
+    ) -> None:
         self.environment = environment
-        self.workers = {**environment, **({} if proxy is None else {"AWS_ENDPOINT_URL_DYNAMODB": proxy.url})}
+        self.workers = {
+            **environment,
+            **({} if proxy is None else {"AWS_ENDPOINT_URL_DYNAMODB": proxy.url}),
+        }
         self._directory = directory
         self._proxy = proxy
 
@@ -207,7 +214,11 @@ def opened(kind: str, plan: Plan, directory: Path) -> Iterator[Store]:
 @contextmanager
 def small_disk(place: Path) -> Iterator[None]:
     """A file system of its own, in memory."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", place], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", place],
+        check=True,
+        capture_output=True,
+    )
     try:
         yield
     finally:
@@ -270,13 +281,19 @@ async def run(kind: str, plan: Plan, seed: int, title: str) -> bool:
             refs = await _begin_all(tasks, _wanted(plan, dice))
             began = time.monotonic()
             with fleet:
-                troubles = [asyncio.create_task(trouble) for trouble in _troubles(plan, fleet, where, dice)]
+                troubles = [
+                    asyncio.create_task(trouble) for trouble in _troubles(plan, fleet, where, dice)
+                ]
                 found = await _ends(tasks, stores, refs)
                 for trouble in troubles:
                     trouble.cancel()
                 await asyncio.gather(*troubles, return_exceptions=True)
-            times_full = sum(member.log.read_text(errors="replace").count(FULL) for member in fleet.members)
-            result = _report(title, found, effects.read_text(), fleet, times_full, time.monotonic() - began)
+            times_full = sum(
+                member.log.read_text(errors="replace").count(FULL) for member in fleet.members
+            )
+            result = _report(
+                title, found, effects.read_text(), fleet, times_full, time.monotonic() - began
+            )
             if plan.full_s and not times_full:
                 print("  the disk was never full: this shows nothing")
                 result = False
@@ -288,7 +305,12 @@ async def run(kind: str, plan: Plan, seed: int, title: str) -> bool:
 def _member(number: int, where: Store, plan: Plan, directory: Path) -> Member:
     # two kinds of machines: the clocks of one are right, those of the other ahead
     skew = {"CHAOS_SKEW_S": str(plan.skew_s if number % 2 else 0)}
-    environment = {**where.workers, "CHAOS_EFFECTS": str(directory / "effects.txt"), **plan.environment, **skew}
+    environment = {
+        **where.workers,
+        "CHAOS_EFFECTS": str(directory / "effects.txt"),
+        **plan.environment,
+        **skew,
+    }
     arguments = ["worker", str(SERVED), "--log-level", "info"]
     return Member(f"worker-{number}", arguments, environment, directory / f"worker-{number}.log")
 
@@ -296,7 +318,10 @@ def _member(number: int, where: Store, plan: Plan, directory: Path) -> Member:
 def _wanted(plan: Plan, dice: random.Random) -> list[tuple[str, dict[str, Any]]]:
     """Tools and arguments of all tasks."""
     wanted: list[tuple[str, dict[str, Any]]] = [
-        ("innocent" if number % CAREFUL else "careful", {"order": number, "steps": STEPS, "seconds": plan.seconds})
+        (
+            "innocent" if number % CAREFUL else "careful",
+            {"order": number, "steps": STEPS, "seconds": plan.seconds},
+        )
         for number in range(plan.innocents)
     ]
     wanted += [("poison", {"kind": one}) for one in plan.poisons]
@@ -304,7 +329,9 @@ def _wanted(plan: Plan, dice: random.Random) -> list[tuple[str, dict[str, Any]]]
     return wanted
 
 
-def _troubles(plan: Plan, fleet: Fleet, where: Store, dice: random.Random) -> Iterator[Coroutine[Any, Any, None]]:
+def _troubles(
+    plan: Plan, fleet: Fleet, where: Store, dice: random.Random
+) -> Iterator[Coroutine[Any, Any, None]]:
     yield fleet.keep_alive()
     # for a while: where processes take longer to begin than they live, nothing would ever end
     if plan.kill_every_s:
@@ -344,7 +371,11 @@ async def _ends(
     while left and time.monotonic() < until:
         for ref, (tool, facts) in list(left.items()):
             record = await stores.tasks.read(ref, Clock().now_ms())
-            asks = facts.get("kind") == "swallow" and record is not None and record.status is Status.INPUT_REQUIRED
+            asks = (
+                facts.get("kind") == "swallow"
+                and record is not None
+                and record.status is Status.INPUT_REQUIRED
+            )
             if record is not None and (record.status in SETTLED or asks):
                 ended.append((tool, facts, json.decode(tasks.shown(record))))
                 del left[ref]
@@ -357,17 +388,30 @@ async def _ends(
 
 
 def _report(
-    title: str, found: Sequence[tuple[str, Any, Any]], lines: str, fleet: Fleet, times_full: int, seconds: float
+    title: str,
+    found: Sequence[tuple[str, Any, Any]],
+    lines: str,
+    fleet: Fleet,
+    times_full: int,
+    seconds: float,
 ) -> bool:
     effects, said_bye = _read(lines)
-    wrong = [f"{facts}: {why}" for tool, facts, task in found if (why := _wrong(tool, facts, task, effects))]
+    wrong = [
+        f"{facts}: {why}"
+        for tool, facts, task in found
+        if (why := _wrong(tool, facts, task, effects))
+    ]
     again = [one for times in effects.values() for one in _had_again(times)]
     careful = {facts["order"]: task for tool, facts, task in found if tool == "careful"}
     twice = [times for (order, _), times in effects.items() if order in careful and len(times) > 1]
     unknown = [one for order, task in careful.items() for one in _unknown(order, task, effects)]
     ended = said_bye - fleet.dead
     excused, groundless = (
-        [one for one in [*again, *unknown] if _is_excused(one, effects, ended, fleet.stops) is wanted]
+        [
+            one
+            for one in [*again, *unknown]
+            if _is_excused(one, effects, ended, fleet.stops) is wanted
+        ]
         for wanted in (True, False)
     )
     ends = Counter(
@@ -396,7 +440,12 @@ def _report(
     return not wrong and not groundless and not twice
 
 
-def _wrong(tool: str, facts: Mapping[str, Any], task: Mapping[str, Any], effects: Mapping[Any, list[Effect]]) -> str:
+def _wrong(
+    tool: str,
+    facts: Mapping[str, Any],
+    task: Mapping[str, Any],
+    effects: Mapping[Any, list[Effect]],
+) -> str:
     """What is wrong with how a task ended; nothing if it is right."""
     if tool == "poison":
         return "" if task["status"] != "not ended" else str(task)
@@ -406,7 +455,9 @@ def _wrong(tool: str, facts: Mapping[str, Any], task: Mapping[str, Any], effects
     for step, receipt in enumerate(receipts):
         if tool == "careful" and receipt == UNKNOWN:
             continue
-        if receipt not in {effect.receipt for effect in effects[facts["order"], step] if effect.done}:
+        if receipt not in {
+            effect.receipt for effect in effects[facts["order"], step] if effect.done
+        }:
             return f"step {step} tells of what did not happen"
     return "" if len(receipts) == facts["steps"] else "steps are missing"
 
@@ -427,7 +478,9 @@ def _read(lines: str) -> tuple[dict[tuple[int, int], list[Effect]], set[int]]:
             done[rest[2]] = float(moment)
     effects: dict[tuple[int, int], list[Effect]] = defaultdict(list)
     for (receipt, number, place), (process, began) in begun.items():
-        effects[number, place].append(Effect(number, place, process, began, done.get(receipt), receipt))
+        effects[number, place].append(
+            Effect(number, place, process, began, done.get(receipt), receipt)
+        )
     return effects, bye
 
 
@@ -442,7 +495,9 @@ def _had_again(times: Sequence[Effect]) -> Sequence[Effect]:
     return sorted((one for one in times if one.done), key=lambda one: one.begin)[:-1]
 
 
-def _unknown(order: int, task: Any, effects: Mapping[tuple[int, int], list[Effect]]) -> list[Effect]:
+def _unknown(
+    order: int, task: Any, effects: Mapping[tuple[int, int], list[Effect]]
+) -> list[Effect]:
     """What is seen of the steps of which the task says that nobody knows: not all of them came to begin."""
     places = [(order, step) for step, receipt in enumerate(_receipts(task)) if receipt == UNKNOWN]
     return [one for place in places for one in effects.get(place, ())]
@@ -478,7 +533,9 @@ def main(arguments: argparse.Namespace) -> bool:
         kinds = [kind for kind in KINDS if kind != "hang"]
         limits = {"CHAOS_LIMIT_MB": "1500"}
         plan = Plan(count, kinds, kill_every_s=15, stop_every_s=11, away_s=4, environment=limits)
-        return asyncio.run(run("sqlite", plan, seed, "poison, SIGKILL, SIGSTOP and an outage of 4 s, on sqlite"))
+        return asyncio.run(
+            run("sqlite", plan, seed, "poison, SIGKILL, SIGSTOP and an outage of 4 s, on sqlite")
+        )
     results = []
     for kind in ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]:
         if kind == "dynamodb" and not has_java():
@@ -507,8 +564,12 @@ def _plans(count: int) -> dict[str, Plan]:
     half = count // 2
     return {
         "poison of each kind": Plan(count, KINDS * max(1, count // 250), environment=limits),
-        "SIGKILL, SIGSTOP past the lease": Plan(count, (), kill_every_s=4, stop_every_s=7, seconds=0.5),
+        "SIGKILL, SIGSTOP past the lease": Plan(
+            count, (), kill_every_s=4, stop_every_s=7, seconds=0.5
+        ),
         "the store away for 30 s": Plan(count, (), away_s=30, seconds=0.5),
         "the disk full for 30 s": Plan(count, (), full_s=30, seconds=0.5),
-        "clocks 40 s apart, SIGKILL": Plan(half, (), kill_every_s=8, skew_s=40, seconds=1.5, environment=skew),
+        "clocks 40 s apart, SIGKILL": Plan(
+            half, (), kill_every_s=8, skew_s=40, seconds=1.5, environment=skew
+        ),
     }

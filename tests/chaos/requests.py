@@ -36,7 +36,17 @@ def main(arguments: argparse.Namespace) -> bool:
 
 
 def _start(count: int, seed: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--show-capture=no", "-o", "faulthandler_timeout=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "--show-capture=no",
+        "-o",
+        "faulthandler_timeout=0",
+    ]
     command += ["-p", "no:cacheprovider", "tests/http/test_any_request.py"]
     environment = {**os.environ, "FUZZ_CASES": str(count), "FUZZ_SEED": seed}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

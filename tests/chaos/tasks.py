@@ -53,11 +53,19 @@ async def run(kind: str, count: int, seed: int, kill_every_s: float) -> bool:
         effects.touch()
         with (
             store(kind, directory) as environment,
-            Fleet(CONFIG, directory, environment | {"CHAOS_EFFECTS": str(effects)}, gateways=3, workers=2) as fleet,
+            Fleet(
+                CONFIG,
+                directory,
+                environment | {"CHAOS_EFFECTS": str(effects)},
+                gateways=3,
+                workers=2,
+            ) as fleet,
         ):
             begun = time.monotonic()
             told = [Told(number, f"street-{number}") for number in range(count)]
-            limits = httpx.Limits(max_keepalive_connections=0)  # a kept connection would stay with one process
+            limits = httpx.Limits(
+                max_keepalive_connections=0
+            )  # a kept connection would stay with one process
             async with httpx.AsyncClient(limits=limits) as http:
                 client = Client(http, fleet.urls, dice)
                 await client.ask("server/discover", {})
@@ -65,7 +73,9 @@ async def run(kind: str, count: int, seed: int, kill_every_s: float) -> bool:
                 await all_of(client, told)
                 killer.cancel()
             seconds = time.monotonic() - begun
-            return report(f"tasks on {kind}", told, effects.read_text(), client.counts, fleet.kills, seconds)
+            return report(
+                f"tasks on {kind}", told, effects.read_text(), client.counts, fleet.kills, seconds
+            )
 
 
 def main(arguments: argparse.Namespace) -> bool:
@@ -76,13 +86,17 @@ def main(arguments: argparse.Namespace) -> bool:
         if kind == "dynamodb" and not has_java():
             print("\nskipped: DynamoDB Local needs Java 17")
             continue
-        results.append(asyncio.run(run(kind, arguments.count, arguments.seed, arguments.kill_every)))
+        results.append(
+            asyncio.run(run(kind, arguments.count, arguments.seed, arguments.kill_every))
+        )
     return all(results)
 
 
 def has_java() -> bool:
     """Whether there is a Java that starts."""
     try:
-        return subprocess.run(["java", "-version"], capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(["java", "-version"], capture_output=True, check=False).returncode == 0
+        )
     except FileNotFoundError:
         return False

@@ -61,7 +61,9 @@ def gateway(tmp_path: Path) -> Path:
 
 
 def test_what_is_served_is_listed_with_the_first_line_of_each_description(gateway: Path) -> None:
-    ran = roundgate("check", "gateway.yaml", directory=gateway.parent, SHOP_URL="http://localhost:1")
+    ran = roundgate(
+        "check", "gateway.yaml", directory=gateway.parent, SHOP_URL="http://localhost:1"
+    )
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.splitlines() == [
         "tools (3)",
@@ -93,16 +95,23 @@ def test_problems_in_what_the_file_refers_to_are_all_told(
 ) -> None:
     (gateway.parent / "desk.py").write_text("from roundgate import tool\n@tool\ndef buy(*a): ...\n")
     monkeypatch.setenv("SHOP_URL", "http://localhost:1")
-    gateway.write_text(CONFIG.replace("/buy/{what}", "/buy?x") + "  - {kind: python, name: gone, path: gone.py}\n")
+    gateway.write_text(
+        CONFIG.replace("/buy/{what}", "/buy?x") + "  - {kind: python, name: gone, path: gone.py}\n"
+    )
     assert main(["check", str(gateway)]) == 1
     told = capsys.readouterr().err
     assert told.startswith("3 problem(s):\n")
     assert f"{gateway.parent}/desk.py:2: buy(): parameter 'a' cannot be filled by name" in told
     assert f"{gateway}:8: backends[1].tools[0]: path '/buy?x': '?' is out of place" in told
-    assert f"{gateway}:9: backends[2]: cannot be imported: FileNotFoundError: there is no Python file gone.py" in told
+    assert (
+        f"{gateway}:9: backends[2]: cannot be imported: FileNotFoundError: there is no Python file gone.py"
+        in told
+    )
 
 
-def test_a_collision_names_both_back_ends(gateway: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collision_names_both_back_ends(
+    gateway: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = "backends:\n  - {kind: python, name: one, prefix: a, path: desk.py}\n"
     gateway.write_text(text + text.replace("backends:\n", "").replace("one", "two"))
     assert main(["check", str(gateway)]) == 1
@@ -111,9 +120,13 @@ def test_a_collision_names_both_back_ends(gateway: Path, capsys: pytest.CaptureF
         assert f"back end 'two': {what} is offered by 'one' too" in told
 
 
-def test_a_file_that_is_not_there_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", str(tmp_path / "gone.yaml")]) == 1
-    assert capsys.readouterr().err.startswith(f"1 problem(s):\n{tmp_path}/gone.yaml: (file): No such file or directory")
+    assert capsys.readouterr().err.startswith(
+        f"1 problem(s):\n{tmp_path}/gone.yaml: (file): No such file or directory"
+    )
 
 
 def test_a_module_that_exits_does_not_end_the_check(
@@ -125,7 +138,9 @@ def test_a_module_that_exits_does_not_end_the_check(
     assert "cannot be imported: SystemExit: 0 (desk.py:2)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", ["tests/conformance/gateway.yaml", "examples/quickstart/gateway.yaml"])
+@pytest.mark.parametrize(
+    "path", ["tests/conformance/gateway.yaml", "examples/quickstart/gateway.yaml"]
+)
 def test_the_configurations_that_people_see_first_have_no_problems(
     path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,9 +149,12 @@ def test_the_configurations_that_people_see_first_have_no_problems(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["checks"], ["check"], ["check", "a", "b"], ["schema", "a"], ["serve", "--port", "x"]]
+    "arguments",
+    [[], ["checks"], ["check"], ["check", "a", "b"], ["schema", "a"], ["serve", "--port", "x"]],
 )
-def test_wrong_usage_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_exit_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
@@ -156,11 +174,17 @@ def test_serve_tells_the_problems_before_anything_is_bound(tmp_path: Path) -> No
     (tmp_path / "gateway.yaml").write_text("backends: []\n")
     ran = roundgate("serve", directory=tmp_path)
     assert ran.status == 1
-    assert ran.err.startswith("1 problem(s):\ngateway.yaml:1: backends: List should have at least 1 item")
-    assert roundgate("serve", "other.yaml", directory=tmp_path).err.startswith("1 problem(s):\nother.yaml: (file): ")
+    assert ran.err.startswith(
+        "1 problem(s):\ngateway.yaml:1: backends: List should have at least 1 item"
+    )
+    assert roundgate("serve", "other.yaml", directory=tmp_path).err.startswith(
+        "1 problem(s):\nother.yaml: (file): "
+    )
 
 
 def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:
     ran = roundgate("serve", directory=tmp_path, GATEWAY_LISTEN="maybe", GATEWAY_PUBLIC_URL="x")
     assert ran.status == 1
-    assert ran.err.startswith("2 problem(s):\nenvironment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off")
+    assert ran.err.startswith(
+        "2 problem(s):\nenvironment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off"
+    )

@@ -24,7 +24,9 @@ def of_servers() -> dict[str, argparse.ArgumentParser]:
 
 def test_every_command_is_on_the_page() -> None:
     told = {
-        name for cell in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`(\w+)[ `]", cell)
+        name
+        for cell in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+        for name in re.findall(r"`(\w+)[ `]", cell)
     }
     assert not set(commands()) - told, "add the command to the tables at the top of docs/cli.md"
 
@@ -44,5 +46,7 @@ def test_every_option_of_a_command_that_talks_to_a_server_is_on_the_page() -> No
 def test_every_exit_status_is_on_the_page() -> None:
     table = PAGE.partition("## Exit statuses")[2]
     told = {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
-    there = {value for name, value in vars(remote).items() if name.isupper() and isinstance(value, int)}
+    there = {
+        value for name, value in vars(remote).items() if name.isupper() and isinstance(value, int)
+    }
     assert told == there

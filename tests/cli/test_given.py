@@ -34,7 +34,10 @@ SCHEMA: dict[str, Any] = {
         "loop": {"$ref": "#/$defs/Loop"},
     },
     "$defs": {
-        "Address": {"type": "object", "properties": {"city": {"type": "string"}, "zip": {"type": "integer"}}},
+        "Address": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "zip": {"type": "integer"}},
+        },
         "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/Loop"}]},
     },
 }
@@ -70,7 +73,9 @@ SCHEMA: dict[str, Any] = {
         (["un.known=5"], {"un.known": "5"}),
     ],
 )
-def test_what_is_said_has_the_type_that_the_schema_gives(said: list[str], expected: dict[str, Any]) -> None:
+def test_what_is_said_has_the_type_that_the_schema_gives(
+    said: list[str], expected: dict[str, Any]
+) -> None:
     assert arguments(said, SCHEMA) == expected
 
 
@@ -102,20 +107,32 @@ def test_what_cannot_be_used_is_said(said: list[str], what: str) -> None:
     assert len(str(raised.value)) < 300
 
 
-def test_a_value_may_be_in_a_file_or_on_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_may_be_in_a_file_or_on_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     letter, numbers = tmp_path / "letter.txt", tmp_path / "numbers.json"
     letter.write_text("Dear all,\nbye")
     numbers.write_text("[1, 2]")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
     said = [f"text=@{letter}", f"sizes:=@{numbers}", "free=@-"]
-    assert arguments(said, SCHEMA) == {"text": "Dear all,\nbye", "sizes": [1, 2], "free": "from a pipe"}
+    assert arguments(said, SCHEMA) == {
+        "text": "Dear all,\nbye",
+        "sizes": [1, 2],
+        "free": "from a pipe",
+    }
 
 
 def test_a_schema_that_refers_to_itself_has_an_end() -> None:
-    assert arguments(["loop=x"], {**SCHEMA, "properties": {"loop": {"$ref": "#/$defs/Loop"}}}) == {"loop": "x"}
+    assert arguments(["loop=x"], {**SCHEMA, "properties": {"loop": {"$ref": "#/$defs/Loop"}}}) == {
+        "loop": "x"
+    }
 
 
-@any_of(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda one: st.lists(one, max_size=3)))
+@any_of(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda one: st.lists(one, max_size=3)
+    )
+)
 def test_any_json_arrives_as_it_was_said(value: Any) -> None:
     assert arguments([f"free:={json.dumps(value)}"], SCHEMA) == {"free": value}
 

@@ -72,7 +72,11 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def run(site: Path, repository: Path, *command: str, **environ: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GATEWAY_", "PYTEST_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GATEWAY_", "PYTEST_"))
+    }
     variables: Mapping[str, str] = {
         **kept,
         "PYTHONPATH": str(site),
@@ -80,14 +84,24 @@ def run(site: Path, repository: Path, *command: str, **environ: str) -> str:
         **environ,
     }
     done = subprocess.run(
-        command, cwd=repository, env=variables, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=repository,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_the_wheel_has_one_package_with_types(site: Path) -> None:
-    assert {path.name for path in site.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")} == {
+    assert {
+        path.name
+        for path in site.iterdir()
+        if path.is_dir() and not path.name.endswith(".dist-info")
+    } == {
         "bin",
         "roundgate",
     }
@@ -95,11 +109,17 @@ def test_the_wheel_has_one_package_with_types(site: Path) -> None:
 
 
 def test_the_command_finds_their_package(site: Path, repository: Path) -> None:
-    assert "greet" in run(site, repository, sys.executable, str(site / "bin/roundgate"), "check", "gateway.yaml")
+    assert "greet" in run(
+        site, repository, sys.executable, str(site / "bin/roundgate"), "check", "gateway.yaml"
+    )
 
 
 def test_pytest_and_a_server_find_their_package(site: Path, repository: Path) -> None:
-    where = run(site, repository, sys.executable, "-c", "import roundgate; print(roundgate.__file__)")
+    where = run(
+        site, repository, sys.executable, "-c", "import roundgate; print(roundgate.__file__)"
+    )
     assert Path(where.strip()).is_relative_to(site)
     pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_tools.py")
-    assert "1 passed" in run(site, repository, *pytest_, GATEWAY_CONFIG=str(repository / "gateway.yaml"))
+    assert "1 passed" in run(
+        site, repository, *pytest_, GATEWAY_CONFIG=str(repository / "gateway.yaml")
+    )

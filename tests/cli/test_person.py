@@ -51,7 +51,9 @@ async def answer(question: Question, keys: str) -> Any:
         ({"type": "string", "minLength": 2}, f"x{ENTER}y", "xy"),
     ],
 )
-async def test_a_field_is_asked_in_the_way_of_its_schema(schema: dict[str, Any], keys: str, expected: Any) -> None:
+async def test_a_field_is_asked_in_the_way_of_its_schema(
+    schema: dict[str, Any], keys: str, expected: Any
+) -> None:
     assert await answer(form(field=schema), keys + ENTER + ENTER) == {"field": expected}
 
 
@@ -63,7 +65,10 @@ async def test_several_of_several() -> None:
 
 async def test_what_is_optional_may_be_left_out() -> None:
     question = form(
-        [], text={"type": "string"}, choice={"enum": ["a"]}, flags={"type": "array", "items": {"enum": [1]}}
+        [],
+        text={"type": "string"},
+        choice={"enum": ["a"]},
+        flags={"type": "array", "items": {"enum": [1]}},
     )
     assert await answer(question, ENTER + DOWN + ENTER + DOWN + ENTER + ENTER) == {}
 

@@ -26,7 +26,9 @@ from tests.support.asgi import STATE_KEY, Client, client, stoppable
 from tests.support.server import Server, running
 from tests.support.task_client import TaskClient
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP on this system")
+pytestmark = pytest.mark.skipif(
+    not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP on this system"
+)
 
 WITHIN_S = 30.0
 """Of a change until it is served, on a machine that has a lot else to do."""
@@ -92,7 +94,9 @@ async def connected(server: Server) -> AsyncIterator[Client]:
         yield Client(http)
 
 
-async def until(expected: Any, ask: Callable[[], Awaitable[Any]], within_s: float = WITHIN_S) -> float:
+async def until(
+    expected: Any, ask: Callable[[], Awaitable[Any]], within_s: float = WITHIN_S
+) -> float:
     """Ask until that is the answer; returns after how many seconds."""
     began = time.monotonic()
     while (found := await ask()) != expected:
@@ -122,7 +126,9 @@ async def logged(server: Server, count: int, message: str) -> list[dict[str, Any
 async def test_a_changed_module_beside_the_tools_is_served(watching: Server, config: Path) -> None:
     async with connected(watching) as mcp:
         assert await mcp.text("hello") == "one"
-        (config.parent / "words.py").write_text('HELLO = "two"\n')  # as long as before, in the same second
+        (config.parent / "words.py").write_text(
+            'HELLO = "two"\n'
+        )  # as long as before, in the same second
         await until("two", lambda: mcp.text("hello"))
 
 
@@ -134,7 +140,9 @@ async def test_changed_tools_are_served_and_listed(watching: Server, config: Pat
         assert await mcp.text("bye") == "bye"
 
 
-async def test_a_changed_gateway_yaml_is_served_and_modules_keep_what_they_hold(watching: Server, config: Path) -> None:
+async def test_a_changed_gateway_yaml_is_served_and_modules_keep_what_they_hold(
+    watching: Server, config: Path
+) -> None:
     async with connected(watching) as mcp:
         assert [await mcp.text("count") for _ in range(3)] == ["1", "2", "3"]
         save(config, BACKENDS.replace('""', "x") + "server: {name: shop, version: '7'}\n")
@@ -187,7 +195,9 @@ async def test_what_was_served_still_is_while_a_file_is_wrong_and_the_next_good_
         await until("two", lambda: mcp.text("hello"))
 
 
-async def test_a_module_that_was_missing_is_found_when_it_is_there(watching: Server, config: Path) -> None:
+async def test_a_module_that_was_missing_is_found_when_it_is_there(
+    watching: Server, config: Path
+) -> None:
     async with connected(watching) as mcp:
         tools = config.with_name("tools.py")
         tools.write_text(tools.read_text().replace("import words\n", "import words, more\n"))
@@ -209,14 +219,21 @@ async def test_so_is_one_that_comes_in_the_very_moment_in_which_its_absence_is_t
         assert await mcp.text("hello") == "one"  # and it has begun to watch
         tools = config.with_name("tools.py")
         tools.write_text(
-            tools.read_text().replace("words.HELLO", "more.HELLO + '!'", 1).replace("words\n", "more\n", 1)
+            tools.read_text()
+            .replace("words.HELLO", "more.HELLO + '!'", 1)
+            .replace("words\n", "more\n", 1)
         )
         await until("one!", lambda: mcp.text("hello"))
 
 
-async def test_what_needs_a_restart_is_said_and_left_as_it_is(watching: Server, config: Path) -> None:
+async def test_what_needs_a_restart_is_said_and_left_as_it_is(
+    watching: Server, config: Path
+) -> None:
     async with connected(watching) as mcp:
-        save(config, BACKENDS + "http: {path: /elsewhere}\ntasks:\n  lease_s: 77\nlimits: {page_size: 2}\n")
+        save(
+            config,
+            BACKENDS + "http: {path: /elsewhere}\ntasks:\n  lease_s: 77\nlimits: {page_size: 2}\n",
+        )
         path, lease = await logged(watching, 2, "needs a restart")
         assert (path["msg"], path["at"]) == ("http.path needs a restart", f"{config}:2")
         assert (lease["msg"], lease["at"]) == ("tasks.lease_s needs a restart", f"{config}:4")
@@ -237,12 +254,20 @@ async def test_a_secret_in_a_file_is_read_again(environment: dict[str, str], con
             await until("second", name)
 
 
-async def test_listeners_hear_of_the_lists_that_have_changed_and_of_no_other(watching: Server, config: Path) -> None:
+async def test_listeners_hear_of_the_lists_that_have_changed_and_of_no_other(
+    watching: Server, config: Path
+) -> None:
     config.with_name("tools.py").write_text(PROMPTS)
     await logged(watching, 1, "reloaded /")
     asked = wire.message(
         "subscriptions/listen",
-        {"notifications": {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}},
+        {
+            "notifications": {
+                "toolsListChanged": True,
+                "promptsListChanged": True,
+                "resourcesListChanged": True,
+            }
+        },
     )
     headers = wire.headers(asked) | {"accept": "text/event-stream, application/json"}
     async with (
@@ -251,10 +276,14 @@ async def test_listeners_hear_of_the_lists_that_have_changed_and_of_no_other(wat
     ):
         heard = messages(stream)
         assert (await anext(heard))["method"] == "notifications/subscriptions/acknowledged"
-        config.with_name("tools.py").write_text(PROMPTS.replace("async def greet", "async def welcome"))
+        config.with_name("tools.py").write_text(
+            PROMPTS.replace("async def greet", "async def welcome")
+        )
         async with asyncio.timeout(WITHIN_S):
             assert (await anext(heard))["method"] == "notifications/prompts/list_changed"
-        config.with_name("tools.py").write_text(PROMPTS.replace('"hi"', '"hi!"'))  # the prompt has its old name again
+        config.with_name("tools.py").write_text(
+            PROMPTS.replace('"hi"', '"hi!"')
+        )  # the prompt has its old name again
         async with asyncio.timeout(WITHIN_S):
             assert (await anext(heard))["method"] == "notifications/prompts/list_changed"
         config.with_name("tools.py").write_text(PROMPTS.replace("async def hello", "async def hey"))
@@ -281,7 +310,9 @@ async def greet() -> str:
 """
 
 
-async def test_sighup_loads_again_without_watching(environment: dict[str, str], config: Path) -> None:
+async def test_sighup_loads_again_without_watching(
+    environment: dict[str, str], config: Path
+) -> None:
     with running(config, environment) as server:
         async with connected(server) as mcp:
             config.with_name("words.py").write_text('HELLO = "two"\n')
@@ -290,15 +321,21 @@ async def test_sighup_loads_again_without_watching(environment: dict[str, str], 
             server.process.send_signal(signal.SIGHUP)
             await until("two", lambda: mcp.text("hello"))
             assert await mcp.text("count") == "1"
-            server.process.send_signal(signal.SIGHUP)  # nothing has changed: what is held in memory stays
+            server.process.send_signal(
+                signal.SIGHUP
+            )  # nothing has changed: what is held in memory stays
             await logged(server, 2, "reloaded /")
             assert await mcp.text("count") == "2"
         assert server.stop() == 0
 
 
 @pytest.mark.parametrize("how", ["--reload", "SIGHUP"])
-async def test_every_process_of_several_reloads(environment: dict[str, str], config: Path, how: str) -> None:
-    with running(config, environment, "--workers", "2", *(["--reload"] if how == "--reload" else [])) as server:
+async def test_every_process_of_several_reloads(
+    environment: dict[str, str], config: Path, how: str
+) -> None:
+    with running(
+        config, environment, "--workers", "2", *(["--reload"] if how == "--reload" else [])
+    ) as server:
 
         async def told() -> dict[str, str]:
             async def one() -> tuple[str, str]:
@@ -392,7 +429,9 @@ async def dig(ctx: Context) -> str:
 """
 
 
-async def test_tasks_are_worked_on_as_soon_as_a_tool_can_be_one(watching: Server, config: Path) -> None:
+async def test_tasks_are_worked_on_as_soon_as_a_tool_can_be_one(
+    watching: Server, config: Path
+) -> None:
     config.with_name("more.py").write_text(WORKING)
     save(config, BACKENDS.replace("]", ', {kind: python, name: more, prefix: "", path: more.py}]'))
     await logged(watching, 1, "reloaded /")

@@ -29,7 +29,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("cli")
     (folder / "gateway.yaml").write_text(CONFIG)
     shutil.copy(Path(__file__).parent / "served.py", folder / "served.py")
-    with running(folder / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{folder / 'tasks.sqlite3'}"}) as server:
+    with running(
+        folder / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{folder / 'tasks.sqlite3'}"}
+    ) as server:
         yield server
 
 
@@ -80,7 +82,9 @@ def test_json_has_the_whole_result(url: str) -> None:
         (["book", "city=Paris", "--answers", "/nowhere.yaml"], 2, "/nowhere.yaml cannot be read"),
     ],
 )
-def test_what_is_wrong_is_said_on_standard_error(url: str, words: list[str], status: int, what: str) -> None:
+def test_what_is_wrong_is_said_on_standard_error(
+    url: str, words: list[str], status: int, what: str
+) -> None:
     done = roundgate("call", url, *words)
     assert (done.returncode, done.stdout) == (status, ""), done.stderr
     assert what in done.stderr
@@ -114,7 +118,13 @@ def test_a_question_that_nobody_answers_is_on_standard_output(url: str) -> None:
 
 
 def test_a_command_writes_samples(url: str) -> None:
-    done = roundgate("call", url, "poem", "--sample-command", f"{sys.executable} -c \"print('violets are blue')\"")
+    done = roundgate(
+        "call",
+        url,
+        "poem",
+        "--sample-command",
+        f"{sys.executable} -c \"print('violets are blue')\"",
+    )
     assert (done.returncode, done.stdout) == (0, "violets are blue\n")
 
 
@@ -141,7 +151,9 @@ def test_no_handle_is_status_2() -> None:
 def test_lists_and_descriptions(url: str) -> None:
     assert "tools\tadd\tAdd two numbers." in roundgate("list", url).stdout.splitlines()
     assert roundgate("list", url, "tools").stdout.startswith("add\t")
-    assert {one["name"] for one in json.loads(roundgate("list", url, "tools", "--json").stdout)["tools"]} >= {"add"}
+    assert {
+        one["name"] for one in json.loads(roundgate("list", url, "tools", "--json").stdout)["tools"]
+    } >= {"add"}
     described = roundgate("describe", url, "add").stdout
     assert "  a (integer, required): The first.\n  b (integer): The second.\n" in described
     assert roundgate("describe", url).stdout.startswith("cli 1, revision 2026-07-28\n")
@@ -160,7 +172,9 @@ def test_a_transcript_has_each_message(url: str, tmp_path: Path) -> None:
 
 def test_a_token_is_taken_from_the_environment_and_stands_nowhere(url: str, tmp_path: Path) -> None:
     file = tmp_path / "transcript.ndjson"
-    done = roundgate("call", url, "add", "a=1", "--transcript", str(file), ROUNDGATE_TOKEN="se-cr-et")
+    done = roundgate(
+        "call", url, "add", "a=1", "--transcript", str(file), ROUNDGATE_TOKEN="se-cr-et"
+    )
     assert done.returncode == 0
     assert "se-cr-et" not in done.stdout + done.stderr + file.read_text()
 
@@ -168,7 +182,9 @@ def test_a_token_is_taken_from_the_environment_and_stands_nowhere(url: str, tmp_
 def test_listening_ends_when_it_is_interrupted(url: str, tmp_path: Path) -> None:
     transcript = tmp_path / "transcript.ndjson"
     command = [*COMMAND, "listen", url, "tools", "--transcript", str(transcript)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         until = time.monotonic() + 60
         while not transcript.exists() or "subscriptions/acknowledged" not in transcript.read_text():
             assert time.monotonic() < until

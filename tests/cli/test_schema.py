@@ -55,7 +55,12 @@ def test_every_configuration_in_the_repository_is_valid_to_both(
     assert complaints(yaml_file.read(path).value) == []
 
 
-TOOL = {"name": "t", "description": "d", "path": "/", "arguments": {"a": {"in": "query", "as": "b", "schema": {}}}}
+TOOL = {
+    "name": "t",
+    "description": "d",
+    "path": "/",
+    "arguments": {"a": {"in": "query", "as": "b", "schema": {}}},
+}
 HTTP = {"kind": "http", "name": "a", "base_url": "http://h", "tools": [TOOL]}
 GOOD = {"backends": [HTTP, {"kind": "python", "name": "b", "path": "b.py"}]}
 
@@ -67,9 +72,17 @@ GOOD = {"backends": [HTTP, {"kind": "python", "name": "b", "path": "b.py"}]}
         {"caching": {"read": {"ttl_ms": 5}, "tools": {"scope": "private"}}},
         {"limits": {"threads": "${THREADS:-4}", "call_timeout_s": 0.5}},
         {"http": {"allowed_hosts": ["*"], "path": "/a/b"}},
-        {"backends": [HTTP | {"base_url": "${URL:-http://h}", "prefix": "", "timeout_s": "${T:-1}"}]},
+        {
+            "backends": [
+                HTTP | {"base_url": "${URL:-http://h}", "prefix": "", "timeout_s": "${T:-1}"}
+            ]
+        },
         {"backends": [HTTP | {"credential": {"header": "X-Key", "value": "${file:key}"}}]},
-        {"backends": [HTTP | {"tools": [TOOL | {"method": "${METHOD:-PUT}", "read_only": "${R:-true}"}]}]},
+        {
+            "backends": [
+                HTTP | {"tools": [TOOL | {"method": "${METHOD:-PUT}", "read_only": "${R:-true}"}]}
+            ]
+        },
     ],
 )
 def test_what_the_gateway_takes_an_editor_takes(

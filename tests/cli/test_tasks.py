@@ -25,7 +25,9 @@ OWNER = owner_of(LOCAL)
 class Operator:
     """Runs the command in a thread, as a process beside the gateway would be."""
 
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("GATEWAY_STORE", f"sqlite:///{directory / 'gateway.sqlite3'}")
         self._capsys = capsys
 
@@ -46,7 +48,9 @@ class Operator:
 
 
 @pytest.fixture
-def operator(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Operator:
+def operator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Operator:
     return Operator(tmp_path, capsys, monkeypatch)
 
 
@@ -65,7 +69,9 @@ async def one_of_each(ann: TaskClient) -> dict[str, str]:
     return made
 
 
-async def test_tasks_are_listed_oldest_first_with_what_they_are_doing(tmp_path: Path, operator: Operator) -> None:
+async def test_tasks_are_listed_oldest_first_with_what_they_are_doing(
+    tmp_path: Path, operator: Operator
+) -> None:
     async with tasked(tmp_path, *JOBS) as ann:
         made = await one_of_each(ann)
     async with tasked(tmp_path, *JOBS, works=False) as idle:
@@ -94,7 +100,9 @@ async def test_a_list_can_be_narrowed(tmp_path: Path, operator: Operator) -> Non
     assert len(await operator.rows("--limit", "2")) == 2
 
 
-async def test_one_task_is_shown_without_what_belongs_to_its_owner(tmp_path: Path, operator: Operator) -> None:
+async def test_one_task_is_shown_without_what_belongs_to_its_owner(
+    tmp_path: Path, operator: Operator
+) -> None:
     async with tasked(tmp_path, *JOBS) as ann:
         task_id = await ann.begin("both")
         await ann.asked(task_id)
@@ -102,7 +110,11 @@ async def test_one_task_is_shown_without_what_belongs_to_its_owner(tmp_path: Pat
         status, out, _ = await operator("show", ref(task_id))
         assert status == 0
         facts = dict(re.split(r":\s+", line, maxsplit=1) for line in out.splitlines())
-        assert (facts["task"], facts["tool"], facts["status"]) == (ref(task_id), "both", "input_required")
+        assert (facts["task"], facts["tool"], facts["status"]) == (
+            ref(task_id),
+            "both",
+            "input_required",
+        )
         assert (facts["asks"], facts["claims"]) == ("second (elicitation/create)", "1")
         await ann.answer(task_id, {"second": accept(name="hunter3")})
         await ann.text(task_id)
@@ -112,7 +124,9 @@ async def test_one_task_is_shown_without_what_belongs_to_its_owner(tmp_path: Pat
 
 
 @pytest.mark.parametrize("action", ["show", "cancel", "requeue"])
-async def test_a_task_that_there_is_not_is_exit_status_1(tmp_path: Path, operator: Operator, action: str) -> None:
+async def test_a_task_that_there_is_not_is_exit_status_1(
+    tmp_path: Path, operator: Operator, action: str
+) -> None:
     async with tasked(tmp_path, *JOBS, works=False) as idle:
         mine = await idle.begin("dig")
         for unknown in (ref("nothing"), f"somebody.{mine}"):
@@ -122,16 +136,21 @@ async def test_a_task_that_there_is_not_is_exit_status_1(tmp_path: Path, operato
 
 
 @pytest.mark.parametrize(
-    "arguments", [["show"], ["show", "x"], ["show", ".x"], ["list", "--older-than", "soon"], [], ["drop"]]
+    "arguments",
+    [["show"], ["show", "x"], ["show", ".x"], ["list", "--older-than", "soon"], [], ["drop"]],
 )
-def test_wrong_usage_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_exit_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["tasks", *arguments])
     assert left.value.code == 2
     assert "usage: roundgate tasks" in capsys.readouterr().err
 
 
-async def test_a_task_can_be_cancelled_and_its_client_is_told_by_whom(tmp_path: Path, operator: Operator) -> None:
+async def test_a_task_can_be_cancelled_and_its_client_is_told_by_whom(
+    tmp_path: Path, operator: Operator
+) -> None:
     async with tasked(tmp_path, *JOBS) as ann:
         task_id = await ann.begin("greet")
         await ann.asked(task_id)
@@ -140,10 +159,15 @@ async def test_a_task_can_be_cancelled_and_its_client_is_told_by_whom(tmp_path: 
         done = await ann.begin("dig")
         await ann.over(done)
         assert await operator("cancel", ref(done)) == (0, f"{ref(done)} is completed\n", "")
-    assert (task["status"], task["statusMessage"]) == ("cancelled", "The operator cancelled the task")
+    assert (task["status"], task["statusMessage"]) == (
+        "cancelled",
+        "The operator cancelled the task",
+    )
 
 
-async def test_a_task_whose_message_is_lost_can_be_queued_again(tmp_path: Path, operator: Operator) -> None:
+async def test_a_task_whose_message_is_lost_can_be_queued_again(
+    tmp_path: Path, operator: Operator
+) -> None:
     async with tasked(tmp_path, *JOBS, works=False) as idle:
         task_id = await idle.begin("dig")
     lose_messages(tmp_path)
@@ -181,7 +205,12 @@ async def test_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> Non
 def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for action in (["list"], ["count"], ["show", "a.b"]):
-        ran = roundgate("tasks", *action, directory=tmp_path, GATEWAY_STORE=f"sqlite:///{tmp_path}/file/x.sqlite3")
+        ran = roundgate(
+            "tasks",
+            *action,
+            directory=tmp_path,
+            GATEWAY_STORE=f"sqlite:///{tmp_path}/file/x.sqlite3",
+        )
         assert (ran.status, ran.out) == (1, "")
         assert ran.err
         assert "Traceback" not in ran.err
@@ -190,12 +219,22 @@ def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_pat
 @pytest.mark.parametrize("command", ["tasks count", "worker", "serve"])
 def test_a_store_at_aws_without_a_region_is_told_at_start_up(tmp_path: Path, command: str) -> None:
     pytest.importorskip("boto3")
-    (tmp_path / "tools.py").write_text("from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
-    (tmp_path / "gateway.yaml").write_text("backends: [{kind: python, name: tools, path: tools.py}]\n")
-    nowhere = {"AWS_DEFAULT_REGION": "", "AWS_CONFIG_FILE": "/nowhere", "GATEWAY_STORE": "dynamodb://tasks"}
+    (tmp_path / "tools.py").write_text(
+        "from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n"
+    )
+    (tmp_path / "gateway.yaml").write_text(
+        "backends: [{kind: python, name: tools, path: tools.py}]\n"
+    )
+    nowhere = {
+        "AWS_DEFAULT_REGION": "",
+        "AWS_CONFIG_FILE": "/nowhere",
+        "GATEWAY_STORE": "dynamodb://tasks",
+    }
     ran = roundgate(*command.split(), directory=tmp_path, **nowhere)
     assert ran.status == 1
-    assert ran.err.startswith("1 problem(s):\nenvironment: AWS_DEFAULT_REGION: is needed for dynamodb")
+    assert ran.err.startswith(
+        "1 problem(s):\nenvironment: AWS_DEFAULT_REGION: is needed for dynamodb"
+    )
 
 
 def test_what_is_wrong_in_the_environment_is_told(tmp_path: Path) -> None:
@@ -204,7 +243,9 @@ def test_what_is_wrong_in_the_environment_is_told(tmp_path: Path) -> None:
     assert ran.err.startswith("1 problem(s):\nenvironment: GATEWAY_STORE")
 
 
-def test_what_a_caller_said_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_caller_said_does_not_act_on_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     say("a\x1b[2Jb\x9bc\u202ed", "é日")
     say("to\rerr", to=sys.stderr)
     told = capsys.readouterr()

@@ -37,7 +37,9 @@ async def greet(ctx: Context) -> str:
 
 
 async def main() -> None:
-    config = uvicorn.Config(server.streamable_http_app(), host="127.0.0.1", port=0, log_level="error")
+    config = uvicorn.Config(
+        server.streamable_http_app(), host="127.0.0.1", port=0, log_level="error"
+    )
     serving = uvicorn.Server(config)
     task = asyncio.create_task(serving.serve())
     while not serving.started:  # noqa: ASYNC110 — uvicorn has no event for it

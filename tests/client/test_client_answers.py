@@ -21,9 +21,15 @@ def form(key: str = "q", required: tuple[str, ...] = (), **fields: Any) -> Quest
 GO = form("go", ("ok",), ok={"type": "boolean"})
 NAME = form("who", ("name",), name={"type": "string"}, title={"type": "string", "default": "Dr"})
 URL = Question.read(
-    "visit", {"method": "elicitation/create", "params": {"mode": "url", "message": "Go", "url": "https://a.example/"}}
+    "visit",
+    {
+        "method": "elicitation/create",
+        "params": {"mode": "url", "message": "Go", "url": "https://a.example/"},
+    },
 )
-SAMPLE = Question.read("poem", {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}})
+SAMPLE = Question.read(
+    "poem", {"method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 9}}
+)
 ROOTS = Question.read("roots", {"method": "roots/list"})
 
 
@@ -67,7 +73,10 @@ async def test_a_schema_pattern_answers_the_fields_that_have_it() -> None:
 
 async def test_defaults_answer_only_where_they_are_enough() -> None:
     assert await answered(NAME, defaults) is None
-    assert await answered(form(required=("n",), n={"type": "integer", "default": 3}), defaults) is ACCEPT
+    assert (
+        await answered(form(required=("n",), n={"type": "integer", "default": 3}), defaults)
+        is ACCEPT
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,9 @@ async def test_defaults_answer_only_where_they_are_enough() -> None:
         (ROOTS, {"roots": [{"uri": "file:///a", "name": "A"}]}, {"roots": [{"uri": "file:///a", "name": "A"}]}),
     ],
 )  # fmt: skip
-def test_an_answer_goes_out_as_the_protocol_has_it(question: Question, answer: Any, response: Any) -> None:
+def test_an_answer_goes_out_as_the_protocol_has_it(
+    question: Question, answer: Any, response: Any
+) -> None:
     assert response_to(question, answer) == response
 
 
@@ -121,7 +132,11 @@ def test_an_answer_that_does_not_fit_is_refused_before_it_goes_out(
 
 def test_a_schema_that_is_none_is_the_servers_fault() -> None:
     odd = Question.read(
-        "q", {"method": "elicitation/create", "params": {"requestedSchema": {"type": "object", "properties": 5}}}
+        "q",
+        {
+            "method": "elicitation/create",
+            "params": {"requestedSchema": {"type": "object", "properties": 5}},
+        },
     )
     with pytest.raises(BadAnswer, match="cannot be used"):
         response_to(odd, {})

@@ -11,9 +11,19 @@ from roundgate.client import flows
 from roundgate.client.flows import Ask, Finished, Flow, Pause, Send, Show, Tell
 from roundgate.client.limits import Limits
 from roundgate.client.types import Json, TaskState
-from roundgate.errors import BadAnswer, HttpRefused, NoCommonVersion, RpcError, TaskEnded, TooManyRounds
+from roundgate.errors import (
+    BadAnswer,
+    HttpRefused,
+    NoCommonVersion,
+    RpcError,
+    TaskEnded,
+    TooManyRounds,
+)
 
-FORM = {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {"type": "object"}}}
+FORM = {
+    "method": "elicitation/create",
+    "params": {"message": "?", "requestedSchema": {"type": "object"}},
+}
 DONE = {"resultType": "complete", "content": []}
 LIMITS = Limits(max_rounds=4, max_state=50, max_questions=3)
 
@@ -52,7 +62,9 @@ def drive(flow: Flow[Any], replies: Sequence[Any]) -> tuple[Any, list[Any]]:
 
 def called(*replies: Any, **options: Any) -> tuple[Finished, list[Any]]:
     params = {"name": "t", "arguments": {"a": 1}}
-    return drive(flows.call("tools/call", params, "t", LIMITS, may_repeat=False, **options), replies)
+    return drive(
+        flows.call("tools/call", params, "t", LIMITS, may_repeat=False, **options), replies
+    )
 
 
 def sent(wanted: Sequence[Any]) -> list[Json]:
@@ -95,7 +107,11 @@ def test_a_round_that_only_sheds_is_sent_again_at_once() -> None:
 
 def test_only_a_round_with_a_state_may_be_repeated() -> None:
     _, wanted = called(asking("one", a=FORM), asking(None, b=FORM), DONE)
-    assert [effect.may_repeat for effect in wanted if isinstance(effect, Send)] == [False, True, False]
+    assert [effect.may_repeat for effect in wanted if isinstance(effect, Send)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_server_that_never_stops_asking_is_stopped() -> None:
@@ -115,7 +131,13 @@ def test_a_server_that_never_stops_asking_is_stopped() -> None:
         (asking("s", a=FORM, b=FORM, c=FORM, d=FORM), "max_questions"),
         (asking("s", a={"method": "tools/list"}), "unknown method"),
         (asking("s", a="what?"), "no request object"),
-        (asking("s", a={"method": "elicitation/create", "params": {"mode": "url", "url": "file:///etc"}}), "URL"),
+        (
+            asking(
+                "s",
+                a={"method": "elicitation/create", "params": {"mode": "url", "url": "file:///etc"}},
+            ),
+            "URL",
+        ),
         (asking("s", a={"method": "sampling/createMessage", "params": {}}), "without messages"),
         ({"resultType": "surprise"}, "unknown type"),
         ({"resultType": "task", "taskId": 5, "status": "working"}, "'taskId'"),
@@ -159,7 +181,11 @@ def test_a_task_is_answered_once_for_each_key() -> None:
         task("completed", result=DONE),
     ]
     result, wanted = drive(flows.follow("t1", LIMITS), replies)
-    updates = [effect.params for effect in wanted if isinstance(effect, Send) and effect.method == "tasks/update"]
+    updates = [
+        effect.params
+        for effect in wanted
+        if isinstance(effect, Send) and effect.method == "tasks/update"
+    ]
     assert result == DONE
     assert [list(update["inputResponses"]) for update in updates] == [["a"], ["b"]]
 
@@ -171,25 +197,40 @@ def test_a_task_is_answered_once_for_each_key() -> None:
         (task("cancelled", statusMessage="enough"), "cancelled", "enough"),
     ],
 )
-def test_a_task_without_a_result_is_an_error_that_says_how_it_ended(end: Json, status: str, said: str) -> None:
+def test_a_task_without_a_result_is_an_error_that_says_how_it_ended(
+    end: Json, status: str, said: str
+) -> None:
     with pytest.raises(TaskEnded, match=said) as caught:
         drive(flows.follow("t1", LIMITS), [end])
     assert caught.value.status == status
 
 
-@pytest.mark.parametrize("odd", [task("completed"), task("resting"), {**task("working"), "taskId": "other"}])
+@pytest.mark.parametrize(
+    "odd", [task("completed"), task("resting"), {**task("working"), "taskId": "other"}]
+)
 def test_a_task_that_makes_no_sense_is_refused(odd: Json) -> None:
     with pytest.raises(BadAnswer):
         drive(flows.follow("t1", LIMITS), [odd])
 
 
-@pytest.mark.parametrize(("asked", "waited"), [(None, 1_000), (0, 20), (-5, 20), (10**9, 60_000), (300, 300)])
-def test_polls_are_as_frequent_as_the_server_says_within_bounds(asked: int | None, waited: float) -> None:
-    assert flows.poll_ms(TaskState.read({**task("working"), "pollIntervalMs": asked}), LIMITS) == waited
+@pytest.mark.parametrize(
+    ("asked", "waited"), [(None, 1_000), (0, 20), (-5, 20), (10**9, 60_000), (300, 300)]
+)
+def test_polls_are_as_frequent_as_the_server_says_within_bounds(
+    asked: int | None, waited: float
+) -> None:
+    assert (
+        flows.poll_ms(TaskState.read({**task("working"), "pollIntervalMs": asked}), LIMITS)
+        == waited
+    )
 
 
 ABOUT = {"supportedVersions": ["2026-07-28"], "capabilities": {}}
-OLD = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "old", "version": "1"}}
+OLD = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "serverInfo": {"name": "old", "version": "1"},
+}
 
 
 def unsupported(*versions: str) -> RpcError:
@@ -244,19 +285,26 @@ def test_without_a_common_revision_it_says_which_there_are(replies: list[Any]) -
         negotiated(*replies)
 
 
-@pytest.mark.parametrize("failure", [HttpRefused(503, "later"), HttpRefused(401, "who?"), RpcError(-32020, "headers")])
+@pytest.mark.parametrize(
+    "failure", [HttpRefused(503, "later"), HttpRefused(401, "who?"), RpcError(-32020, "headers")]
+)
 def test_what_says_nothing_of_the_era_is_no_reason_to_fall_back(failure: Exception) -> None:
     with pytest.raises(type(failure)):
         negotiated(failure)
 
 
 def pages(*replies: Mapping[str, Any]) -> list[Json]:
-    found: list[Json] = drive(flows.every_page("tools/list", "tools", Limits(max_pages=3, max_items=4)), replies)[0]
+    found: list[Json] = drive(
+        flows.every_page("tools/list", "tools", Limits(max_pages=3, max_items=4)), replies
+    )[0]
     return found
 
 
 def test_lists_are_read_page_after_page() -> None:
-    assert pages({"tools": [{"n": 1}], "nextCursor": "x"}, {"tools": [{"n": 2}]}) == [{"n": 1}, {"n": 2}]
+    assert pages({"tools": [{"n": 1}], "nextCursor": "x"}, {"tools": [{"n": 2}]}) == [
+        {"n": 1},
+        {"n": 2},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -277,4 +325,7 @@ def test_lists_that_make_no_sense_are_refused(replies: list[Json], complaint: st
 
 def test_what_is_seen_of_a_task_is_shown() -> None:
     _, wanted = drive(flows.follow("t1", LIMITS), [task("working"), task("completed", result=DONE)])
-    assert [effect.task.status for effect in wanted if isinstance(effect, Show)] == ["working", "completed"]
+    assert [effect.task.status for effect in wanted if isinstance(effect, Show)] == [
+        "working",
+        "completed",
+    ]

@@ -55,7 +55,9 @@ class Guarded:
                 self.registrations.append(json.loads(asked.body))
                 return says({"client_id": f"client-{len(self.registrations)}"}, 201)
             case "/token":
-                return self._token({name: one[0] for name, one in parse_qs(asked.body.decode()).items()})
+                return self._token(
+                    {name: one[0] for name, one in parse_qs(asked.body.decode()).items()}
+                )
         return http(404)
 
     def metadata(self) -> dict[str, Any]:
@@ -75,7 +77,9 @@ class Guarded:
             challenge = f'Bearer scope="{self.scope}", resource_metadata="{metadata}"'
             return http(401, b"", WWW_Authenticate=challenge)
         if asked.rpc == "tools/call" and "write" not in self.scopes.get(token, ""):
-            return http(403, b"", WWW_Authenticate='Bearer error="insufficient_scope", scope="write"')
+            return http(
+                403, b"", WWW_Authenticate='Bearer error="insufficient_scope", scope="write"'
+            )
         return modern(lambda one: result(one, text("secret things")))(asked)
 
     def _token(self, form: dict[str, str]) -> bytes:
@@ -88,7 +92,14 @@ class Guarded:
         token = f"token-{len(self.forms)}"
         self.valid.add(token)
         self.scopes[token] = form.get("scope") or self.challenges.get("scope", "")
-        return says({"access_token": token, "token_type": "Bearer", "expires_in": 3600, "refresh_token": "r"})
+        return says(
+            {
+                "access_token": token,
+                "token_type": "Bearer",
+                "expires_in": 3600,
+                "refresh_token": "r",
+            }
+        )
 
     def browser(self, **changes: str | None) -> Callable[[str], Any]:
         """A user who agrees at once; `changes` are to what comes back."""
@@ -144,7 +155,10 @@ async def test_a_client_that_is_registered_registers_no_more() -> None:
 
 async def test_a_metadata_document_is_a_client_id_where_the_server_takes_it() -> None:
     guarded = Guarded(document={"client_id_metadata_document_supported": True})
-    await logged_in(guarded, BrowserLogin(client_metadata_url="https://c.example/me.json", open_url=guarded.browser()))
+    await logged_in(
+        guarded,
+        BrowserLogin(client_metadata_url="https://c.example/me.json", open_url=guarded.browser()),
+    )
     assert guarded.asked_for["client_id"] == "https://c.example/me.json"
     assert guarded.registrations == []
 
@@ -154,7 +168,11 @@ async def test_a_metadata_document_is_a_client_id_where_the_server_takes_it() ->
     [
         ({"iss": "https://evil.example"}, {}, "another authorization server"),
         ({}, {"authorization_response_iss_parameter_supported": True}, "does not say its issuer"),
-        ({"code": None, "error": "access_denied", "error_description": "No"}, {}, "refused: access_denied No"),
+        (
+            {"code": None, "error": "access_denied", "error_description": "No"},
+            {},
+            "refused: access_denied No",
+        ),
         ({"code": None}, {}, "no code"),
     ],
 )
@@ -226,7 +244,9 @@ async def test_another_process_goes_on_with_the_tokens_that_were_kept() -> None:
 
     async with scripted(guarded) as server:
         guarded.origin = server.origin
-        async with Client(server.url, auth=BrowserLogin(open_url=guarded.browser(), storage=kept)) as client:
+        async with Client(
+            server.url, auth=BrowserLogin(open_url=guarded.browser(), storage=kept)
+        ) as client:
             await client.call("t")
         again = BrowserLogin(open_url=nobody, storage=kept)
         async with Client(server.url, auth=again) as client:
@@ -300,9 +320,17 @@ def test_a_proof_is_for_one_request_and_one_token() -> None:
     key.nonces[url.origin] = "n"
     header = jwt.get_unverified_header(key.proof("POST", url, "token"))
     public = jwt.PyJWK(header["jwk"])
-    claims, again = [jwt.decode(key.proof("POST", url, "token"), public, ["ES256"]) for _ in range(2)]
+    claims, again = [
+        jwt.decode(key.proof("POST", url, "token"), public, ["ES256"]) for _ in range(2)
+    ]
     assert (header["typ"], "d" in header["jwk"]) == ("dpop+jwt", False)
-    assert (claims["htm"], claims["htu"], claims["nonce"]) == ("POST", "https://mcp.example/mcp", "n")
-    assert claims["ath"] == urlsafe_b64encode(hashlib.sha256(b"token").digest()).rstrip(b"=").decode()
+    assert (claims["htm"], claims["htu"], claims["nonce"]) == (
+        "POST",
+        "https://mcp.example/mcp",
+        "n",
+    )
+    assert (
+        claims["ath"] == urlsafe_b64encode(hashlib.sha256(b"token").digest()).rstrip(b"=").decode()
+    )
     assert claims["jti"] != again["jti"]
     assert ProofKey(Clock(), key.pem).pem == key.pem

@@ -14,7 +14,15 @@ import httpx
 import pytest
 
 from roundgate.client import Client, Limits, Progress, Question, Task, TaskState, split_handle
-from roundgate.errors import AnswerInvalid, ClientError, RpcError, TaskEnded, TimedOut, Unanswered, WrongHandle
+from roundgate.errors import (
+    AnswerInvalid,
+    ClientError,
+    RpcError,
+    TaskEnded,
+    TimedOut,
+    Unanswered,
+    WrongHandle,
+)
 from tests.support.server import Server, running
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +32,12 @@ ROOT = Path(__file__).parents[2]
 def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The fixture server of the conformance suite."""
     copied = tmp_path_factory.mktemp("gateway") / "conformance"
-    shutil.copytree(ROOT / "tests/conformance", copied, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    with running(copied / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{copied}/store.sqlite3"}) as server:
+    shutil.copytree(
+        ROOT / "tests/conformance", copied, ignore=shutil.ignore_patterns("__pycache__", ".*")
+    )
+    with running(
+        copied / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{copied}/store.sqlite3"}
+    ) as server:
         yield server
 
 
@@ -89,20 +101,28 @@ async def test_progress_and_logs_arrive_while_a_call_runs(url: str, way: str) ->
 async def test_what_a_server_has_is_listed_and_read(url: str, way: str) -> None:
     async with reached(url, way) as client:
         about = await client.connect()
-        assert (about.name, about.is_modern, about.has_tasks) == ("conformance-fixtures", True, True)
+        assert (about.name, about.is_modern, about.has_tasks) == (
+            "conformance-fixtures",
+            True,
+            True,
+        )
         tool = await client.tool("greet")
         assert tool.input_schema["required"] == ["name"]
         assert "test_simple_prompt" in [one.name for one in await client.prompts()]
         assert "test://static-text" in [one.uri for one in await client.resources()]
         assert [one.uri for one in await client.resource_templates() if one.is_template]
         assert (await client.read("test://static-text")).text.startswith("This is")
-        completion = await client.complete({"type": "ref/prompt", "name": "test_prompt_with_arguments"}, "arg1", "a")
+        completion = await client.complete(
+            {"type": "ref/prompt", "name": "test_prompt_with_arguments"}, "arg1", "a"
+        )
         assert not completion.has_more
         assert await client.ping() > 0
 
 
 @WAYS
-async def test_a_tool_that_is_not_there_is_told_with_those_that_come_close(url: str, way: str) -> None:
+async def test_a_tool_that_is_not_there_is_told_with_those_that_come_close(
+    url: str, way: str
+) -> None:
     async with reached(url, way) as client:
         with pytest.raises(ClientError, match="greet"):
             await client.tool("gret")
@@ -136,7 +156,9 @@ async def test_a_task_goes_on_in_another_process_by_its_handle(url: str) -> None
         "        print((await client.resume(handle).wait(answers=lambda q: dict.fromkeys(q.fields, True))).text)\n"
         "asyncio.run(main(sys.argv[1]))\n"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, handle, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, handle, stdout=asyncio.subprocess.PIPE
+    )
     out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert b"a.txt deleted" in out
 
@@ -158,7 +180,9 @@ async def test_a_task_can_be_looked_at_answered_and_cancelled_by_hand(url: str) 
         with pytest.raises(AnswerInvalid):
             await task.update({keys[0]: 5})
         state = await asked(task)
-        await task.update({key: every_field(Question.read(key, state.requests[key])) for key in keys})
+        await task.update(
+            {key: every_field(Question.read(key, state.requests[key])) for key in keys}
+        )
         assert not (await task.wait()).is_error
         assert task.is_over
         other = client.resume((await client.start("slow_compute", seconds=60, label="x")).id)
@@ -189,8 +213,12 @@ async def test_a_call_without_a_task_is_over_when_it_was_started(url: str) -> No
         assert (task.is_over, task.handle, (await task.wait()).value) == (True, None, "Hello, Ada!")
 
 
-@pytest.mark.parametrize("handle", ["http://127.0.0.1:1/mcp#task=x", "https://elsewhere.example/mcp#task=x"])
-async def test_a_handle_of_another_server_is_refused_before_anything_is_sent(url: str, handle: str) -> None:
+@pytest.mark.parametrize(
+    "handle", ["http://127.0.0.1:1/mcp#task=x", "https://elsewhere.example/mcp#task=x"]
+)
+async def test_a_handle_of_another_server_is_refused_before_anything_is_sent(
+    url: str, handle: str
+) -> None:
     async with Client(url) as client:
         with pytest.raises(WrongHandle, match="belongs to"):
             client.resume(handle)
@@ -214,7 +242,10 @@ async def test_changes_are_told_and_make_what_is_kept_stale(url: str) -> None:
             assert changes.acknowledged == {"toolsListChanged": True}
             await client.call("test_trigger_tool_change")
             change = await asyncio.wait_for(anext(changes), 30)
-        assert (change.method, change.was_interrupted) == ("notifications/tools/list_changed", False)
+        assert (change.method, change.was_interrupted) == (
+            "notifications/tools/list_changed",
+            False,
+        )
 
 
 async def test_a_tasks_changes_are_told(url: str) -> None:
@@ -255,10 +286,17 @@ def test_the_example_plays_the_page(tmp_path: Path) -> None:
 
     copied = tmp_path / "elicitation"
     shutil.copytree(ROOT / "examples/elicitation", copied)
-    with running(copied / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{tmp_path}/store.sqlite3"}) as server:
+    with running(
+        copied / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{tmp_path}/store.sqlite3"}
+    ) as server:
         command = [sys.executable, str(copied / "play.py"), f"{server.url}/mcp"]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "San Francisco (asked from SFO): fog, 61 °F" in done.stdout
@@ -268,5 +306,7 @@ def test_nothing_heavy_is_loaded_for_a_call() -> None:
     import subprocess
 
     code = "import roundgate.client.session, sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"httpx", "pydantic", "jsonschema_rs", "jwt", "cryptography", "yaml"} & set(loaded)

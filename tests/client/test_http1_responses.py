@@ -25,16 +25,24 @@ def read(raw: bytes, sizes: list[int]) -> tuple[int, bytes, bool]:
 
 def chunked(pieces: list[bytes]) -> bytes:
     whole = b"".join(b"%x;note=1\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece)
-    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + whole + b"0\r\nTrailer: x\r\n\r\n"
+    return (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + whole
+        + b"0\r\nTrailer: x\r\n\r\n"
+    )
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.lists(st.integers(0, 30), max_size=20))
-def test_a_chunked_body_is_the_same_however_it_arrives(pieces: list[bytes], sizes: list[int]) -> None:
+def test_a_chunked_body_is_the_same_however_it_arrives(
+    pieces: list[bytes], sizes: list[int]
+) -> None:
     assert read(chunked(pieces), sizes) == (200, b"".join(pieces), True)
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 20), max_size=8))
-def test_a_body_of_known_length_is_the_same_however_it_arrives(whole: bytes, sizes: list[int]) -> None:
+def test_a_body_of_known_length_is_the_same_however_it_arrives(
+    whole: bytes, sizes: list[int]
+) -> None:
     raw = b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%b" % (len(whole), whole)
     assert read(raw, sizes) == (400, whole, True)
 

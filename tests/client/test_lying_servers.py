@@ -21,14 +21,30 @@ from roundgate.errors import (
     TimedOut,
     TooManyRounds,
 )
-from tests.support.scripted import STREAM_HEAD, Asked, Script, error, event, http, modern, result, says, scripted, text
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    Script,
+    error,
+    event,
+    http,
+    modern,
+    result,
+    says,
+    scripted,
+    text,
+)
 
 LIMITS = Limits(max_message=20_000, max_head=4_000, max_state=1_000)
 TIGHT = Limits(idle_s=0.3, request_s=30)
 
 
 async def called(script: Script, limits: Limits = LIMITS, **options: Any) -> Any:
-    async with scripted(modern(script)) as server, asyncio.timeout(30), Client(server.url, limits=limits) as client:
+    async with (
+        scripted(modern(script)) as server,
+        asyncio.timeout(30),
+        Client(server.url, limits=limits) as client,
+    ):
         return await client.call("t", **options)
 
 
@@ -119,7 +135,9 @@ async def test_a_call_has_the_time_that_its_caller_gives_it() -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 @pytest.mark.parametrize("over_httpx", [False, True])
-async def test_a_redirect_to_another_host_is_not_followed_and_hears_no_secret(status: int, over_httpx: bool) -> None:
+async def test_a_redirect_to_another_host_is_not_followed_and_hears_no_secret(
+    status: int, over_httpx: bool
+) -> None:
     async with scripted(lambda asked: http(200)) as other:
 
         def script(asked: Asked) -> bytes:
@@ -146,7 +164,10 @@ async def test_a_redirect_within_the_server_keeps_the_request() -> None:
 
 
 async def test_a_circle_of_redirects_ends() -> None:
-    async with scripted(lambda asked: http(308, b"", Location="/mcp")) as server, Client(server.url) as client:
+    async with (
+        scripted(lambda asked: http(308, b"", Location="/mcp")) as server,
+        Client(server.url) as client,
+    ):
         with pytest.raises(HttpRefused, match="circle"):
             await client.call("t")
 
@@ -194,12 +215,18 @@ async def test_an_unsafe_call_is_not_repeated_when_its_answer_is_lost() -> None:
 
 async def test_a_round_with_a_state_is_repeated_with_the_same_state_and_answers() -> None:
     rounds: list[dict[str, Any]] = []
-    form = {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {"type": "object"}}}
+    form = {
+        "method": "elicitation/create",
+        "params": {"message": "?", "requestedSchema": {"type": "object"}},
+    }
 
     def script(asked: Asked) -> bytes | None:
         rounds.append({"id": asked.message["id"], **asked.params})
         if "requestState" not in asked.params:
-            return result(asked, {"resultType": "input_required", "inputRequests": {"q": form}, "requestState": "s"})
+            return result(
+                asked,
+                {"resultType": "input_required", "inputRequests": {"q": form}, "requestState": "s"},
+            )
         return None if len(rounds) < 4 else result(asked, text("once"))
 
     assert (await called(script, answers={"q": {}})).value == "once"
@@ -211,7 +238,9 @@ async def test_a_round_with_a_state_is_repeated_with_the_same_state_and_answers(
 
 async def test_a_tool_that_may_be_repeated_is_repeated() -> None:
     calls: list[Asked] = []
-    tools = [{"name": "t", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}]
+    tools = [
+        {"name": "t", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+    ]
 
     def script(asked: Asked) -> bytes | None:
         calls.append(asked)
@@ -244,7 +273,13 @@ async def test_notifications_on_a_stream_reach_who_asked_for_them() -> None:
         for mine, done in ((token, 1), ("another", 2), (token, 3)):
             params = {"progressToken": mine, "progress": done, "total": "many", "message": 5}
             yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
-        yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "hi"}})
+        yield event(
+            {
+                "jsonrpc": "2.0",
+                "method": "notifications/message",
+                "params": {"level": "info", "data": "hi"},
+            }
+        )
         yield about(asked, text("done"))
 
     done = await called(lambda asked: script(asked), on_progress=seen.append, on_log=seen.append)
@@ -266,7 +301,10 @@ async def test_to_cancel_a_call_closes_its_stream() -> None:
         finally:
             closed.set()
 
-    async with scripted(modern(lambda asked: script(asked))) as server, Client(server.url) as client:
+    async with (
+        scripted(modern(lambda asked: script(asked))) as server,
+        Client(server.url) as client,
+    ):
         call = asyncio.create_task(client.call("t"))
         await asyncio.wait_for(began.wait(), 20)
         call.cancel()

@@ -9,24 +9,50 @@ from typing import Any
 import pytest
 
 from roundgate.client import Client, Limits, Question
-from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, NoCommonVersion, RpcError, TimedOut, Unanswered
-from tests.support.scripted import STREAM_HEAD, Asked, error, event, http, result, says, scripted, text
+from roundgate.errors import (
+    BadAnswer,
+    ConnectionLost,
+    HttpRefused,
+    NoCommonVersion,
+    RpcError,
+    TimedOut,
+    Unanswered,
+)
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    error,
+    event,
+    http,
+    result,
+    says,
+    scripted,
+    text,
+)
 
 SESSION: dict[str, Any] = {"Mcp_Session_Id": "s1"}
 FORM = {
     "message": "Sure?",
-    "requestedSchema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]},
+    "requestedSchema": {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+    },
 }
 
 
-def question(request_id: Any = "q1", method: str = "elicitation/create", params: Any = FORM) -> dict[str, Any]:
+def question(
+    request_id: Any = "q1", method: str = "elicitation/create", params: Any = FORM
+) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
 
 
 class Older:
     """A server of 2025-11-25 with one tool. `calls` answers it; answers to its questions arrive in `answers`."""
 
-    def __init__(self, calls: Any, *, version: str = "2025-11-25", session_stream: Any = None) -> None:
+    def __init__(
+        self, calls: Any, *, version: str = "2025-11-25", session_stream: Any = None
+    ) -> None:
         self.calls = calls
         self.version = version
         self.session_stream = session_stream
@@ -39,7 +65,10 @@ class Older:
             case "initialize":
                 about = {"protocolVersion": self.version, "capabilities": {"tools": {}}}
                 info = {"serverInfo": {"name": "old", "version": "1"}, "instructions": "Be kind"}
-                return says({"jsonrpc": "2.0", "id": asked.message["id"], "result": {**about, **info}}, **SESSION)
+                return says(
+                    {"jsonrpc": "2.0", "id": asked.message["id"], "result": {**about, **info}},
+                    **SESSION,
+                )
             case "notifications/initialized":
                 return http(202)
             case "tools/list":
@@ -60,7 +89,9 @@ async def asks(older: Older, asked: Asked) -> AsyncGenerator[bytes, None]:
     yield STREAM_HEAD
     yield event(question())
     answer = await asyncio.wait_for(older.answers.get(), 20)
-    yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer.get("result")))})
+    yield event(
+        {"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer.get("result")))}
+    )
 
 
 async def test_an_older_server_is_spoken_to_in_its_own_way() -> None:
@@ -68,7 +99,11 @@ async def test_an_older_server_is_spoken_to_in_its_own_way() -> None:
         async with Client(server.url) as client:
             assert (await client.call("t", a=1)).value == "old"
             about = await client.connect()
-            assert (about.name, about.protocol_version, about.is_modern) == ("old", "2025-11-25", False)
+            assert (about.name, about.protocol_version, about.is_modern) == (
+                "old",
+                "2025-11-25",
+                False,
+            )
             assert about.instructions == "Be kind"
         call = next(one for one in server.asked if one.rpc == "tools/call")
         assert call.headers["mcp-session-id"] == "s1"
@@ -83,7 +118,9 @@ async def test_each_older_revision_is_spoken(version: str) -> None:
     older = Older(lambda asked: result(asked, text("x")), version=version)
     async with scripted(older) as server, Client(server.url) as client:
         await client.call("t")
-        assert {one.headers["mcp-protocol-version"] for one in server.asked if one.rpc == "tools/call"} == {version}
+        assert {
+            one.headers["mcp-protocol-version"] for one in server.asked if one.rpc == "tools/call"
+        } == {version}
 
 
 async def test_a_question_on_the_stream_of_a_call_is_answered_by_the_names_of_its_fields() -> None:
@@ -136,7 +173,10 @@ async def test_a_server_may_ask_whether_the_client_is_there_and_for_what_no_clie
         yield STREAM_HEAD
         yield event(question(1, "ping", {}))
         yield event(question(2, "secrets/list", {}))
-        got = sorted([await asyncio.wait_for(older.answers.get(), 20) for _ in range(2)], key=lambda one: one["id"])
+        got = sorted(
+            [await asyncio.wait_for(older.answers.get(), 20) for _ in range(2)],
+            key=lambda one: one["id"],
+        )
         codes = [one.get("error", {}).get("code") for one in got]
         yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(codes))})
 
@@ -155,9 +195,17 @@ async def test_a_stream_that_breaks_goes_on_behind_its_last_event_after_the_time
             yield event(None, "e1", 30)
             return
         if asked.headers["last-event-id"] == "e1":
-            yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}, "e2", 10)
+            yield event(
+                {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}, "e2", 10
+            )
             return
-        yield event({"jsonrpc": "2.0", "id": ids[0], "result": text("after " + asked.headers["last-event-id"])})
+        yield event(
+            {
+                "jsonrpc": "2.0",
+                "id": ids[0],
+                "result": text("after " + asked.headers["last-event-id"]),
+            }
+        )
 
     async with scripted(Older(call)) as server, Client(server.url) as client:
         assert (await client.call("t")).value == "after e2"
@@ -224,7 +272,10 @@ async def test_silence_ends_in_time_with_an_older_server_too() -> None:
     async def call(_: Asked) -> None:
         await asyncio.sleep(60)
 
-    async with scripted(Older(call)) as server, Client(server.url, limits=Limits(idle_s=0.3)) as client:
+    async with (
+        scripted(Older(call)) as server,
+        Client(server.url, limits=Limits(idle_s=0.3)) as client,
+    ):
         with pytest.raises(TimedOut):
             await client.call("t")
 

@@ -48,4 +48,9 @@ def test_every_annotated_argument_that_has_a_value_is_repeated() -> None:
 
 def test_a_tool_whose_annotations_break_the_rules_is_none() -> None:
     with pytest.raises(ValueError, match="HTTP token"):
-        Tool.read({"name": "t", "inputSchema": {"properties": {"a": {"type": "string", "x-mcp-header": "a b"}}}})
+        Tool.read(
+            {
+                "name": "t",
+                "inputSchema": {"properties": {"a": {"type": "string", "x-mcp-header": "a b"}}},
+            }
+        )

@@ -40,7 +40,9 @@ def test_comments_and_unknown_fields_are_no_events() -> None:
     assert read([b": keep alive\n\nnonsense\nevent: ping\n\n"]) == []
 
 
-@pytest.mark.parametrize("flood", [b"x" * 2000, b"data: " + b"x" * 2000 + b"\n", b"data: abcdefgh\n" * 200])
+@pytest.mark.parametrize(
+    "flood", [b"x" * 2000, b"data: " + b"x" * 2000 + b"\n", b"data: abcdefgh\n" * 200]
+)
 def test_an_event_without_end_is_refused(flood: bytes) -> None:
     with pytest.raises(BadAnswer, match="max_message"):
         read([flood])

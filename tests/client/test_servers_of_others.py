@@ -16,7 +16,9 @@ from roundgate.client import DECLINE, Client
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     command = [sys.executable, str(Path(__file__).with_name("served_by_mcp.py"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
         process.kill()
@@ -39,7 +41,9 @@ async def test_the_newest_revision_that_both_know_is_chosen(url: str) -> None:
         assert (await client.connect()).is_modern
 
 
-@pytest.mark.parametrize(("answer", "said"), [({"name": "Ada"}, "Hello, Ada"), (DECLINE, "decline")])
+@pytest.mark.parametrize(
+    ("answer", "said"), [({"name": "Ada"}, "Hello, Ada"), (DECLINE, "decline")]
+)
 async def test_what_it_asks_on_a_stream_is_answered(url: str, answer: Any, said: str) -> None:
     async with Client(url, versions=["2025-11-25"]) as client:
         assert (await client.call("greet", answers=lambda question: answer)).text == said

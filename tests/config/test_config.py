@@ -31,11 +31,15 @@ class Files:
         path.write_bytes(text.encode() if isinstance(text, str) else text)
         return config.load(path, environ).config
 
-    def problems(self, text: str | bytes, name: str = "gateway.yaml", **environ: str) -> list[Problem]:
+    def problems(
+        self, text: str | bytes, name: str = "gateway.yaml", **environ: str
+    ) -> list[Problem]:
         with pytest.raises(ConfigError) as refused:
             self.load(text, name, **environ)
         found = list(refused.value.problems)
-        assert all(problem.file == str(self.directory / name) and problem.message for problem in found)
+        assert all(
+            problem.file == str(self.directory / name) and problem.message for problem in found
+        )
         assert all(problem.remedy for problem in found)
         return found
 
@@ -50,13 +54,22 @@ def files(tmp_path: Path) -> Files:
 
 def test_the_shortest_file_gives_the_defaults(files: Files) -> None:
     found = files.load(BACKENDS)
-    assert found == GatewayConfig.model_validate({"backends": [{"kind": "python", "name": "one", "path": "tools.py"}]})
-    assert (found.http.path, found.limits.call_timeout_s, found.server.name) == ("/mcp", 60, "roundgate")
+    assert found == GatewayConfig.model_validate(
+        {"backends": [{"kind": "python", "name": "one", "path": "tools.py"}]}
+    )
+    assert (found.http.path, found.limits.call_timeout_s, found.server.name) == (
+        "/mcp",
+        60,
+        "roundgate",
+    )
     assert found.caching.read == CacheHint(ttl_ms=0, scope="private")
 
 
 def test_json_says_the_same_as_yaml(files: Files) -> None:
-    value = {"server": {"name": "é"}, "backends": [{"kind": "python", "name": "one", "module": "a.b"}]}
+    value = {
+        "server": {"name": "é"},
+        "backends": [{"kind": "python", "name": "one", "module": "a.b"}],
+    }
     yaml = "server: {name: é}\nbackends: [{kind: python, name: one, module: a.b}]\n"
     assert files.load(json.dumps(value), "gateway.json") == files.load(yaml)
 
@@ -67,7 +80,8 @@ def test_a_configuration_cannot_be_changed(files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "prefix"), [("", "one__"), ("prefix: ''", ""), ("prefix: p", "p__"), ("prefix: a.b-c_", "a.b-c___")]
+    ("given", "prefix"),
+    [("", "one__"), ("prefix: ''", ""), ("prefix: p", "p__"), ("prefix: a.b-c_", "a.b-c___")],
 )
 def test_the_prefix_is_the_name_unless_it_is_set(files: Files, given: str, prefix: str) -> None:
     text = f"backends:\n  - kind: python\n    name: one\n    path: tools.py\n    {given}\n"
@@ -75,7 +89,9 @@ def test_the_prefix_is_the_name_unless_it_is_set(files: Files, given: str, prefi
 
 
 def test_half_of_a_caching_hint_keeps_the_other_half_of_its_default(files: Files) -> None:
-    caching = files.load(f"caching: {{read: {{ttl_ms: 5}}, tools: {{scope: private}}}}\n{BACKENDS}").caching
+    caching = files.load(
+        f"caching: {{read: {{ttl_ms: 5}}, tools: {{scope: private}}}}\n{BACKENDS}"
+    ).caching
     assert caching.read == CacheHint(ttl_ms=5, scope="private")
     assert caching.tools == CacheHint(ttl_ms=300_000, scope="private")
     assert caching.prompts == CacheHint(ttl_ms=300_000, scope="public")
@@ -113,7 +129,10 @@ def test_references_are_filled_in_everywhere(files: Files) -> None:
 
 
 def test_a_reference_in_json_works_too_and_may_become_a_number(files: Files) -> None:
-    value = {"limits": {"threads": "${THREADS}"}, "backends": [{"kind": "python", "name": "a", "path": "${P:-x}.py"}]}
+    value = {
+        "limits": {"threads": "${THREADS}"},
+        "backends": [{"kind": "python", "name": "a", "path": "${P:-x}.py"}],
+    }
     found = files.load(json.dumps(value), "gateway.json", THREADS="3")
     assert found.limits.threads == 3
     assert isinstance(found.backends[0], PythonBackendConfig)
@@ -121,7 +140,10 @@ def test_a_reference_in_json_works_too_and_may_become_a_number(files: Files) -> 
 
 
 def test_what_a_variable_holds_is_not_looked_into_again(files: Files) -> None:
-    assert files.load(f"server: {{name: '${{A}}'}}\n{BACKENDS}", A="${B} $${C}").server.name == "${B} $${C}"
+    assert (
+        files.load(f"server: {{name: '${{A}}'}}\n{BACKENDS}", A="${B} $${C}").server.name
+        == "${B} $${C}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,14 +160,20 @@ def test_what_a_variable_holds_is_not_looked_into_again(files: Files) -> None:
         ("${file:}", "${ begins something that is not a reference"),
     ],
 )
-def test_a_reference_to_nothing_is_a_problem_where_it_stands(files: Files, reference: str, message: str) -> None:
+def test_a_reference_to_nothing_is_a_problem_where_it_stands(
+    files: Files, reference: str, message: str
+) -> None:
     (files.directory / "bytes").write_bytes(b"\xff\xfe")
-    (problem,) = files.problems(f"server:\n  version: a\n  name: 'x{reference}'\n{BACKENDS}", EMPTY="")
+    (problem,) = files.problems(
+        f"server:\n  version: a\n  name: 'x{reference}'\n{BACKENDS}", EMPTY=""
+    )
     assert (problem.line, problem.path, problem.message) == (3, "server.name", message)
 
 
 def test_a_default_may_not_hold_a_reference(files: Files) -> None:
-    assert files.places(f"server: {{name: '${{A:-${{B}}}}'}}\n{BACKENDS}", B="b") == [(1, "server.name")]
+    assert files.places(f"server: {{name: '${{A:-${{B}}}}'}}\n{BACKENDS}", B="b") == [
+        (1, "server.name")
+    ]
 
 
 @pytest.mark.parametrize("path", ["/run/secrets/token", "../token"])
@@ -154,7 +182,10 @@ def test_no_problem_shows_what_a_secret_holds(files: Files, path: str) -> None:
     secret = "${file:../token}" if path == "../token" else "s3cret\\nand more"
     text = HTTP.replace("${TOKEN}", secret).replace("${file:secrets/key}", "s3cret\\r\\nX: y")
     found = files.problems(text, A="a")
-    assert [problem.path for problem in found] == ["backends[0].headers.X-Key", "backends[0].credential.bearer"]
+    assert [problem.path for problem in found] == [
+        "backends[0].headers.X-Key",
+        "backends[0].credential.bearer",
+    ]
     for problem in found:
         assert "s3cret" not in str(problem)
         assert "goes into an HTTP header" in problem.message
@@ -262,7 +293,10 @@ def test_a_problem_reads_as_one_line_and_a_remedy(files: Files) -> None:
     ("entry", "message"),
     [
         ("kind: python, name: a", "give either path (a file) or module (a dotted name)"),
-        ("kind: python, name: a, path: b, module: c", "give either path (a file) or module (a dotted name)"),
+        (
+            "kind: python, name: a, path: b, module: c",
+            "give either path (a file) or module (a dotted name)",
+        ),
         ("kind: python, name: '', path: b", "String should match pattern"),
         ("kind: python, name: a/b, path: b", "String should match pattern"),
         (f"kind: python, name: {'a' * 41}, path: b", "String should match pattern"),
@@ -287,7 +321,10 @@ def test_a_python_back_end_is_refused_with_a_reason(files: Files, entry: str, me
         ({"base_url": "http://h:99999"}, "Port out of range"),
         ({"base_url": "http://h:x"}, "Port could not be cast"),
         ({"base_url": "http://user:pass@h"}, "a user and password go into credential.basic"),
-        ({"credential": {}}, "give exactly one of bearer, basic, header, query, cookie, client_credentials"),
+        (
+            {"credential": {}},
+            "give exactly one of bearer, basic, header, query, cookie, client_credentials",
+        ),
         (
             {"credential": {"bearer": "a", "basic": "b"}},
             "give exactly one of bearer, basic, header, query, cookie, client_credentials",
@@ -301,7 +338,9 @@ def test_a_python_back_end_is_refused_with_a_reason(files: Files, entry: str, me
         ({"tools": []}, "at least 1 item"),
     ],
 )
-def test_an_http_back_end_is_refused_with_a_reason(files: Files, change: dict[str, Any], message: str) -> None:
+def test_an_http_back_end_is_refused_with_a_reason(
+    files: Files, change: dict[str, Any], message: str
+) -> None:
     tool = {"name": "t", "description": "d", "path": "/"}
     backend = {"kind": "http", "name": "a", "base_url": "http://h:1/base", "tools": [tool]}
     assert files.load(json.dumps({"backends": [backend]}), "g.json").backends[0].name == "a"
@@ -319,8 +358,16 @@ def test_an_http_back_end_is_refused_with_a_reason(files: Files, change: dict[st
         ({"value": "b"}, "backends[0].credential"),
     ],
 )
-def test_a_problem_of_a_credential_is_where_the_file_has_it(files: Files, credential: Any, path: str) -> None:
-    backend = {"kind": "http", "name": "a", "base_url": "http://h", "tools": [TOOL], "credential": credential}
+def test_a_problem_of_a_credential_is_where_the_file_has_it(
+    files: Files, credential: Any, path: str
+) -> None:
+    backend = {
+        "kind": "http",
+        "name": "a",
+        "base_url": "http://h",
+        "tools": [TOOL],
+        "credential": credential,
+    }
     (problem,) = files.problems(json.dumps({"backends": [backend]}), "g.json")
     assert problem.path == path
 
@@ -329,7 +376,10 @@ TOOL = {"name": "t", "description": "d", "path": "/"}
 
 
 def test_two_back_ends_of_one_name_are_refused(files: Files) -> None:
-    text = BACKENDS + "  - {kind: python, name: two, path: b.py}\n  - {kind: python, name: one, path: c.py}\n"
+    text = (
+        BACKENDS
+        + "  - {kind: python, name: two, path: b.py}\n  - {kind: python, name: one, path: c.py}\n"
+    )
     (problem,) = files.problems(text)
     assert (problem.line, problem.path) == (4, "backends[2].name")
     assert problem.message == "is the name of backends[0] too"
@@ -338,8 +388,14 @@ def test_two_back_ends_of_one_name_are_refused(files: Files) -> None:
 def test_every_repeated_key_is_told_with_both_lines(files: Files) -> None:
     text = f"server:\n  name: a\n  title: b\n  name: c\n  name: d\n{BACKENDS}backends: []\n"
     found = files.problems(text)
-    assert [(one.line, one.path) for one in found] == [(4, "server.name"), (5, "server.name"), (8, "backends")]
-    assert [one.message for one in found[:2]] == ["the key 'name' is there twice (first on line 2)"] * 2
+    assert [(one.line, one.path) for one in found] == [
+        (4, "server.name"),
+        (5, "server.name"),
+        (8, "backends"),
+    ]
+    assert [one.message for one in found[:2]] == [
+        "the key 'name' is there twice (first on line 2)"
+    ] * 2
 
 
 def test_a_key_may_be_repeated_in_json_as_little(files: Files) -> None:
@@ -364,7 +420,10 @@ def test_a_key_may_override_what_an_anchor_brings(files: Files) -> None:
     assert (problem.line, problem.path) == (10, "backends[0].tools[1].body")
     (backend,) = files.load(dedent(text).replace("xml", "form")).backends
     assert isinstance(backend, HttpBackendConfig)
-    assert [(tool.name, tool.description) for tool in backend.tools] == [("one", "first"), ("two", "first")]
+    assert [(tool.name, tool.description) for tool in backend.tools] == [
+        ("one", "first"),
+        ("two", "first"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +433,11 @@ def test_a_key_may_override_what_an_anchor_brings(files: Files) -> None:
         ("a: b\n\tc: d", 2, "is not YAML: "),
         ("a: b\n---\nc: d", 2, "is not YAML: but found another document"),
         ("a: *nowhere", 1, "is not YAML: found undefined alias"),
-        ("a: !!python/object/apply:os.getcwd []", 1, "is not YAML: could not determine a constructor"),
+        (
+            "a: !!python/object/apply:os.getcwd []",
+            1,
+            "is not YAML: could not determine a constructor",
+        ),
         ("? [a, b]\n: c", 1, "is not YAML: found unhashable key"),
         (b"\xff\xff", None, "is not YAML: "),
         (b"a: \x00", None, "is not YAML: "),
@@ -401,7 +464,9 @@ def test_what_is_no_json_at_all_is_a_problem_too(files: Files, text: str | bytes
 
 
 @pytest.mark.parametrize("name", ["gone.yaml", "gone.json", "."])
-def test_a_file_that_cannot_be_read_is_a_problem_that_says_how_to_name_one(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_a_problem_that_says_how_to_name_one(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         config.load(tmp_path / name, {})
     (problem,) = refused.value.problems
@@ -410,8 +475,13 @@ def test_a_file_that_cannot_be_read_is_a_problem_that_says_how_to_name_one(tmp_p
 
 
 @settings(max_examples=80)
-@given(st.text(st.sampled_from("ab:-[]{}&*!|>'\"\n #,?<%@`$\t~1"), max_size=40) | st.binary(max_size=20))
-def test_any_bytes_are_a_configuration_or_a_list_of_problems(tmp_path_factory: Any, text: str | bytes) -> None:
+@given(
+    st.text(st.sampled_from("ab:-[]{}&*!|>'\"\n #,?<%@`$\t~1"), max_size=40)
+    | st.binary(max_size=20)
+)
+def test_any_bytes_are_a_configuration_or_a_list_of_problems(
+    tmp_path_factory: Any, text: str | bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ConfigError) as refused:
@@ -421,7 +491,9 @@ def test_any_bytes_are_a_configuration_or_a_list_of_problems(tmp_path_factory: A
 
 def test_a_line_is_that_of_the_key_even_if_its_value_begins_below(files: Files) -> None:
     located = yaml_file.read(write(files.directory / "x.yaml", "a:\n\n  - b:\n      c: 1\n  - d\n"))
-    assert [located.line(loc) for loc in [("a",), ("a", 0), ("a", 0, "b"), ("a", 0, "b", "c"), ("a", 1)]] == [
+    assert [
+        located.line(loc) for loc in [("a",), ("a", 0), ("a", 0, "b"), ("a", 0, "b", "c"), ("a", 1)]
+    ] == [
         1,
         3,
         3,
@@ -438,14 +510,25 @@ def write(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("loc", "path"), [((), ""), (("a",), "a"), (("a", 0, "b"), "a[0].b"), (("a", 0, 1), "a[0][1]"), ((0, "a"), "[0].a")]
+    ("loc", "path"),
+    [
+        ((), ""),
+        (("a",), "a"),
+        (("a", 0, "b"), "a[0].b"),
+        (("a", 0, 1), "a[0][1]"),
+        ((0, "a"), "[0].a"),
+    ],
 )
 def test_a_place_is_written_as_one_would_in_code(loc: tuple[str | int, ...], path: str) -> None:
     assert yaml_file.dotted(loc) == path
 
 
-@pytest.mark.parametrize(("old", "new"), [("ask: [size]", "ask_for"), ("asks: true", "interactive")])
-def test_a_setting_that_had_another_name_is_an_error_that_says_the_new_one(files: Files, old: str, new: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"), [("ask: [size]", "ask_for"), ("asks: true", "interactive")]
+)
+def test_a_setting_that_had_another_name_is_an_error_that_says_the_new_one(
+    files: Files, old: str, new: str
+) -> None:
     (problem,) = files.problems(
         "backends:\n"
         "  - {kind: http, name: shop, base_url: https://shop.example.com, tools: [\n"

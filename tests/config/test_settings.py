@@ -13,7 +13,13 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from roundgate import config
-from roundgate.backends.config import ArgumentOverride, BackendConfig, JobConfig, Selector, ToolOverride
+from roundgate.backends.config import (
+    ArgumentOverride,
+    BackendConfig,
+    JobConfig,
+    Selector,
+    ToolOverride,
+)
 from roundgate.backends.http.config import (
     CREDENTIALS,
     CredentialConfig,
@@ -36,7 +42,9 @@ def problems(**environ: str) -> list[str]:
     """The variables that are wrong."""
     with pytest.raises(ConfigError) as refused:
         from_environment(environ)
-    assert all(problem.file == "environment" and problem.remedy for problem in refused.value.problems)
+    assert all(
+        problem.file == "environment" and problem.remedy for problem in refused.value.problems
+    )
     return [problem.path for problem in refused.value.problems]
 
 
@@ -58,7 +66,9 @@ def test_each_variable_sets_its_field() -> None:
         "GATEWAY_LOG_LEVEL": "warning",
         "AWS_LAMBDA_FUNCTION_NAME": "gateway",
     }
-    expected = Settings(Path("/etc/gateway.yaml"), "https://mcp.example.com", "off", "warning", on_lambda=True)
+    expected = Settings(
+        Path("/etc/gateway.yaml"), "https://mcp.example.com", "off", "warning", on_lambda=True
+    )
     assert from_environment(environ) == dataclasses.replace(expected, on_demand=True)
 
 
@@ -73,7 +83,9 @@ def test_each_variable_sets_its_field() -> None:
     ],
     ids=["by default", "on demand", "provisioned", "snapshot", "a server"],
 )
-def test_somebody_waits_for_a_function_that_starts_on_demand(function: str, kind: str | None, on_demand: bool) -> None:
+def test_somebody_waits_for_a_function_that_starts_on_demand(
+    function: str, kind: str | None, on_demand: bool
+) -> None:
     environ = {"AWS_LAMBDA_FUNCTION_NAME": function, "AWS_LAMBDA_INITIALIZATION_TYPE": kind or ""}
     assert from_environment(environ).on_demand is on_demand
 
@@ -82,13 +94,24 @@ def test_somebody_waits_for_a_function_that_starts_on_demand(function: str, kind
     ("listen", "on_lambda", "streams"),
     [("auto", False, True), ("auto", True, False), ("on", True, True), ("off", False, False)],
 )
-def test_streams_are_served_unless_switched_off_or_on_lambda(listen: str, on_lambda: bool, streams: bool) -> None:
+def test_streams_are_served_unless_switched_off_or_on_lambda(
+    listen: str, on_lambda: bool, streams: bool
+) -> None:
     environ = {"GATEWAY_LISTEN": listen, "AWS_LAMBDA_FUNCTION_NAME": "f" if on_lambda else ""}
     assert from_environment(environ).streams is streams
 
 
 @pytest.mark.parametrize(
-    "url", ["mcp.example.com", "ftp://mcp.example.com", "https://", "http:///mcp", "https://[::1", "//host", "x"]
+    "url",
+    [
+        "mcp.example.com",
+        "ftp://mcp.example.com",
+        "https://",
+        "http:///mcp",
+        "https://[::1",
+        "//host",
+        "x",
+    ],
 )
 def test_a_public_url_needs_a_scheme_and_a_host(url: str) -> None:
     assert problems(GATEWAY_PUBLIC_URL=url) == ["GATEWAY_PUBLIC_URL"]
@@ -107,7 +130,11 @@ def test_a_remedy_lists_what_is_allowed() -> None:
 def test_every_variable_that_is_read_is_described_at_its_field() -> None:
     source = inspect.getsource(settings)
     read = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
-    variables = {value for value in read if isinstance(value, str) and re.fullmatch(r"GATEWAY_[A-Z_]+", value)}
+    variables = {
+        value
+        for value in read
+        if isinstance(value, str) and re.fullmatch(r"GATEWAY_[A-Z_]+", value)
+    }
     described = set(re.findall(r"(GATEWAY_[A-Z_]+): ", source))
     assert variables
     assert variables == described
@@ -155,7 +182,11 @@ def own_settings(model: type[Model]) -> dict[str, FieldInfo]:
     """The settings of a model under their names in the file, without `kind` and those of its base."""
     base = BackendConfig.model_fields.keys() if model is not BackendConfig else set()
     inherited = base | {"kind"} if issubclass(model, BackendConfig) else set()
-    return {field.alias or name: field for name, field in model.model_fields.items() if name not in inherited}
+    return {
+        field.alias or name: field
+        for name, field in model.model_fields.items()
+        if name not in inherited
+    }
 
 
 def rows(text: str) -> dict[str, str]:
@@ -171,7 +202,9 @@ def test_every_field_of_the_settings_is_in_the_documentation() -> None:
 
 
 def test_every_section_of_the_file_is_in_the_documentation() -> None:
-    assert re.findall(r"^## `(\w+)`", DOCUMENT, re.MULTILINE) == list(config.GatewayConfig.model_fields)
+    assert re.findall(r"^## `(\w+)`", DOCUMENT, re.MULTILINE) == list(
+        config.GatewayConfig.model_fields
+    )
 
 
 def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:

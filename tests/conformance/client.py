@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from roundgate.client import ACCEPT, Client, Kind, Question
-from roundgate.client.auth import Auth, BrowserLogin, ClientCredentials, EnterpriseIdentity, WorkloadIdentity
+from roundgate.client.auth import (
+    Auth,
+    BrowserLogin,
+    ClientCredentials,
+    EnterpriseIdentity,
+    WorkloadIdentity,
+)
 from roundgate.client.limits import Limits
 from roundgate.client.transport import HttpRequest, SocketTransport, Url
 from roundgate.errors import ClientError
@@ -33,7 +39,9 @@ async def browser(url: str) -> None:
     try:
         response = await transport.send(HttpRequest("GET", Url.parse(url), []))
         await response.close()
-        response = await transport.send(HttpRequest("GET", Url.parse(response.headers["location"]), []))
+        response = await transport.send(
+            HttpRequest("GET", Url.parse(response.headers["location"]), [])
+        )
         await response.close()
     finally:
         await transport.close()
@@ -41,7 +49,9 @@ async def browser(url: str) -> None:
 
 def consent(question: Question) -> Any:
     if question.kind is Kind.FORM:
-        return {name: True for name, one in question.fields.items() if one.get("type") == "boolean"} or ACCEPT
+        return {
+            name: True for name, one in question.fields.items() if one.get("type") == "boolean"
+        } or ACCEPT
     return None
 
 
@@ -132,12 +142,16 @@ def auth(scenario: str) -> Auth | None:
         case "auth/client-credentials-basic":
             return ClientCredentials(given["client_id"], given["client_secret"])
         case "auth/pre-registration":
-            return BrowserLogin(client_id=given["client_id"], client_secret=given["client_secret"], open_url=browser)
+            return BrowserLogin(
+                client_id=given["client_id"], client_secret=given["client_secret"], open_url=browser
+            )
         case "auth/wif-jwt-bearer":
             return WorkloadIdentity(given["valid_jwt"], client_id=given["client_id"])
         case "auth/enterprise-managed-authorization":
             names = ("idp_token_endpoint", "idp_client_id", "client_id", "client_secret")
-            return EnterpriseIdentity(id_token=given["idp_id_token"], **{name: given[name] for name in names})
+            return EnterpriseIdentity(
+                id_token=given["idp_id_token"], **{name: given[name] for name in names}
+            )
     return BrowserLogin(client_metadata_url=METADATA_DOCUMENT, open_url=browser, login_s=10)
 
 

@@ -25,7 +25,9 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"  # the suite skips the whole scenario, whatever the server does
     EXPECTED = "expected failure"
     FAILED = "FAILED"
-    STALE = "STALE ENTRY"  # listed as an expected failure, but it passes, or there is no such scenario
+    STALE = (
+        "STALE ENTRY"  # listed as an expected failure, but it passes, or there is no such scenario
+    )
 
     @property
     def is_fatal(self) -> bool:
@@ -60,7 +62,9 @@ class Outcome:
         return sum(check.status is status for check in self.checks)
 
 
-def judge(scenario: str, checks: Sequence[Check], expected_reason: str | None, skips: int) -> Outcome:
+def judge(
+    scenario: str, checks: Sequence[Check], expected_reason: str | None, skips: int
+) -> Outcome:
     """The outcome of `scenario`, which may skip exactly `skips` checks and may fail if `expected_reason` says why."""
 
     def outcome(verdict: Verdict, reason: str = "") -> Outcome:
@@ -71,7 +75,11 @@ def judge(scenario: str, checks: Sequence[Check], expected_reason: str | None, s
     if not checks:
         return outcome(Verdict.FAILED, "the suite wrote no checks")
     if expected_reason is not None:
-        return outcome(Verdict.EXPECTED, expected_reason) if bad else outcome(Verdict.STALE, "it passes: take it off")
+        return (
+            outcome(Verdict.EXPECTED, expected_reason)
+            if bad
+            else outcome(Verdict.STALE, "it passes: take it off")
+        )
     if bad:
         return outcome(Verdict.FAILED, f"{bad} of {len(checks)} checks")
     if skipped != skips:
@@ -93,20 +101,28 @@ def table(outcomes: Sequence[Outcome]) -> str:
     width = max(len("checks in all"), *(len(outcome.scenario) for outcome in outcomes))
 
     def line(name: str, cells: Iterable[object], verdict: str) -> str:
-        return f"{name:<{width}}  " + "".join(f"{cell:>9}" for cell in cells) + f"  {verdict}".rstrip()
+        return (
+            f"{name:<{width}}  " + "".join(f"{cell:>9}" for cell in cells) + f"  {verdict}".rstrip()
+        )
 
     return "\n".join(
         [
             line("scenario", ("passed", "failed", "warnings", "skipped"), "verdict"),
             *(line(o.scenario, map(o.count, columns), o.summary) for o in outcomes),
-            line("checks in all", (sum(o.count(column) for o in outcomes) for column in columns), ""),
+            line(
+                "checks in all", (sum(o.count(column) for o in outcomes) for column in columns), ""
+            ),
         ]
     )
 
 
 def details(outcome: Outcome, *, every_check: bool) -> str:
     """The scenario's checks with what the suite says of each: all of them, or those that keep it from passing."""
-    shown = [check for check in outcome.checks if every_check or check.is_bad or check.status is Status.SKIPPED]
+    shown = [
+        check
+        for check in outcome.checks
+        if every_check or check.is_bad or check.status is Status.SKIPPED
+    ]
     lines = [f"{outcome.scenario}: {outcome.summary}"]
     for check in shown:
         lines.append(f"  {check.status:<8} {check.id}")
@@ -118,4 +134,6 @@ def closing_line(outcomes: Sequence[Outcome]) -> str:
     """The run in one line, in scenarios: `conformance: 27 passed, 0 failed, 23 skipped`."""
     passed = sum(outcome.verdict is Verdict.PASSED for outcome in outcomes)
     failed = sum(outcome.verdict.is_fatal for outcome in outcomes)
-    return f"conformance: {passed} passed, {failed} failed, {len(outcomes) - passed - failed} skipped"
+    return (
+        f"conformance: {passed} passed, {failed} failed, {len(outcomes) - passed - failed} skipped"
+    )

@@ -22,11 +22,20 @@ from roundgate import (
 
 def png_of_one_pixel(red: int, green: int, blue: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
-    header = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)  # 1 x 1 pixels, 8 bits a channel, colour type 2: RGB
+    header = struct.pack(
+        ">IIBBBBB", 1, 1, 8, 2, 0, 0, 0
+    )  # 1 x 1 pixels, 8 bits a channel, colour type 2: RGB
     row = bytes([0, red, green, blue])  # a row opens with its filter type: 0, none
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(row))
+        + chunk(b"IEND", b"")
+    )
 
 
 def wav_of_silence(duration_ms: int, frames_per_s: int = 8000) -> bytes:
@@ -86,4 +95,7 @@ async def test_multiple_content_types() -> list[TextContent | ImageContent | Emb
 @prompt
 async def test_prompt_with_image() -> list[PromptMessage]:
     """Shows an image and asks about it."""
-    return [PromptMessage("user", RED_PIXEL), PromptMessage("user", "Please analyze the image above.")]
+    return [
+        PromptMessage("user", RED_PIXEL),
+        PromptMessage("user", "Please analyze the image above."),
+    ]

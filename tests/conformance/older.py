@@ -8,7 +8,9 @@ from roundgate import Context, Form, Sample, tool
 
 
 async def _asked(ctx: Context, message: str, fields: dict[str, Any]) -> str:
-    answer = (await ctx.ask({"fields": Form(message, {"type": "object", "properties": fields})}))["fields"]
+    answer = (await ctx.ask({"fields": Form(message, {"type": "object", "properties": fields})}))[
+        "fields"
+    ]
     return f"action={answer.action}, content={json.dumps(answer.value)}"
 
 
@@ -45,7 +47,11 @@ async def test_elicitation_sep1034_defaults(ctx: Context) -> str:
         "name": {"type": "string", "default": "John Doe"},
         "age": {"type": "integer", "default": 30},
         "score": {"type": "number", "default": 95.5},
-        "status": {"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
+        "status": {
+            "type": "string",
+            "enum": ["active", "inactive", "pending"],
+            "default": "active",
+        },
         "verified": {"type": "boolean", "default": True},
     }
     return f"Elicitation completed: {await _asked(ctx, 'Check these', fields)}"
@@ -55,11 +61,18 @@ async def test_elicitation_sep1034_defaults(ctx: Context) -> str:
 async def test_elicitation_sep1330_enums(ctx: Context) -> str:
     """Asks with each kind of choice."""
     options = ["option1", "option2", "option3"]
-    titled = [{"const": f"value{n}", "title": title} for n, title in enumerate(("First", "Second", "Third"), 1)]
+    titled = [
+        {"const": f"value{n}", "title": title}
+        for n, title in enumerate(("First", "Second", "Third"), 1)
+    ]
     fields = {
         "untitledSingle": {"type": "string", "enum": options},
         "titledSingle": {"type": "string", "oneOf": titled},
-        "legacyEnum": {"type": "string", "enum": ["opt1", "opt2", "opt3"], "enumNames": ["One", "Two", "Three"]},
+        "legacyEnum": {
+            "type": "string",
+            "enum": ["opt1", "opt2", "opt3"],
+            "enumNames": ["One", "Two", "Three"],
+        },
         "untitledMulti": {"type": "array", "items": {"type": "string", "enum": options}},
         "titledMulti": {"type": "array", "items": {"anyOf": titled}},
     }

@@ -31,7 +31,9 @@ async def test_input_required_result_elicitation(ctx: Context) -> str:
 @tool
 async def test_input_required_result_sampling(ctx: Context) -> str:
     """Asks the client's model."""
-    return (await ctx.sample("capital_question", "What is the capital of France?", max_tokens=100)).text
+    return (
+        await ctx.sample("capital_question", "What is the capital of France?", max_tokens=100)
+    ).text
 
 
 @tool
@@ -88,4 +90,6 @@ async def test_input_required_result_capabilities(ctx: Context) -> str:
 @prompt
 async def test_input_required_result_prompt(ctx: Context) -> str:
     """Asks what it is about."""
-    return f"Consider this: {(await ctx.elicit('user_context', 'What is it about?', Subject)).context}"
+    return (
+        f"Consider this: {(await ctx.elicit('user_context', 'What is it about?', Subject)).context}"
+    )

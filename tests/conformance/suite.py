@@ -29,7 +29,17 @@ import yaml
 
 from infra.ports import reserved_port
 from infra.stack.stack import why_not
-from tests.conformance.judge import Check, Outcome, Status, Verdict, closing_line, details, judge, table, unknown
+from tests.conformance.judge import (
+    Check,
+    Outcome,
+    Status,
+    Verdict,
+    closing_line,
+    details,
+    judge,
+    table,
+    unknown,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -107,8 +117,17 @@ def scenarios_of(revision: str) -> list[str]:
     """Every server scenario that the suite runs for a revision, scored or not, in the suite's own order."""
     requirements = SUITE / f"requirements/{revision}.yaml"
     if not requirements.exists():
-        command = [str(NODE), str(SUITE / "dist/index.js"), "list", "--server", "--spec-version", revision]
-        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SERVER_START_S).stdout
+        command = [
+            str(NODE),
+            str(SUITE / "dist/index.js"),
+            "list",
+            "--server",
+            "--spec-version",
+            revision,
+        ]
+        listed = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=SERVER_START_S
+        ).stdout
         return [line.split()[1] for line in listed.splitlines() if line.startswith("  - ")]
     required = yaml.safe_load(requirements.read_text())
     unscored = [entry["scenario"] for entry in required["not_scored"] if entry["leg"] == "server"]
@@ -119,14 +138,21 @@ def scenarios_of(revision: str) -> list[str]:
 def serving(profile: Profile, results: Path) -> Iterator[str]:
     """The URL of a fixture server that is up; it is gone afterwards, whatever happens in between."""
     # What a developer's shell says about gateways must not change what is tested.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")
+    }
     environment = {**inherited, **profile.environment}
     log = results / "server.log"
     with reserved_port() as port:
         command = [*profile.command, "--port", str(port)]
         with log.open("wb") as sink:
             server = subprocess.Popen(
-                command, cwd=results, env=environment, stdout=sink, stderr=sink, start_new_session=True
+                command,
+                cwd=results,
+                env=environment,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
             )
         try:
             wait_until_healthy(server, f"http://127.0.0.1:{port}/healthz", log)
@@ -145,7 +171,9 @@ def wait_until_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> 
             time.sleep(0.1)
         else:
             return
-    sys.exit(f"The fixture server did not come up (exit status {server.poll()}). Its log:\n{log.read_text()[-4000:]}")
+    sys.exit(
+        f"The fixture server did not come up (exit status {server.poll()}). Its log:\n{log.read_text()[-4000:]}"
+    )
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
@@ -165,14 +193,31 @@ def run_suite(url: str, scenario: str | None, revision: str, results: Path) -> N
     """Lets the suite loose on `url`. All we read is what it writes: `results/server-<scenario>-<time>/checks.json`."""
     # The version, or older scenarios run on the older wire; --force, or with a version those of extensions are skipped.
     one = ["--scenario", scenario or "", "--spec-version", revision, "--force"]
-    every = ["--requirements" if (SUITE / f"requirements/{revision}.yaml").exists() else "--spec-version", revision]
-    command = [str(NODE), str(SUITE / "dist/index.js"), "server", "--url", url, "--output-dir", str(results)]
+    every = [
+        "--requirements"
+        if (SUITE / f"requirements/{revision}.yaml").exists()
+        else "--spec-version",
+        revision,
+    ]
+    command = [
+        str(NODE),
+        str(SUITE / "dist/index.js"),
+        "server",
+        "--url",
+        url,
+        "--output-dir",
+        str(results),
+    ]
     command += one if scenario else every
     with (results / "suite.log").open("wb") as sink:
         try:
-            subprocess.run(command, cwd=results, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False)
+            subprocess.run(
+                command, cwd=results, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False
+            )
         except subprocess.TimeoutExpired:
-            print(f"The suite was stopped after {SUITE_RUN_S} s; what it had not reached counts as failed.")
+            print(
+                f"The suite was stopped after {SUITE_RUN_S} s; what it had not reached counts as failed."
+            )
 
 
 def checks_of(scenario: str, results: Path) -> list[Check]:
@@ -195,7 +240,12 @@ def run_profile(
         for scenario in wanted if chosen or profile.scenarios else [None]:
             run_suite(url, scenario, profile.revision, results)
     return [
-        judge(scenario, checks_of(scenario, results), expected.get(scenario), profile.skips.get(scenario, 0))
+        judge(
+            scenario,
+            checks_of(scenario, results),
+            expected.get(scenario),
+            profile.skips.get(scenario, 0),
+        )
         for scenario in wanted
     ]
 
@@ -210,7 +260,10 @@ CLIENT_SCENARIO_MS = 120_000  # a scenario takes a second or two; the machine ma
 def client_scenarios(revision: str) -> list[str]:
     """Every client scenario that the suite runs for a revision, scored or not."""
     required = yaml.safe_load((SUITE / f"requirements/{revision}.yaml").read_text())
-    return [*required["client"], *(one["scenario"] for one in required["not_scored"] if one["leg"] == "client")]
+    return [
+        *required["client"],
+        *(one["scenario"] for one in required["not_scored"] if one["leg"] == "client"),
+    ]
 
 
 def run_client_profile(revision: str, chosen: str | None) -> list[Outcome]:
@@ -228,10 +281,17 @@ def run_client_profile(revision: str, chosen: str | None) -> list[Outcome]:
         outcome = judge_client(scenario, results / "all")
         if outcome.verdict.is_fatal:
             alone = results / "alone" / scenario.replace("/", "-")
-            status = run_client_suite(["--scenario", scenario, "--spec-version", revision, "--force"], alone)
+            status = run_client_suite(
+                ["--scenario", scenario, "--spec-version", revision, "--force"], alone
+            )
             outcome = judge_client(scenario, alone)
             if status and not outcome.verdict.is_fatal:  # a client that fails where it must not
-                outcome = Outcome(scenario, outcome.checks, Verdict.FAILED, f"the suite says so: {alone}/suite.log")
+                outcome = Outcome(
+                    scenario,
+                    outcome.checks,
+                    Verdict.FAILED,
+                    f"the suite says so: {alone}/suite.log",
+                )
         outcomes.append(outcome)
     return outcomes
 
@@ -242,13 +302,23 @@ def judge_client(scenario: str, results: Path) -> Outcome:
 
 def run_client_suite(which: list[str], results: Path) -> int:
     results.mkdir(parents=True)
-    command = [str(ROOT / ".cache/node/node"), str(SUITE / "dist/index.js"), "client", "--command", CLIENT_COMMAND]
+    command = [
+        str(ROOT / ".cache/node/node"),
+        str(SUITE / "dist/index.js"),
+        "client",
+        "--command",
+        CLIENT_COMMAND,
+    ]
     command += ["--timeout", str(CLIENT_SCENARIO_MS), "--output-dir", str(results), *which]
     with (results / "suite.log").open("wb") as sink:
         try:
-            done = subprocess.run(command, cwd=ROOT, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False)
+            done = subprocess.run(
+                command, cwd=ROOT, stdout=sink, stderr=sink, timeout=SUITE_RUN_S, check=False
+            )
         except subprocess.TimeoutExpired:
-            print(f"The suite was stopped after {SUITE_RUN_S} s; what it had not reached counts as failed.")
+            print(
+                f"The suite was stopped after {SUITE_RUN_S} s; what it had not reached counts as failed."
+            )
             return 1
     return done.returncode
 
@@ -275,16 +345,24 @@ def expected_in(name: str) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/conformance", description="Runs the official MCP conformance suite.")
-    parser.add_argument("--scenario", metavar="NAME", help="run this one only and show each of its checks")
-    parser.add_argument("--stack", action="store_true", help="behind API Gateway, on the emulated AWS Lambda")
+    parser = argparse.ArgumentParser(
+        prog="scripts/conformance", description="Runs the official MCP conformance suite."
+    )
+    parser.add_argument(
+        "--scenario", metavar="NAME", help="run this one only and show each of its checks"
+    )
+    parser.add_argument(
+        "--stack", action="store_true", help="behind API Gateway, on the emulated AWS Lambda"
+    )
     arguments = parser.parse_args()
     chosen: str | None = arguments.scenario
     if arguments.stack and (reason := why_not()):
         print(f"skipped: conformance on AWS Lambda: {reason}")
         return 0
     profiles = (BEHIND_API_GATEWAY,) if arguments.stack else (*PROFILES, *OLDER)
-    scenarios = {revision: scenarios_of(revision) for revision in {profile.revision for profile in profiles}}
+    scenarios = {
+        revision: scenarios_of(revision) for revision in {profile.revision for profile in profiles}
+    }
     of_clients = {} if arguments.stack else {one: client_scenarios(one) for one in CLIENT_REVISIONS}
     known_names = sorted(set().union(*scenarios.values(), *of_clients.values()))
     if chosen and chosen not in known_names:
@@ -293,8 +371,13 @@ def main() -> int:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
 
     outcomes: list[Outcome] = []
-    for name, of_file in (("expected-failures.yaml", PROFILES), ("expected-failures-older.yaml", OLDER)):
-        known = [scenario for profile in of_file for scenario in scenarios.get(profile.revision, ())]
+    for name, of_file in (
+        ("expected-failures.yaml", PROFILES),
+        ("expected-failures-older.yaml", OLDER),
+    ):
+        known = [
+            scenario for profile in of_file for scenario in scenarios.get(profile.revision, ())
+        ]
         stale = unknown(expected_in(name), known) if known else []
         outcomes += stale
         for outcome in stale:
@@ -302,7 +385,9 @@ def main() -> int:
     for profile in profiles:
         if chosen and chosen not in (profile.scenarios or scenarios[profile.revision]):
             continue
-        expected = expected_in("expected-failures-older.yaml" if profile in OLDER else "expected-failures.yaml")
+        expected = expected_in(
+            "expected-failures-older.yaml" if profile in OLDER else "expected-failures.yaml"
+        )
         of_profile = run_profile(profile, scenarios[profile.revision], chosen, expected)
         differs = " ".join(f"{name}={value}" for name, value in profile.environment.items())
         title = f"profile {profile.name}, {profile.revision}: {differs or 'as it comes'}"

@@ -40,7 +40,10 @@ def test_an_expected_failure_that_the_suite_does_not_know_is_stale() -> None:
 
 
 def test_the_table_counts_each_status_and_the_closing_line_each_verdict() -> None:
-    outcomes = [judge("caching", [PASS, PASS, WARN], None, 0), judge("tools-list", [FAIL, INFO], "not built", 0)]
+    outcomes = [
+        judge("caching", [PASS, PASS, WARN], None, 0),
+        judge("tools-list", [FAIL, INFO], "not built", 0),
+    ]
     assert table(outcomes).splitlines() == [
         "scenario          passed   failed warnings  skipped  verdict",
         "caching                2        0        1        0  FAILED: 1 of 3 checks",

@@ -31,7 +31,11 @@ class Fleet:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three gateways that do not work on tasks, one that cannot stream either, and two workers."""
     store = tmp_path_factory.mktemp("store") / "shared.sqlite3"
-    shared = {"GATEWAY_STORE": f"sqlite:///{store}", "GATEWAY_STATE_KEYS": KEYS, "GATEWAY_WORKER": "off"}
+    shared = {
+        "GATEWAY_STORE": f"sqlite:///{store}",
+        "GATEWAY_STATE_KEYS": KEYS,
+        "GATEWAY_WORKER": "off",
+    }
 
     def directory() -> Path:
         made = tmp_path_factory.mktemp("process")
@@ -40,10 +44,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
     with ExitStack() as stack, ThreadPoolExecutor(6) as pool:
         configs = [directory() for _ in range(6)]
-        gateways = [pool.submit(stack.enter_context, running(config, shared)) for config in configs[:3]]
-        mute = pool.submit(stack.enter_context, running(configs[3], shared | {"GATEWAY_LISTEN": "off"}))
+        gateways = [
+            pool.submit(stack.enter_context, running(config, shared)) for config in configs[:3]
+        ]
+        mute = pool.submit(
+            stack.enter_context, running(configs[3], shared | {"GATEWAY_LISTEN": "off"})
+        )
         workers = [
             pool.submit(stack.enter_context, working(config, config.with_suffix(".log"), shared))
             for config in configs[4:]
         ]
-        yield Fleet([one.result() for one in gateways], mute.result(), [one.result() for one in workers])
+        yield Fleet(
+            [one.result() for one in gateways], mute.result(), [one.result() for one in workers]
+        )

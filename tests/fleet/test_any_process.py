@@ -30,19 +30,27 @@ async def test_each_request_about_a_task_may_reach_another_process(fleet: Fleet)
     params: dict[str, Any] = {"name": "plan", "arguments": {"what": "tour"}}
     async with clients(*fleet.gateways) as (one, two, three):
         asked = valid_input_required((await one.send("tools/call", params)).json())
-        created = valid_created((await two.send("tools/call", retry(params, asked, who=accept(name="Ann")))).json())
+        created = valid_created(
+            (await two.send("tools/call", retry(params, asked, who=accept(name="Ann")))).json()
+        )
         task_id = created["taskId"]
         assert (await three.get(task_id))["createdAt"] == created["createdAt"]
         both = await one.asked(task_id)
         assert list(both) == ["from", "to"]
         await three.answer(task_id, {"to": accept(name="Rome")})
         assert list((await two.get(task_id))["inputRequests"]) == ["from"]
-        await one.answer(task_id, {"to": accept(name="Oslo"), "nothing": None})  # late, and never asked
+        await one.answer(
+            task_id, {"to": accept(name="Oslo"), "nothing": None}
+        )  # late, and never asked
         await one.answer(task_id, {"from": accept(name="Bern")})
-        assert (await two.get(task_id))["status"] != "input_required" or list(await two.asked(task_id)) == ["with"]
+        assert (await two.get(task_id))["status"] != "input_required" or list(
+            await two.asked(task_id)
+        ) == ["with"]
         await two.asked(task_id)
         await two.answer(task_id, {"with": accept(name="Bob"), "from": accept(name="Nowhere")})
-        await three.answer(task_id, {"with": accept(name="Eve")})  # the same update again, after a lost answer
+        await three.answer(
+            task_id, {"with": accept(name="Eve")}
+        )  # the same update again, after a lost answer
         ended = [await one_.over(task_id) for one_ in (one, two, three)]
     assert ended[0] == ended[1] == ended[2]
     said, processes = ended[0]["result"]["structuredContent"]
@@ -61,9 +69,16 @@ async def test_many_tasks_at_once_each_end_once_and_rightly(fleet: Fleet) -> Non
             await asyncio.gather(*(each.answer(task_id, answers) for each in three))
             return await three[(number + 2) % 3].text(task_id)
 
-        texts = await asyncio.gather(*(drive(number, task_id) for number, task_id in enumerate(ids)))
+        texts = await asyncio.gather(
+            *(drive(number, task_id) for number, task_id in enumerate(ids))
+        )
     assert texts == [f"Hello, {number}!" for number in range(12)]
-    ran = [line for worker in fleet.workers for line in worker.lines() if line.get("outcome") == "finished"]
+    ran = [
+        line
+        for worker in fleet.workers
+        for line in worker.lines()
+        if line.get("outcome") == "finished"
+    ]
     assert sorted(line["task"] for line in ran if line["task"] in ids) == sorted(ids)
 
 
@@ -74,7 +89,9 @@ async def test_a_cancellation_reaches_the_process_that_works_on_it(fleet: Fleet)
         await two.cancel(task_id)
         assert (await three.get(task_id))["status"] == "cancelled"
         until = time.monotonic() + 60
-        while not any(line.get("task") == task_id and line["outcome"] == "lost" for line in lines(fleet)):
+        while not any(
+            line.get("task") == task_id and line["outcome"] == "lost" for line in lines(fleet)
+        ):
             assert time.monotonic() < until, "the worker goes on with what nobody wants"
             await asyncio.sleep(0.1)
         assert (await one.get(task_id))["status"] == "cancelled"
@@ -94,11 +111,15 @@ async def notifications(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]
 @asynccontextmanager
 async def listening(server: Server, **wanted: Any) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """The messages of an open stream, the acknowledgement first."""
-    asked = wire.message("subscriptions/listen", {"notifications": wanted}, "s", clientCapabilities=DECLARED)
+    asked = wire.message(
+        "subscriptions/listen", {"notifications": wanted}, "s", clientCapabilities=DECLARED
+    )
     async with (
         asyncio.timeout(60),
         httpx.AsyncClient(base_url=server.url, timeout=60) as http,
-        http.stream("POST", "/mcp", content=json.dumps(asked), headers=wire.headers(asked)) as stream,
+        http.stream(
+            "POST", "/mcp", content=json.dumps(asked), headers=wire.headers(asked)
+        ) as stream,
     ):
         yield notifications(stream)
 
@@ -110,7 +131,10 @@ async def test_changes_by_other_processes_are_told_within_the_interval(fleet: Fl
         wanted = {"taskIds": [task_id, "A" * 22], "toolsListChanged": True}
         async with listening(third, **wanted) as said:
             acknowledged = await anext(said)
-            assert acknowledged["params"]["notifications"] == {"taskIds": [task_id], "toolsListChanged": True}
+            assert acknowledged["params"]["notifications"] == {
+                "taskIds": [task_id],
+                "toolsListChanged": True,
+            }
             while (task := told(await anext(said)))["status"] != "input_required":
                 pass
             assert task["statusMessage"] == "1: asking"
@@ -118,7 +142,9 @@ async def test_changes_by_other_processes_are_told_within_the_interval(fleet: Fl
             while (task := told(await anext(said)))["status"] != "completed":
                 pass
             assert task["result"]["content"][0]["text"] == "Hello, Ann!"
-            async with clients(third) as (same,):  # the others' changes of lists stay in their processes
+            async with clients(third) as (
+                same,
+            ):  # the others' changes of lists stay in their processes
                 await same.mcp.call("change")
             assert (await anext(said))["method"] == "notifications/tools/list_changed"
 
@@ -134,7 +160,9 @@ def told(message: dict[str, Any]) -> dict[str, Any]:
 async def test_where_nothing_can_stream_the_task_is_read(fleet: Fleet) -> None:
     async with clients(fleet.gateways[0], fleet.mute) as (one, mute):
         task_id = await one.begin("dig")
-        status, error = await mute.error("subscriptions/listen", {"notifications": {"taskIds": [task_id]}})
+        status, error = await mute.error(
+            "subscriptions/listen", {"notifications": {"taskIds": [task_id]}}
+        )
         assert (status, error["code"]) == (404, -32601)
         assert await mute.text(task_id) == "dug"
 
@@ -143,5 +171,7 @@ async def test_a_gateway_that_does_not_work_on_tasks_does_not(fleet: Fleet) -> N
     async with clients(*fleet.gateways) as (one, _, _):
         task_id = await one.begin("dig")
         assert await one.text(task_id) == "dug"
-    assert [line for server in fleet.gateways for line in server.lines() if line["msg"] == "task"] == []
+    assert [
+        line for server in fleet.gateways for line in server.lines() if line["msg"] == "task"
+    ] == []
     assert sum(line["task"] == task_id for line in lines(fleet)) == 1

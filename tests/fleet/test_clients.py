@@ -87,7 +87,9 @@ class Tasks(ClientExtension):
             if got.input_requests:
                 answer = {"action": "accept", "content": {"name": "Ada"}}
                 responses = dict.fromkeys(got.input_requests, answer)
-                update = UpdateTask(params=Answers(task_id=created.task_id, input_responses=responses))
+                update = UpdateTask(
+                    params=Answers(task_id=created.task_id, input_responses=responses)
+                )
                 await session.send_request(update, types.EmptyResult)
             await asyncio.sleep(created.poll_interval_ms / 1000)
 
@@ -131,7 +133,9 @@ async def test_the_official_client_drives_a_task_and_does_not_notice_that_each_r
     assert "input_required" in tasks.seen
 
 
-async def test_the_official_client_without_the_extension_gets_results_and_no_tasks(fleet: Fleet) -> None:
+async def test_the_official_client_without_the_extension_gets_results_and_no_tasks(
+    fleet: Fleet,
+) -> None:
     async def elicit(context: Any, params: Any) -> types.ElicitResult:
         return types.ElicitResult(action="accept", content={"name": "Ann"})
 
@@ -139,7 +143,8 @@ async def test_the_official_client_without_the_extension_gets_results_and_no_tas
         asyncio.timeout(30),
         httpx2.AsyncClient(transport=Tour(fleet.gateways)) as http,
         Client(
-            streamable_http_client("http://127.0.0.1/mcp", http_client=http), elicitation_callback=elicit
+            streamable_http_client("http://127.0.0.1/mcp", http_client=http),
+            elicitation_callback=elicit,
         ) as official,
     ):
         result = await official.call_tool("plan", {"what": "tour"})

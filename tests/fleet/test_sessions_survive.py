@@ -55,14 +55,24 @@ class Caller:
 
     @classmethod
     async def opened(cls, http: httpx.AsyncClient, at: Server) -> Caller:
-        headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        headers = {
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+        }
         response = await http.post(f"{at.url}/mcp", json=opening(), headers=headers)
-        return cls(http, Session(response.headers["mcp-session-id"], response.json()["result"]["protocolVersion"]))
+        return cls(
+            http,
+            Session(
+                response.headers["mcp-session-id"], response.json()["result"]["protocolVersion"]
+            ),
+        )
 
     @asynccontextmanager
     async def call(self, at: Server, message: dict[str, Any]) -> AsyncIterator[Stream]:
         headers = self._session.headers()
-        async with self._http.stream("POST", f"{at.url}/mcp", json=message, headers=headers) as response:
+        async with self._http.stream(
+            "POST", f"{at.url}/mcp", json=message, headers=headers
+        ) as response:
             yield Stream(response)
 
     @asynccontextmanager
@@ -74,11 +84,15 @@ class Caller:
 
     async def answer(self, at: Server, question: Event, name: str) -> None:
         message = {"jsonrpc": "2.0", "id": question.asked["id"], "result": accept(name=name)}
-        response = await self._http.post(f"{at.url}/mcp", json=message, headers=self._session.headers())
+        response = await self._http.post(
+            f"{at.url}/mcp", json=message, headers=self._session.headers()
+        )
         assert response.status_code == 202, response.text
 
 
-async def travel(caller: Caller, one: Server, two: Server, three: Server, log: Path, asked: asyncio.Event) -> str:
+async def travel(
+    caller: Caller, one: Server, two: Server, three: Server, log: Path, asked: asyncio.Event
+) -> str:
     """A call that is asked at one gateway, which dies, answered at a second, and gone on with at a third."""
     async with caller.call(one, calling("journey", log=str(log))) as stream:
         who = await stream.message()
@@ -98,7 +112,9 @@ async def travel(caller: Caller, one: Server, two: Server, three: Server, log: P
     return text
 
 
-async def test_calls_whose_gateway_is_killed_while_a_question_is_open_go_on_at_another(tmp_path: Path) -> None:
+async def test_calls_whose_gateway_is_killed_while_a_question_is_open_go_on_at_another(
+    tmp_path: Path,
+) -> None:
     shared = {"GATEWAY_STORE": f"sqlite:///{tmp_path}/shared.sqlite3", "GATEWAY_STATE_KEYS": KEYS}
     shared["GATEWAY_WORKER"] = "off"
     with ExitStack() as stack:

@@ -45,7 +45,9 @@ def endpoint() -> Iterator[str]:
 class Witness:
     """Sees each call that botocore makes, by the function at work."""
 
-    seen: dict[str, set[Permission]] = field(default_factory=lambda: {"gateway": set(), "worker": set()})
+    seen: dict[str, set[Permission]] = field(
+        default_factory=lambda: {"gateway": set(), "worker": set()}
+    )
     used: Counter[str] = field(default_factory=Counter)
     """Units of DynamoDB, calls of the others, invocations of the functions."""
     at_work: str | None = None
@@ -62,13 +64,19 @@ class Witness:
                 return make(client, operation, arguments)
             action, resource = OPERATIONS[xform_name(operation)]
             index = arguments.get("IndexName")
-            self.seen[self.at_work].add((action, f"{resource}/index/{index}" if index else resource))
+            self.seen[self.at_work].add(
+                (action, f"{resource}/index/{index}" if index else resource)
+            )
             self.used[action] += 1
             if not action.startswith("dynamodb:"):
                 return make(client, operation, arguments)
             answer = make(client, operation, {**arguments, "ReturnConsumedCapacity": "INDEXES"})
             consumed = answer["ConsumedCapacity"]
-            kind = "reads" if action in ("dynamodb:Query", "dynamodb:GetItem", "dynamodb:BatchGetItem") else "writes"
+            kind = (
+                "reads"
+                if action in ("dynamodb:Query", "dynamodb:GetItem", "dynamodb:BatchGetItem")
+                else "writes"
+            )
             for one in consumed if isinstance(consumed, list) else [consumed]:
                 self.used[kind] += one["CapacityUnits"]
                 for name, index in one.get("GlobalSecondaryIndexes", {}).items():
@@ -101,14 +109,34 @@ def environ(
     secret = session.client("secretsmanager", endpoint_url=endpoint).create_secret(
         Name=f"keys-{uuid.uuid4()}", SecretString=keys.new_key()
     )
-    tools = {"kind": "python", "name": "tools", "prefix": "", "path": str(Path(__file__).parent / "calling.py")}
+    tools = {
+        "kind": "python",
+        "name": "tools",
+        "prefix": "",
+        "path": str(Path(__file__).parent / "calling.py"),
+    }
     config = tmp_path / "gateway.json"
     tasks = {"requeue_after_s": REQUEUE_S, "max_call_bytes": 1_000_000}
     config.write_text(json.dumps({"backends": [tools], "tasks": tasks}))
-    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+    for name in (
+        "AWS_PROFILE",
+        "AWS_CONFIG_FILE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "http_proxy",
+        "https_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
-    known = {"AWS_DEFAULT_REGION": REGION, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    for name, value in {**known, "AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_DYNAMODB": dynamodb.url}.items():
+    known = {
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }
+    for name, value in {
+        **known,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ENDPOINT_URL_DYNAMODB": dynamodb.url,
+    }.items():
         monkeypatch.setenv(name, value)
     with dynamodb.table() as table:
         yield {

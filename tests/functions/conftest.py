@@ -18,7 +18,10 @@ from tests.support import root_logger, wire
 from tests.support.rounds import KEYS
 
 EVENTS = Path(__file__).parent / "events"
-CAPABILITIES: dict[str, Any] = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+CAPABILITIES: dict[str, Any] = {
+    "elicitation": {},
+    "extensions": {"io.modelcontextprotocol/tasks": {}},
+}
 
 
 @dataclass
@@ -37,7 +40,9 @@ def recorded(name: str) -> dict[str, Any]:
     return event
 
 
-def asking(kind: str, method: str, params: dict[str, Any] | None = None, path: str | None = None) -> dict[str, Any]:
+def asking(
+    kind: str, method: str, params: dict[str, Any] | None = None, path: str | None = None
+) -> dict[str, Any]:
     """A recorded event with a request in it; `path` is the one that the API received."""
     event = copy.deepcopy(recorded(kind))
     message = wire.message(method, params, clientCapabilities=CAPABILITIES)
@@ -61,7 +66,9 @@ class Functions:
     http: Callable[[Any, Any], Any]
     worker: Callable[[Any, Any], Any]
 
-    def ask(self, kind: str, method: str, params: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    def ask(
+        self, kind: str, method: str, params: dict[str, Any] | None = None, **more: Any
+    ) -> dict[str, Any]:
         """The JSON-RPC answer to a request in an event of a kind."""
         answer = self.http(asking(kind, method, params, **more), LambdaContext())
         body: dict[str, Any] = json.loads(answer["body"])
@@ -72,7 +79,12 @@ class Functions:
 def environ(tmp_path: Path) -> dict[str, str]:
     """The environment of both functions."""
     config = tmp_path / "gateway.json"
-    tools = {"kind": "python", "name": "tools", "prefix": "", "path": str(Path(__file__).parent / "tools.py")}
+    tools = {
+        "kind": "python",
+        "name": "tools",
+        "prefix": "",
+        "path": str(Path(__file__).parent / "tools.py"),
+    }
     config.write_text(json.dumps({"backends": [tools]}))
     return {
         "AWS_LAMBDA_FUNCTION_NAME": "gateway",

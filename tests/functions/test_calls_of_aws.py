@@ -37,9 +37,16 @@ def everything(functions: Functions, environ: dict[str, str]) -> None:
     task_id = begin(functions, "later", text=LARGE)
     die(environ, task_id)
     work(functions, task_id)
-    assert list(result(functions, "tasks/get", {"taskId": task_id})["inputRequests"]) == ["one", "two"]
+    assert list(result(functions, "tasks/get", {"taskId": task_id})["inputRequests"]) == [
+        "one",
+        "two",
+    ]
     for key, text in (("one", "little"), ("two", "much" * 5_000)):
-        result(functions, "tasks/update", {"taskId": task_id, "inputResponses": {key: accept(text=text)}})
+        result(
+            functions,
+            "tasks/update",
+            {"taskId": task_id, "inputResponses": {key: accept(text=text)}},
+        )
     work(functions, task_id)
     other = begin(functions, "later", text=LARGE)
     result(functions, "tasks/cancel", {"taskId": other})
@@ -53,4 +60,7 @@ def test_what_the_functions_are_seen_to_do_is_what_they_may(
     everything(functions, environ)
     template = permissions.deployed()
     assert witness.seen["gateway"] == permissions.allowed(template, "GatewayFunction")
-    assert witness.seen["worker"] == permissions.allowed(template, "WorkerFunction") - permissions.OF_THE_MAPPING
+    assert (
+        witness.seen["worker"]
+        == permissions.allowed(template, "WorkerFunction") - permissions.OF_THE_MAPPING
+    )

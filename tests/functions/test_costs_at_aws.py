@@ -48,8 +48,12 @@ def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_metrics_that_are_paid_for_are_those_in_the_line_of_a_sweep() -> None:
-    census = Census({"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0)
-    (directive,) = embedded({**census.fields(), "late": 0}, "worker", 0)["_aws"]["CloudWatchMetrics"]
+    census = Census(
+        {"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0
+    )
+    (directive,) = embedded({**census.fields(), "late": 0}, "worker", 0)["_aws"][
+        "CloudWatchMetrics"
+    ]
     assert len(directive["Metrics"]) == costs.METRICS
 
 
@@ -98,12 +102,16 @@ def test_a_plain_call(functions: Functions, witness: Witness, log: io.StringIO) 
     assert is_about(counted(witness, log), costs.plain_call())
 
 
-def test_a_call_in_rounds_uses_no_store(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+def test_a_call_in_rounds_uses_no_store(
+    functions: Functions, witness: Witness, log: io.StringIO
+) -> None:
     params = {"name": "ask", "arguments": {}}
     asked = result(functions, "tools/call", params)
     for key in ("one", "two"):
         asked = result(functions, "tools/call", retry(params, asked, **{key: accept(text=key)}))
-    seldom = replace(ASSUMED, requests_per_key_read=3)  # the keys are read once, with the first of these three
+    seldom = replace(
+        ASSUMED, requests_per_key_read=3
+    )  # the keys are read once, with the first of these three
     assert is_about(counted(witness, log), costs.call_in_rounds(3, seldom))
 
 
@@ -116,7 +124,9 @@ class Meter:
 
     def since(self) -> costs.Writes:
         """Since it was last asked."""
-        together, due, owned = (self.witness.used.pop(name, 0) for name in ("writes", "due writes", "owned writes"))
+        together, due, owned = (
+            self.witness.used.pop(name, 0) for name in ("writes", "due writes", "owned writes")
+        )
         return costs.Writes(together - due - owned, due, owned)
 
     def created(self, tool: str) -> tuple[str, costs.Writes]:
@@ -166,10 +176,14 @@ class Meter:
         sweep_reads = 0.5 * (self.witness.used["dynamodb:Query"] - queries)
         parts = (long_steps.table, long_steps.due, long_steps.owned)
         long_step = costs.Writes(*(round(part / costs.LONG_STEPS, 3) for part in parts))
-        return costs.Measured(create, asks, ends, third, long_step, answer, resend, polled, sweep_reads)
+        return costs.Measured(
+            create, asks, ends, third, long_step, answer, resend, polled, sweep_reads
+        )
 
 
-def test_what_the_costs_are_computed_from_is_what_is_counted(functions: Functions, witness: Witness) -> None:
+def test_what_the_costs_are_computed_from_is_what_is_counted(
+    functions: Functions, witness: Witness
+) -> None:
     """With MEASURE=1 in the environment, what is counted is written down; then `python -m
     infra.costs --write`."""
     found = Meter(functions, witness).measured()
@@ -183,7 +197,9 @@ def test_a_task(functions: Functions, witness: Witness, log: io.StringIO) -> Non
     work(functions, task_id)
     for _ in range(ASSUMED.polls // 2):
         assert result(functions, "tasks/get", {"taskId": task_id})["status"] == "input_required"
-    result(functions, "tasks/update", {"taskId": task_id, "inputResponses": {"one": accept(text="x")}})
+    result(
+        functions, "tasks/update", {"taskId": task_id, "inputResponses": {"one": accept(text="x")}}
+    )
     work(functions, task_id)
     for _ in range(ASSUMED.polls // 2):
         assert result(functions, "tasks/get", {"taskId": task_id})["status"] == "completed"
@@ -204,7 +220,9 @@ def test_a_resend_costs_a_write_a_message_and_a_turn() -> None:
     assert (one.messages - none.messages, one.turns - none.turns) == (3, 1)
 
 
-def test_a_sweep_that_finds_nothing_logs_what_is_said(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+def test_a_sweep_that_finds_nothing_logs_what_is_said(
+    functions: Functions, witness: Witness, log: io.StringIO
+) -> None:
     functions.worker(recorded("schedule"), LambdaContext())
     used = counted(witness, log)
     assert (used.writes, used.messages) == (0, 0)
@@ -213,7 +231,9 @@ def test_a_sweep_that_finds_nothing_logs_what_is_said(functions: Functions, witn
 
 def test_what_a_table_holds_is_bounded_by_its_units_or_by_a_key_of_its_index() -> None:
     one = costs.Writes(1, 1, 1)
-    writes: dict[str, Any] = {name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)}
+    writes: dict[str, Any] = {
+        name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)
+    }
     alike = replace(MEASURED, **writes)
     held = {name: tasks[0] for name, tasks in costs.ceilings(alike, ASSUMED)}
     written = alike.task(ASSUMED)

@@ -56,7 +56,15 @@ def wanted(config: Path, *options: str) -> deploy.Asked:
         (UP, ["ParameterKey=Architecture,ParameterValue=x86_64"], "x86_64"),
         (UP, ["LogLevel=debug Architecture=x86_64"], "x86_64"),
     ],
-    ids=["new", "new, asked", "stored", "stored, another parameter", "changed", "long form", "in one word"],
+    ids=[
+        "new",
+        "new, asked",
+        "stored",
+        "stored, another parameter",
+        "changed",
+        "long form",
+        "in one word",
+    ],
 )
 def test_the_architecture_is_the_one_asked_for_or_that_of_the_stack_and_always_passed(
     open_config: Path, stored: dict[str, str], options: list[str], architecture: str
@@ -67,7 +75,15 @@ def test_the_architecture_is_the_one_asked_for_or_that_of_the_stack_and_always_p
 
 
 def test_other_options_and_parameters_are_passed_on(open_config: Path) -> None:
-    options = ["--region", "us-east-1", deploy.OVERRIDES, "LogLevel=debug", "StageName=prod", "--profile", "mine"]
+    options = [
+        "--region",
+        "us-east-1",
+        deploy.OVERRIDES,
+        "LogLevel=debug",
+        "StageName=prod",
+        "--profile",
+        "mine",
+    ]
     one = wanted(open_config, *options)
     (command,) = deploy.commands(one, UP)
     assert passed(command) == {"Architecture": "arm64", "LogLevel": "debug", "StageName": "prod"}
@@ -81,7 +97,9 @@ def test_a_new_stacks_table_is_protected_when_the_stack_has_been_made(open_confi
     assert passed(second) == {**passed(first), "ProtectTable": "true"}
 
 
-@pytest.mark.parametrize("options", [["--no-execute-changeset"], [deploy.OVERRIDES, "ProtectTable=false"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [["--no-execute-changeset"], [deploy.OVERRIDES, "ProtectTable=false"]], ids=str
+)
 def test_it_is_not_where_that_was_not_wanted(open_config: Path, options: list[str]) -> None:
     assert len(deploy.commands(wanted(open_config, *options), {})) == 1
 
@@ -94,7 +112,9 @@ def test_a_stack_that_is_up_is_deployed_once_and_keeps_its_protection(open_confi
 # What it refuses
 
 
-def test_without_authentication_a_deployment_has_to_be_meant(open_config: Path, guarded_config: Path) -> None:
+def test_without_authentication_a_deployment_has_to_be_meant(
+    open_config: Path, guarded_config: Path
+) -> None:
     with pytest.raises(deploy.Refused, match=r"(?s)no authentication.*AllowAnonymous=true"):
         deploy.check(wanted(open_config), {}, None)
     deploy.check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=true"), {}, None)
@@ -105,7 +125,9 @@ def test_without_authentication_a_deployment_has_to_be_meant(open_config: Path, 
 
 
 def test_what_only_the_function_knows_is_not_asked_for(guarded_config: Path) -> None:
-    text = guarded_config.read_text().replace("https://issuer.example/keys", "${SET_IN_THE_FUNCTION_ONLY}")
+    text = guarded_config.read_text().replace(
+        "https://issuer.example/keys", "${SET_IN_THE_FUNCTION_ONLY}"
+    )
     guarded_config.write_text(text)
     deploy.check(wanted(guarded_config), {}, None)
 
@@ -118,7 +140,9 @@ def test_a_configuration_that_is_none_is_refused_by_name(tmp_path: Path, text: s
         deploy.check(wanted(path), UP, None)
 
 
-@pytest.mark.parametrize(("executions", "workers", "fits"), [(10, "5", True), (10, "6", False), (1000, "500", True)])
+@pytest.mark.parametrize(
+    ("executions", "workers", "fits"), [(10, "5", True), (10, "6", False), (1000, "500", True)]
+)
 def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
     guarded_config: Path, executions: int, workers: str, fits: bool
 ) -> None:
@@ -130,7 +154,9 @@ def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
             deploy.check(one, {}, executions)
 
 
-@pytest.mark.parametrize("arguments", [[], ["stack"], ["--help", "x"], ["stack", "file", deploy.OVERRIDES, "Name"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["stack"], ["--help", "x"], ["stack", "file", deploy.OVERRIDES, "Name"]]
+)
 def test_a_command_line_that_is_none_is_refused(arguments: list[str]) -> None:
     with pytest.raises(deploy.Refused):
         deploy.asked(arguments)
@@ -150,7 +176,9 @@ def cloudformation() -> Iterator[Stubber]:
 
 
 def test_a_stack_that_is_not_there_has_no_parameters(cloudformation: Stubber) -> None:
-    cloudformation.add_client_error("describe_stacks", "ValidationError", "Stack with id roundgate does not exist")
+    cloudformation.add_client_error(
+        "describe_stacks", "ValidationError", "Stack with id roundgate does not exist"
+    )
     assert deploy.stored_parameters(cloudformation.client, "roundgate") == {}
 
 
@@ -161,12 +189,17 @@ def test_an_error_of_another_kind_is_not_taken_for_a_new_stack(cloudformation: S
 
 
 @pytest.mark.parametrize(
-    ("status", "found"), [("UPDATE_COMPLETE", {"Architecture": "x86_64"}), ("REVIEW_IN_PROGRESS", {})]
+    ("status", "found"),
+    [("UPDATE_COMPLETE", {"Architecture": "x86_64"}), ("REVIEW_IN_PROGRESS", {})],
 )
 def test_the_parameters_of_a_stack_are_found_unless_it_was_never_made(
     cloudformation: Stubber, status: str, found: dict[str, str]
 ) -> None:
     chosen = [{"ParameterKey": "Architecture", "ParameterValue": "x86_64"}]
-    stack = {"StackName": "roundgate", "StackStatus": status, "CreationTime": "2026-11-22T00:00:00Z"}
+    stack = {
+        "StackName": "roundgate",
+        "StackStatus": status,
+        "CreationTime": "2026-11-22T00:00:00Z",
+    }
     cloudformation.add_response("describe_stacks", {"Stacks": [{**stack, "Parameters": chosen}]})
     assert deploy.stored_parameters(cloudformation.client, "roundgate") == found

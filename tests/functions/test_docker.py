@@ -40,7 +40,11 @@ async def count(ctx: Context) -> str:
 @pytest.fixture(scope="module")
 def steps() -> list[tuple[str, str]]:
     """The instructions, with their arguments on one line."""
-    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in joined.splitlines())]
 
@@ -63,7 +67,9 @@ def command(steps: list[tuple[str, str]]) -> list[str]:
 def test_its_python_is_that_of_the_functions(steps: list[tuple[str, str]]) -> None:
     template = (ROOT / "template.yaml").read_text()
     images = {image.split("@")[0] for image in of(steps, "FROM") if image.startswith("python:")}
-    assert images == {f"python:{version}-slim" for version in re.findall(r"Runtime: python([\d.]+)", template)}
+    assert images == {
+        f"python:{version}-slim" for version in re.findall(r"Runtime: python([\d.]+)", template)
+    }
 
 
 def test_its_variables_are_ones_that_somebody_reads(steps: list[tuple[str, str]]) -> None:
@@ -89,34 +95,52 @@ def test_it_runs_as_somebody_without_rights(steps: list[tuple[str, str]]) -> Non
 
 
 def test_what_it_copies_gets_past_dockerignore(steps: list[tuple[str, str]]) -> None:
-    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {one for rest in of(steps, "COPY") if "--from" not in rest for one in rest.split()[:-1]}
+    sent = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = {
+        one for rest in of(steps, "COPY") if "--from" not in rest for one in rest.split()[:-1]
+    }
     assert copied == sent
     assert all((ROOT / name).exists() for name in sent)
 
 
 @pytest.mark.parametrize("lock", ["image.lock", "image-build.lock"])
-def test_everything_that_is_installed_is_locked_with_its_hash(steps: list[tuple[str, str]], lock: str) -> None:
+def test_everything_that_is_installed_is_locked_with_its_hash(
+    steps: list[tuple[str, str]], lock: str
+) -> None:
     text = (ROOT / "infra" / lock).read_text().replace(" \\\n", " ")
     (python,) = {
-        image.split("@")[0].removeprefix("python:") for image in of(steps, "FROM") if image.startswith("python:")
+        image.split("@")[0].removeprefix("python:")
+        for image in of(steps, "FROM")
+        if image.startswith("python:")
     }
     head, *lines = text.splitlines()
     assert head.endswith(f" for Python {python.removesuffix('-slim')}.")
-    assert all(re.fullmatch(r"[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64}){1,2}", line) for line in lines)
-    installs = [part for rest in of(steps, "RUN") for part in rest.split(" && ") if "pip install" in part]
+    assert all(
+        re.fullmatch(r"[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64}){1,2}", line) for line in lines
+    )
+    installs = [
+        part for rest in of(steps, "RUN") for part in rest.split(" && ") if "pip install" in part
+    ]
     assert all("--require-hashes" in part or "--no-index" in part for part in installs)
 
 
 def test_the_lock_has_what_the_gateway_needs() -> None:
-    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "infra/image.lock").read_text(), re.MULTILINE))
+    locked = set(
+        re.findall(r"^([a-z0-9-]+)==", (ROOT / "infra/image.lock").read_text(), re.MULTILINE)
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["aws"]]
     assert {re.match(r"[a-z0-9-]+", one)[0] for one in wanted} <= locked  # type: ignore[index]
 
 
 @contextmanager
-def running(steps: list[tuple[str, str]], folder: Path, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def running(
+    steps: list[tuple[str, str]], folder: Path, *before: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The command with its environment, on a free port, and the paths of the image in a folder."""
     with reserved_port() as free:
         yield from _served(steps, folder, str(free), *before)
@@ -126,11 +150,17 @@ def _served(
     steps: list[tuple[str, str]], folder: Path, port: str, *before: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     image = environment(steps)
-    variables = {name: value.replace("/gateway/", f"{folder}/") for name, value in image.items() if name != "PATH"}
+    variables = {
+        name: value.replace("/gateway/", f"{folder}/")
+        for name, value in image.items()
+        if name != "PATH"
+    }
     variables["GATEWAY_STORE"] = f"sqlite:///{folder}/gateway.sqlite3"
     name, *arguments = [port if one == image["AWS_LWA_PORT"] else one for one in command(steps)]
     program = [*before, str(Path(sys.executable).with_name(name)), *arguments, "--allow-anonymous"]
-    process = subprocess.Popen(program, env={**os.environ, **variables}, cwd=folder, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        program, env={**os.environ, **variables}, cwd=folder, stderr=subprocess.PIPE
+    )
     try:
         yield process, f"http://127.0.0.1:{port}"
     finally:
@@ -150,9 +180,13 @@ def healthy(url: str, within_s: float = 60) -> dict[str, str]:
             return found
 
 
-def test_its_command_serves_streams_and_stops_when_told_to(steps: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_its_command_serves_streams_and_stops_when_told_to(
+    steps: list[tuple[str, str]], tmp_path: Path
+) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    (tmp_path / "gateway.yaml").write_text("backends:\n  - {kind: python, name: t, prefix: '', path: tools.py}\n")
+    (tmp_path / "gateway.yaml").write_text(
+        "backends:\n  - {kind: python, name: t, prefix: '', path: tools.py}\n"
+    )
     asked = wire.message("tools/call", {"name": "count", "arguments": {}}, progressToken="p")
     with running(steps, tmp_path) as (process, url):
         assert healthy(url)["status"] == "ok"
@@ -164,9 +198,13 @@ def test_its_command_serves_streams_and_stops_when_told_to(steps: list[tuple[str
         assert process.wait(timeout=30) == 0
 
 
-def test_without_authentication_it_does_not_start(steps: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_without_authentication_it_does_not_start(
+    steps: list[tuple[str, str]], tmp_path: Path
+) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    (tmp_path / "gateway.yaml").write_text("backends:\n  - {kind: python, name: t, path: tools.py}\n")
+    (tmp_path / "gateway.yaml").write_text(
+        "backends:\n  - {kind: python, name: t, path: tools.py}\n"
+    )
     name, *arguments = command(steps)
     ran = subprocess.run(
         [str(Path(sys.executable).with_name(name)), *arguments, "--port", "0"],
@@ -184,17 +222,29 @@ IN_A_CONTAINER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--
 
 
 def can_be_process_1() -> bool:
-    ran = None if shutil.which("unshare") is None else subprocess.run([*IN_A_CONTAINER, "true"], check=False)
+    ran = (
+        None
+        if shutil.which("unshare") is None
+        else subprocess.run([*IN_A_CONTAINER, "true"], check=False)
+    )
     return ran is not None and ran.returncode == 0
 
 
-@pytest.mark.skipif(not can_be_process_1(), reason="this machine lets nobody make a namespace of processes")
-def test_as_process_1_it_stops_when_told_to_while_it_starts(steps: list[tuple[str, str]], tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not can_be_process_1(), reason="this machine lets nobody make a namespace of processes"
+)
+def test_as_process_1_it_stops_when_told_to_while_it_starts(
+    steps: list[tuple[str, str]], tmp_path: Path
+) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    (tmp_path / "gateway.yaml").write_text("backends:\n  - {kind: python, name: t, path: tools.py}\n")
+    (tmp_path / "gateway.yaml").write_text(
+        "backends:\n  - {kind: python, name: t, path: tools.py}\n"
+    )
     with running(steps, tmp_path, *IN_A_CONTAINER) as (outside, _):
         while outside.poll() is None:  # the first of these come before Python itself has started
-            for child in Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split():
+            for child in (
+                Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
+            ):
                 os.kill(int(child), signal.SIGTERM)
             time.sleep(0.05)
         assert outside.stderr is not None

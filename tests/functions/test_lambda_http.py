@@ -51,12 +51,16 @@ def test_rounds_go_on_with_the_next_event(functions: Functions, kind: str) -> No
     ],
     ids=["stage", "base path", "slash", "stage of a REST API", "base path of a REST API"],
 )
-def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(functions: Functions, kind: str, path: str) -> None:
+def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(
+    functions: Functions, kind: str, path: str
+) -> None:
     assert "result" in functions.ask(kind, "server/discover", path=path)
 
 
 def test_another_path_is_not_found(functions: Functions) -> None:
-    answer = functions.http(asking("http_api_v2", "server/discover", path="/elsewhere"), LambdaContext())
+    answer = functions.http(
+        asking("http_api_v2", "server/discover", path="/elsewhere"), LambdaContext()
+    )
     assert answer["statusCode"] == 404
 
 
@@ -68,7 +72,9 @@ def test_a_call_ends_before_the_function_does(functions: Functions, kind: str) -
     assert 9 < left <= 10
 
 
-def test_a_tool_that_takes_longer_is_a_tool_error_and_no_time_out_of_the_function(functions: Functions) -> None:
+def test_a_tool_that_takes_longer_is_a_tool_error_and_no_time_out_of_the_function(
+    functions: Functions,
+) -> None:
     event = asking("http_api_v2", "tools/call", {"name": "slow", "arguments": {}})
     result = json.loads(functions.http(event, LambdaContext(remaining_ms=1_300))["body"])["result"]
     assert result["isError"] is True
@@ -76,7 +82,9 @@ def test_a_tool_that_takes_longer_is_a_tool_error_and_no_time_out_of_the_functio
 
 
 @pytest.mark.parametrize("kind", HTTP_EVENTS)
-def test_an_answer_that_lambda_cannot_return_is_an_error_that_says_so(functions: Functions, kind: str) -> None:
+def test_an_answer_that_lambda_cannot_return_is_an_error_that_says_so(
+    functions: Functions, kind: str
+) -> None:
     error = functions.ask(kind, "tools/call", {"name": "large", "arguments": {"megabytes": 7}})
     assert error["id"] == 1
     assert error["error"]["code"] == -32603
@@ -109,16 +117,29 @@ def test_what_only_the_escaping_makes_too_large_is_returned_in_base64(
 
 
 @pytest.mark.parametrize("kind", HTTP_EVENTS)
-def test_what_is_returned_never_has_more_than_6_mb_as_the_runtime_writes_it(functions: Functions, kind: str) -> None:
-    for name, count in (("quotes", 1_500_000), ("quotes", 2_200_000), ("lines", 1_000_000), ("lines", 1_570_000)):
+def test_what_is_returned_never_has_more_than_6_mb_as_the_runtime_writes_it(
+    functions: Functions, kind: str
+) -> None:
+    for name, count in (
+        ("quotes", 1_500_000),
+        ("quotes", 2_200_000),
+        ("lines", 1_000_000),
+        ("lines", 1_570_000),
+    ):
         event = asking(kind, "tools/call", {"name": name, "arguments": {"count": count}})
         assert as_the_runtime_writes_it(functions.http(event, LambdaContext())) <= 6 * 1024 * 1024
 
 
-def test_a_result_of_a_task_that_may_be_larger_than_a_function_returns_is_a_mistake(environ: dict[str, str]) -> None:
+def test_a_result_of_a_task_that_may_be_larger_than_a_function_returns_is_a_mistake(
+    environ: dict[str, str],
+) -> None:
     path = Path(environ["GATEWAY_CONFIG"])
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": {"max_result_bytes": 5_000_000}}))
-    with pytest.raises(ConfigError, match=r"(?s)tasks.max_result_bytes: is 5000000.*4600000 at most"):
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "tasks": {"max_result_bytes": 5_000_000}})
+    )
+    with pytest.raises(
+        ConfigError, match=r"(?s)tasks.max_result_bytes: is 5000000.*4600000 at most"
+    ):
         lambda_http.make_handler(environ)
 
 
@@ -131,7 +152,10 @@ def test_the_largest_result_of_a_task_can_be_fetched_whatever_is_in_it() -> None
 def test_subscriptions_are_neither_advertised_nor_served(functions: Functions) -> None:
     capabilities = functions.ask("http_api_v2", "server/discover")["result"]["capabilities"]
     assert capabilities["tools"] == {}
-    assert functions.ask("http_api_v2", "subscriptions/listen", {"notifications": {}})["error"]["code"] == -32601
+    assert (
+        functions.ask("http_api_v2", "subscriptions/listen", {"notifications": {}})["error"]["code"]
+        == -32601
+    )
 
 
 def test_a_get_is_refused_as_on_any_server(functions: Functions) -> None:
@@ -141,9 +165,13 @@ def test_a_get_is_refused_as_on_any_server(functions: Functions) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [recorded("sqs"), recorded("schedule"), {}, [], None, "x", {"requestContext": 1}], ids=str
+    "event",
+    [recorded("sqs"), recorded("schedule"), {}, [], None, "x", {"requestContext": 1}],
+    ids=str,
 )
-def test_an_event_of_another_kind_is_an_error_that_names_what_is_served(functions: Functions, event: Any) -> None:
+def test_an_event_of_another_kind_is_an_error_that_names_what_is_served(
+    functions: Functions, event: Any
+) -> None:
     with pytest.raises(ValueError, match="API Gateway and of Function URLs"):
         functions.http(event, LambdaContext())
 
@@ -154,7 +182,9 @@ def test_a_missing_setting_is_named_when_the_function_is_made(environ: dict[str,
         lambda_http.make_handler(environ)
 
 
-def test_without_authentication_a_function_is_made_only_if_that_is_meant(environ: dict[str, str]) -> None:
+def test_without_authentication_a_function_is_made_only_if_that_is_meant(
+    environ: dict[str, str],
+) -> None:
     lambda_http.make_handler(environ)
     del environ["GATEWAY_ALLOW_ANONYMOUS"]
     with pytest.raises(ConfigError, match=r"(?s)auth: .*everybody.*AllowAnonymous=true"):
@@ -169,7 +199,9 @@ def test_a_table_needs_a_queue_that_functions_share(environ: dict[str, str]) -> 
 
 def test_the_handler_is_made_when_the_runtime_looks_for_it(environ: dict[str, str]) -> None:
     code = "import roundgate.lambda_http as m; print('handler' in vars(m)); m.handler; print('handler' in vars(m))"
-    ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.split() == ["False", "True"]
 
 
@@ -184,7 +216,9 @@ def with_authorizer(environ: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("before", ["", "/prod"])
 @pytest.mark.parametrize("after", ["", "/mcp"])
-def test_the_metadata_is_at_both_of_its_paths(environ: dict[str, str], before: str, after: str) -> None:
+def test_the_metadata_is_at_both_of_its_paths(
+    environ: dict[str, str], before: str, after: str
+) -> None:
     path = f"{before}/.well-known/oauth-protected-resource{after}"
     event = asking("http_api_v2", "tools/list", path=path)
     event["requestContext"]["http"]["method"] = "GET"
@@ -194,7 +228,12 @@ def test_the_metadata_is_at_both_of_its_paths(environ: dict[str, str], before: s
     assert json.loads(answer["body"])["resource"] == "https://mcp.example.com/mcp"
 
 
-CLAIMS = {"iss": "https://issuer.example", "sub": "ada", "client_id": "editor", "scope": "mcp other"}
+CLAIMS = {
+    "iss": "https://issuer.example",
+    "sub": "ada",
+    "client_id": "editor",
+    "scope": "mcp other",
+}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +246,9 @@ CLAIMS = {"iss": "https://issuer.example", "sub": "ada", "client_id": "editor", 
     ],
     ids=["JWT", "Lambda, HTTP API", "Cognito", "Lambda, REST API"],
 )
-def test_the_claims_of_an_authorizer_are_the_caller(environ: dict[str, str], kind: str, authorizer: Any) -> None:
+def test_the_claims_of_an_authorizer_are_the_caller(
+    environ: dict[str, str], kind: str, authorizer: Any
+) -> None:
     event = asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Ada"}})
     event["requestContext"]["authorizer"] = authorizer
     with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
@@ -218,14 +259,42 @@ def test_the_claims_of_an_authorizer_are_the_caller(environ: dict[str, str], kin
 @pytest.mark.parametrize(
     "authorizer",
     [
-        *(None, "ada", 7, [], ["ada"], {}, {"jwt": None}, {"jwt": "x"}, {"jwt": []}, {"jwt": {"claims": "x"}}),
-        *({"claims": None}, {"claims": "{}"}, {"claims": [1]}, {"lambda": None}, {"lambda": "x"}, {"lambda": {}}),
-        *({"sub": {"a": 1}}, {"claims": {"sub": ["ada"]}}, {"claims": {"sub": None}}, {"iam": {"userId": "x"}}),
-        *({"jwt": {"claims": {"iss": ["x"], "sub": "ada"}}}, {"claims": {"sub": "ada", "client_id": [1]}}),
+        *(
+            None,
+            "ada",
+            7,
+            [],
+            ["ada"],
+            {},
+            {"jwt": None},
+            {"jwt": "x"},
+            {"jwt": []},
+            {"jwt": {"claims": "x"}},
+        ),
+        *(
+            {"claims": None},
+            {"claims": "{}"},
+            {"claims": [1]},
+            {"lambda": None},
+            {"lambda": "x"},
+            {"lambda": {}},
+        ),
+        *(
+            {"sub": {"a": 1}},
+            {"claims": {"sub": ["ada"]}},
+            {"claims": {"sub": None}},
+            {"iam": {"userId": "x"}},
+        ),
+        *(
+            {"jwt": {"claims": {"iss": ["x"], "sub": "ada"}}},
+            {"claims": {"sub": "ada", "client_id": [1]}},
+        ),
     ],
     ids=str,
 )
-def test_an_authorizer_of_an_odd_shape_is_a_401(environ: dict[str, str], kind: str, authorizer: Any) -> None:
+def test_an_authorizer_of_an_odd_shape_is_a_401(
+    environ: dict[str, str], kind: str, authorizer: Any
+) -> None:
     event = asking(kind, "tools/list")
     event["requestContext"]["authorizer"] = authorizer
     with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
@@ -242,7 +311,9 @@ def test_an_authorizer_of_an_odd_shape_is_a_401(environ: dict[str, str], kind: s
     ],
     ids=["none", "another issuer", "no subject", "no scope"],
 )
-def test_without_claims_that_will_do_there_is_no_caller(environ: dict[str, str], claims: Any, status: int) -> None:
+def test_without_claims_that_will_do_there_is_no_caller(
+    environ: dict[str, str], claims: Any, status: int
+) -> None:
     event = asking("http_api_v2", "tools/list")
     event["headers"]["authorization"] = "Bearer whatever"
     event["headers"]["x-amzn-oidc-data"] = json.dumps(CLAIMS)

@@ -29,11 +29,18 @@ from tests.support.rounds import accept
 def batch(*bodies: str) -> dict[str, Any]:
     """An event of the queue with these messages, numbered."""
     (record,) = recorded("sqs")["Records"]
-    return {"Records": [copy.deepcopy(record) | {"messageId": f"m{n}", "body": body} for n, body in enumerate(bodies)]}
+    return {
+        "Records": [
+            copy.deepcopy(record) | {"messageId": f"m{n}", "body": body}
+            for n, body in enumerate(bodies)
+        ]
+    }
 
 
 def begin(functions: Functions) -> str:
-    created = functions.ask("http_api_v2", "tools/call", {"name": "later", "arguments": {}})["result"]
+    created = functions.ask("http_api_v2", "tools/call", {"name": "later", "arguments": {}})[
+        "result"
+    ]
     assert created["resultType"] == "task"
     return str(created["taskId"])
 
@@ -43,7 +50,9 @@ def message(task_id: str) -> str:
 
 
 def shown(functions: Functions, task_id: str) -> dict[str, Any]:
-    result: dict[str, Any] = functions.ask("rest_api_v1", "tasks/get", {"taskId": task_id})["result"]
+    result: dict[str, Any] = functions.ask("rest_api_v1", "tasks/get", {"taskId": task_id})[
+        "result"
+    ]
     return result
 
 
@@ -58,7 +67,9 @@ def test_a_task_is_carried_to_its_question_and_to_its_end(functions: Functions) 
 
 
 @pytest.mark.parametrize("kind", ["http_api_v2", "function_url"])
-def test_the_largest_result_that_a_task_may_have_can_be_fetched(functions: Functions, kind: str) -> None:
+def test_the_largest_result_that_a_task_may_have_can_be_fetched(
+    functions: Functions, kind: str
+) -> None:
     quotes = (TasksConfig().max_result_bytes - 1_000) // 2  # each is two bytes of the result's JSON
     params = {"name": "much", "arguments": {"count": quotes}}
     task_id = str(functions.ask("http_api_v2", "tools/call", params)["result"]["taskId"])
@@ -82,7 +93,9 @@ def test_messages_for_tasks_that_are_not_to_be_had_are_done(functions: Functions
     assert functions.worker(again, LambdaContext()) == {"batchItemFailures": []}
 
 
-@pytest.mark.parametrize("event", [recorded("schedule"), {"task": "sweep"}, {"source": "aws.scheduler"}], ids=str)
+@pytest.mark.parametrize(
+    "event", [recorded("schedule"), {"task": "sweep"}, {"source": "aws.scheduler"}], ids=str
+)
 def test_the_schedule_sweeps_and_counts(functions: Functions, event: dict[str, Any]) -> None:
     begin(functions)
     swept = functions.worker(event, LambdaContext())
@@ -94,7 +107,10 @@ def test_a_task_that_no_worker_takes_is_told_to_be_overdue_although_the_sweep_qu
 ) -> None:
     path = Path(environ["GATEWAY_CONFIG"])
     path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": {"requeue_after_s": 1}}))
-    with closing(lambda_http.make_handler(environ)) as http, closing(lambda_worker.make_handler(environ)) as worker:
+    with (
+        closing(lambda_http.make_handler(environ)) as http,
+        closing(lambda_worker.make_handler(environ)) as worker,
+    ):
         begin(Functions(http, worker))
         time.sleep(2.2)
         swept = worker(recorded("schedule"), LambdaContext())
@@ -125,19 +141,39 @@ def test_a_sweep_that_does_not_come_to_its_end_stops_in_time_and_tells_what_it_h
 
 @pytest.mark.parametrize(
     "event",
-    [asking("http_api_v2", "server/discover"), {"Records": []}, {}, [], None, {"Records": [{"s3": {}}]}],
+    [
+        asking("http_api_v2", "server/discover"),
+        {"Records": []},
+        {},
+        [],
+        None,
+        {"Records": [{"s3": {}}]},
+    ],
     ids=str,
 )
-def test_an_event_of_another_kind_is_an_error_that_names_what_is_served(functions: Functions, event: Any) -> None:
+def test_an_event_of_another_kind_is_an_error_that_names_what_is_served(
+    functions: Functions, event: Any
+) -> None:
     with pytest.raises(ValueError, match="the task queue and the schedule"):
         functions.worker(event, LambdaContext())
 
 
 def test_it_imports_no_web_framework(environ: dict[str, str]) -> None:
     code = "import sys, roundgate.lambda_worker as m; m.handler; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
     loaded = set(ran.stdout.split())
-    assert not loaded & {"fastapi", "starlette", "mangum", "uvicorn", "yaml", "jwt", "cryptography", "httpx"}
+    assert not loaded & {
+        "fastapi",
+        "starlette",
+        "mangum",
+        "uvicorn",
+        "yaml",
+        "jwt",
+        "cryptography",
+        "httpx",
+    }
 
 
 def test_the_handler_is_a_name_of_the_module_and_nothing_else_is(environ: dict[str, str]) -> None:

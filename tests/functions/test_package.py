@@ -16,12 +16,33 @@ import pytest
 from infra import package
 from tests.support.dynamodb import ROOT
 
-pytestmark = pytest.mark.stack  # some twenty seconds, and no version of Python under test changes them
+pytestmark = (
+    pytest.mark.stack
+)  # some twenty seconds, and no version of Python under test changes them
 
 ARCH = "arm64"
 MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}
-WORKERS_NEVER_IMPORT = {"fastapi", "starlette", "mangum", "cryptography", "jwt", "cffi", "opentelemetry"}
-NOBODY_IMPORTS = {"yaml", "uvicorn", "uvloop", "httptools", "click", "boto3", "botocore", "pip", "pytest", "datasette"}
+WORKERS_NEVER_IMPORT = {
+    "fastapi",
+    "starlette",
+    "mangum",
+    "cryptography",
+    "jwt",
+    "cffi",
+    "opentelemetry",
+}
+NOBODY_IMPORTS = {
+    "yaml",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "click",
+    "boto3",
+    "botocore",
+    "pip",
+    "pytest",
+    "datasette",
+}
 
 
 @dataclass
@@ -44,11 +65,18 @@ class Zip:
     def packages(self) -> set[str]:
         """The distributions, as the lock names them."""
         found = {name for name in self.top if name.endswith(".dist-info")}
-        return {name.removesuffix(".dist-info").rpartition("-")[0].replace("_", "-").lower() for name in found}
+        return {
+            name.removesuffix(".dist-info").rpartition("-")[0].replace("_", "-").lower()
+            for name in found
+        }
 
     def under(self, directory: str) -> set[str]:
         """The sources in a directory, by their names in it."""
-        found = (name.removeprefix(f"{directory}/") for name in self.names if name.startswith(f"{directory}/"))
+        found = (
+            name.removeprefix(f"{directory}/")
+            for name in self.names
+            if name.startswith(f"{directory}/")
+        )
         return {name for name in found if name.endswith(".py")}
 
 
@@ -56,10 +84,20 @@ class Zip:
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration with what lies beside one on a developer's machine."""
     folder = tmp_path_factory.mktemp("served")
-    (folder / "gateway.yaml").write_text("backends:\n  - {kind: python, name: tools, path: tools.py}\n")
-    (folder / "tools.py").write_text("from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
+    (folder / "gateway.yaml").write_text(
+        "backends:\n  - {kind: python, name: tools, path: tools.py}\n"
+    )
+    (folder / "tools.py").write_text(
+        "from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n"
+    )
     (folder / "__pycache__").mkdir()
-    for name in (".env", "gateway.key", "gateway.sqlite3", "gateway.sqlite3-wal", "__pycache__/tools.cpython-311.pyc"):
+    for name in (
+        ".env",
+        "gateway.key",
+        "gateway.sqlite3",
+        "gateway.sqlite3-wal",
+        "__pycache__/tools.cpython-311.pyc",
+    ):
         (folder / name).write_bytes(b"of this machine")
     return folder / "gateway.yaml"
 
@@ -76,7 +114,11 @@ def zips(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
 
 
 def locked() -> set[str]:
-    return {line.partition("==")[0] for line in package.LOCK.read_text().splitlines() if not line.startswith("#")}
+    return {
+        line.partition("==")[0]
+        for line in package.LOCK.read_text().splitlines()
+        if not line.startswith("#")
+    }
 
 
 NAMES = pytest.mark.parametrize("name", ["gateway", "worker"])
@@ -96,8 +138,14 @@ def test_nothing_is_in_it_but_the_app_the_locked_packages_and_the_configuration(
 
 
 def wheels(made: Zip) -> list[Path]:
-    versions = {name.removesuffix(".dist-info").lower() for name in made.top if name.endswith(".dist-info")}
-    found = [path for path in package.WHEELS.glob("*.whl") if "-".join(path.name.split("-")[:2]).lower() in versions]
+    versions = {
+        name.removesuffix(".dist-info").lower() for name in made.top if name.endswith(".dist-info")
+    }
+    found = [
+        path
+        for path in package.WHEELS.glob("*.whl")
+        if "-".join(path.name.split("-")[:2]).lower() in versions
+    ]
     assert {"-".join(path.name.split("-")[:2]).lower() for path in found} == versions
     return found
 
@@ -113,7 +161,11 @@ def test_what_is_of_no_use_there_is_left_out(zips: Mapping[str, Zip], name: str)
     assert not made.top & NOBODY_IMPORTS
     parts = {part for entry in made.names for part in entry.split("/")}
     assert not parts & {"tests", "INSTALLER", "RECORD", "REQUESTED", "WHEEL", "py.typed", ".env"}
-    assert not [entry for entry in made.names if entry.endswith((".pyi", ".key", ".sqlite3", ".sqlite3-wal", ".yaml"))]
+    assert not [
+        entry
+        for entry in made.names
+        if entry.endswith((".pyi", ".key", ".sqlite3", ".sqlite3-wal", ".yaml"))
+    ]
 
 
 @NAMES
@@ -130,7 +182,10 @@ def test_the_worker_has_no_web_framework_and_no_cryptography(zips: Mapping[str, 
 
 
 def test_each_has_its_own_part_of_the_app(zips: Mapping[str, Zip]) -> None:
-    app = {str(path.relative_to(ROOT / "app/roundgate")) for path in (ROOT / "app/roundgate").rglob("*.py")}
+    app = {
+        str(path.relative_to(ROOT / "app/roundgate"))
+        for path in (ROOT / "app/roundgate").rglob("*.py")
+    }
     command = {one for one in app if one.startswith("cli/")}
     web = {one for one in app if one.startswith("http/")} | {"main.py", "lambda_http.py"}
     assert zips["gateway"].under("roundgate") == app - command - {"lambda_worker.py"}
@@ -139,7 +194,9 @@ def test_each_has_its_own_part_of_the_app(zips: Mapping[str, Zip]) -> None:
 
 @NAMES
 def test_the_configuration_is_json(zips: Mapping[str, Zip], name: str) -> None:
-    assert zips[name].config == {"backends": [{"kind": "python", "name": "tools", "path": "tools.py"}]}
+    assert zips[name].config == {
+        "backends": [{"kind": "python", "name": "tools", "path": "tools.py"}]
+    }
 
 
 @NAMES
@@ -148,7 +205,9 @@ def test_every_source_has_its_byte_code_beside_it(zips: Mapping[str, Zip], name:
     compiled = {entry for entry in made.names if entry.endswith(".cpython-313.pyc")}
     sources = [Path(entry) for entry in made.names if entry.endswith(".py")]
     missing = [
-        one for one in sources if str(one.parent / "__pycache__" / f"{one.stem}.cpython-313.pyc") not in compiled
+        one
+        for one in sources
+        if str(one.parent / "__pycache__" / f"{one.stem}.cpython-313.pyc") not in compiled
     ]
     assert missing == []
     assert len(compiled) == len([entry for entry in made.names if entry.endswith(".pyc")])
@@ -161,7 +220,9 @@ def test_native_code_is_for_the_functions_machine(zips: Mapping[str, Zip], name:
     assert all(MACHINES[ARCH] in entry or ".abi3." in entry for entry in native), native
 
 
-def test_the_same_input_makes_the_same_zip(zips: Mapping[str, Zip], config: Path, tmp_path: Path) -> None:
+def test_the_same_input_makes_the_same_zip(
+    zips: Mapping[str, Zip], config: Path, tmp_path: Path
+) -> None:
     elsewhere = shutil.copytree(config.parent, tmp_path / "elsewhere")  # other times, another path
     (worker,) = (function for function in package.FUNCTIONS if function.name == "worker")
     package.build(worker, elsewhere / "gateway.yaml", ARCH, tmp_path / "out")

@@ -45,16 +45,22 @@ class Secret:
     @property
     def ring(self) -> str:
         # AWS takes this stage where none is named; moto then takes the version that was current at first
-        text: str = self.client.get_secret_value(SecretId=self.arn, VersionStage="AWSCURRENT")["SecretString"]
+        text: str = self.client.get_secret_value(SecretId=self.arn, VersionStage="AWSCURRENT")[
+            "SecretString"
+        ]
         return text
 
     @property
     def stages(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = self.client.describe_secret(SecretId=self.arn)["VersionIdsToStages"]
+        found: dict[str, list[str]] = self.client.describe_secret(SecretId=self.arn)[
+            "VersionIdsToStages"
+        ]
         return found
 
     def value(self, version: str) -> str:
-        text: str = self.client.get_secret_value(SecretId=self.arn, VersionId=version)["SecretString"]
+        text: str = self.client.get_secret_value(SecretId=self.arn, VersionId=version)[
+            "SecretString"
+        ]
         return text
 
     def begin(self) -> str:
@@ -63,7 +69,9 @@ class Secret:
 
         version = str(uuid.uuid4())
         (kept,) = (
-            one for one in get_backend("secretsmanager")["123456789012"][REGION].secrets.values() if one.arn == self.arn
+            one
+            for one in get_backend("secretsmanager")["123456789012"][REGION].secrets.values()
+            if one.arn == self.arn
         )
         kept.versions[version] = {
             "createdate": int(time.time()),
@@ -89,7 +97,9 @@ def secret(endpoint: str) -> Secret:
     client = session.client("secretsmanager", endpoint_url=endpoint)
     how = Template(ROOT / "template.yaml", {}, {}).properties("StateKeys")["GenerateSecretString"]
     made = client.get_random_password(**how)["RandomPassword"]
-    return Secret(client, client.create_secret(Name=f"keys-{uuid.uuid4()}", SecretString=made)["ARN"])
+    return Secret(
+        client, client.create_secret(Name=f"keys-{uuid.uuid4()}", SecretString=made)["ARN"]
+    )
 
 
 def test_what_the_template_makes_up_is_a_key(secret: Secret) -> None:
@@ -149,7 +159,10 @@ def test_a_step_that_is_tried_again_makes_no_second_key(secret: Secret) -> None:
 def test_a_ring_that_no_replica_could_use_is_not_finished(secret: Secret) -> None:
     version = secret.begin()
     secret.client.put_secret_value(
-        SecretId=secret.arn, ClientRequestToken=version, SecretString="c2hvcnQ=", VersionStages=["AWSPENDING"]
+        SecretId=secret.arn,
+        ClientRequestToken=version,
+        SecretString="c2hvcnQ=",
+        VersionStages=["AWSPENDING"],
     )
     with pytest.raises(ValueError, match="wrong length") as caught:
         secret.go_on(version, "testSecret")

@@ -59,7 +59,12 @@ class Snapshot:
 def snapshot(tmp_path: Path, dynamodb: Emulator) -> Iterator[Snapshot]:
     boto3 = pytest.importorskip("boto3")
     config = tmp_path / "gateway.json"
-    tools = {"kind": "python", "name": "tools", "prefix": "", "path": str(Path(__file__).parent / "tools.py")}
+    tools = {
+        "kind": "python",
+        "name": "tools",
+        "prefix": "",
+        "path": str(Path(__file__).parent / "tools.py"),
+    }
     config.write_text(json.dumps({"backends": [tools]}))
     name = f"snapshot-{uuid.uuid4()}"  # of the table, the queue and the secret
     with ExitStack() as stack:
@@ -87,7 +92,9 @@ def snapshot(tmp_path: Path, dynamodb: Emulator) -> Iterator[Snapshot]:
         stack.callback(process.kill)
         made = Snapshot(process)  # and only now there is anything that it could have read
         session = boto3.Session("test", "test", region_name="eu-central-1")
-        session.client("secretsmanager", endpoint_url=moto).create_secret(Name=name, SecretString=KEYS)
+        session.client("secretsmanager", endpoint_url=moto).create_secret(
+            Name=name, SecretString=KEYS
+        )
         session.client("sqs", endpoint_url=moto).create_queue(QueueName=name)
         create_table(session.client("dynamodb", endpoint_url=dynamodb.url), name)
         yield made
@@ -97,7 +104,9 @@ def started(environ: dict[str, str]) -> subprocess.Popen[str]:
     """The process, being initialised."""
     program = [sys.executable, "-m", "tests.support.snapshot"]
     root, pipe = Path(__file__).parents[2], subprocess.PIPE
-    return subprocess.Popen(program, env={**os.environ, **environ}, cwd=root, stdin=pipe, stdout=pipe, text=True)
+    return subprocess.Popen(
+        program, env={**os.environ, **environ}, cwd=root, stdin=pipe, stdout=pipe, text=True
+    )
 
 
 def nonce(state: str) -> bytes:
@@ -110,16 +119,22 @@ def test_an_initialised_process_holds_no_connection_and_runs_nothing(snapshot: S
     assert snapshot.holds == {"sockets": [], "threads": 1}
 
 
-def test_clones_never_use_the_same_number_twice_and_go_on_for_each_other(snapshot: Snapshot) -> None:
+def test_clones_never_use_the_same_number_twice_and_go_on_for_each_other(
+    snapshot: Snapshot,
+) -> None:
     params: dict[str, Any] = {"name": "ask", "arguments": {}}
     asked = [snapshot.ask(clone, "tools/call", params) for clone in (0, 1)]
     assert len({nonce(one["requestState"]) for one in asked}) == 2
     for clone, other in ((0, 1), (1, 0)):
-        done = snapshot.ask(clone, "tools/call", retry(params, asked[other], who=accept(name="Ada")))
+        done = snapshot.ask(
+            clone, "tools/call", retry(params, asked[other], who=accept(name="Ada"))
+        )
         assert done["content"][0]["text"] == "Hello, Ada!"
 
 
-def test_of_two_clones_of_the_worker_one_takes_a_task_and_the_other_goes_on_with_it(snapshot: Snapshot) -> None:
+def test_of_two_clones_of_the_worker_one_takes_a_task_and_the_other_goes_on_with_it(
+    snapshot: Snapshot,
+) -> None:
     params: dict[str, Any] = {"name": "later", "arguments": {}}
     created = [snapshot.ask(clone, "tools/call", params)["taskId"] for clone in (0, 1)]
     assert len(set(created)) == 2

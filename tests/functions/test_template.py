@@ -32,7 +32,11 @@ OF_DEPLOYED_TABLES = {"DeletionProtectionEnabled", "SSESpecification"}
 
 
 def test_the_table_is_the_one_that_the_store_knows(template: Template) -> None:
-    table = {name: one for name, one in template.properties("Table").items() if name not in OF_DEPLOYED_TABLES}
+    table = {
+        name: one
+        for name, one in template.properties("Table").items()
+        if name not in OF_DEPLOYED_TABLES
+    }
     assert json.loads(json.dumps(table)) == json.loads(json.dumps(dict(TABLE)))
     assert table == json.loads((ROOT / "infra/table.json").read_text())
 
@@ -44,13 +48,20 @@ def test_the_environment_of_a_function_is_one_that_it_takes(template: Template, 
     assert using.dynamodb_table == "tasks"
     assert using.sqs_url == KNOWN["Queue"]
     assert str(using.config) == "gateway.json"
-    unknown = [name for name in function.environment if name.removeprefix("GATEWAY_").lower() not in Settings.__slots__]
+    unknown = [
+        name
+        for name in function.environment
+        if name.removeprefix("GATEWAY_").lower() not in Settings.__slots__
+    ]
     assert unknown == []
 
 
 def test_a_public_url_is_passed_on_and_otherwise_that_of_the_api(template: Template) -> None:
     own = Template(ROOT / "template.yaml", {"PublicUrl": "https://mcp.example.com"}, KNOWN)
-    assert own.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"] == "https://mcp.example.com"
+    assert (
+        own.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"]
+        == "https://mcp.example.com"
+    )
     made = template.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"]
     assert made == "https://a1b2c3d4e5.execute-api.eu-central-1.amazonaws.com"
 
@@ -79,11 +90,16 @@ API = "https://a1b2c3d4e5.execute-api.eu-central-1.amazonaws.com"
         ({}, API),
         ({"StageName": "prod"}, f"{API}/prod"),
         ({"PublicUrl": "https://mcp.example.com"}, "https://mcp.example.com"),
-        ({"PublicUrl": "https://example.com/tools", "StageName": "prod"}, "https://example.com/tools"),
+        (
+            {"PublicUrl": "https://example.com/tools", "StageName": "prod"},
+            "https://example.com/tools",
+        ),
     ],
     ids=["default", "named stage", "domain", "domain with a base path"],
 )
-def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(parameters: dict[str, str], base: str) -> None:
+def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(
+    parameters: dict[str, str], base: str
+) -> None:
     own = Template(ROOT / "template.yaml", parameters, KNOWN)
     assert outputs(**parameters)["Endpoint"] == f"{base}/mcp"
     assert own.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"] == base
@@ -99,7 +115,9 @@ def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(parameters: 
     ],
     ids=["no domain", "domain", "behind a CDN", "wanted"],
 )
-def test_nobody_goes_around_a_domain_unless_that_is_wanted(parameters: dict[str, str], is_off: bool) -> None:
+def test_nobody_goes_around_a_domain_unless_that_is_wanted(
+    parameters: dict[str, str], is_off: bool
+) -> None:
     own = Template(ROOT / "template.yaml", parameters, KNOWN)
     assert own.properties("Api")["DisableExecuteApiEndpoint"] is is_off
 
@@ -119,7 +137,10 @@ def test_every_route_reaches_the_function_and_may(deployed: Template) -> None:
 
 def test_the_table_outlives_its_stack_and_goes_with_one_that_was_never_made() -> None:
     source = Template(ROOT / "template.yaml", {}, KNOWN).source["Resources"]["Table"]
-    assert (source["DeletionPolicy"], source["UpdateReplacePolicy"]) == ("RetainExceptOnCreate", "Retain")
+    assert (source["DeletionPolicy"], source["UpdateReplacePolicy"]) == (
+        "RetainExceptOnCreate",
+        "Retain",
+    )
     for value, is_protected in (("true", True), ("false", False)):
         table = Template(ROOT / "template.yaml", {"ProtectTable": value}, KNOWN).properties("Table")
         assert table["DeletionProtectionEnabled"] is is_protected
@@ -127,7 +148,9 @@ def test_the_table_outlives_its_stack_and_goes_with_one_that_was_never_made() ->
 
 def test_encryption_is_the_free_one_unless_the_other_is_asked_for() -> None:
     for value, costs in (("aws-owned", False), ("aws-managed", True)):
-        table = Template(ROOT / "template.yaml", {"TableEncryption": value}, KNOWN).properties("Table")
+        table = Template(ROOT / "template.yaml", {"TableEncryption": value}, KNOWN).properties(
+            "Table"
+        )
         assert table["SSESpecification"] == {"SSEEnabled": costs}
 
 
@@ -137,10 +160,14 @@ def test_what_everybody_may_call_is_said_by_the_deployment(template: Template) -
     assert from_environment(own.function("GatewayFunction").environment).allow_anonymous
 
 
-def test_a_new_account_has_executions_left_for_the_gateway_and_the_sweep(template: Template) -> None:
+def test_a_new_account_has_executions_left_for_the_gateway_and_the_sweep(
+    template: Template,
+) -> None:
     mapping = template.function("WorkerFunction").events["Tasks"]["Properties"]
     assert mapping["ScalingConfig"]["MaximumConcurrency"] <= EXECUTIONS // 2
-    reserved = [name for name in template.named("AWS::Serverless::Function") if _reserves(template, name)]
+    reserved = [
+        name for name in template.named("AWS::Serverless::Function") if _reserves(template, name)
+    ]
     assert reserved == [], "an account with 10 executions may reserve none"
 
 
@@ -155,10 +182,15 @@ def test_a_chain_of_sleeps_is_no_loop_to_be_stopped(deployed: Template) -> None:
     assert deployed.properties("WorkerFunction")["RecursiveLoop"] == "Allow"
 
 
-def test_a_sweep_is_over_before_the_next_and_is_neither_late_nor_repeated(deployed: Template) -> None:
+def test_a_sweep_is_over_before_the_next_and_is_neither_late_nor_repeated(
+    deployed: Template,
+) -> None:
     (rule,) = map(deployed.properties, deployed.named("AWS::Events::Rule"))
     assert rate_s(rule["ScheduleExpression"]) * 1000 > lambda_worker.SWEEP_MS
-    assert rule["Targets"][0]["RetryPolicy"] == {"MaximumEventAgeInSeconds": 60, "MaximumRetryAttempts": 0}
+    assert rule["Targets"][0]["RetryPolicy"] == {
+        "MaximumEventAgeInSeconds": 60,
+        "MaximumRetryAttempts": 0,
+    }
     (asynchronous,) = map(deployed.properties, deployed.named("AWS::Lambda::EventInvokeConfig"))
     assert asynchronous["MaximumRetryAttempts"] == 0
     assert asynchronous["MaximumEventAgeInSeconds"] <= 60
@@ -168,9 +200,13 @@ def test_a_task_shares_a_worker_only_where_that_is_asked_for(template: Template)
     assert template.function("WorkerFunction").events["Tasks"]["Properties"]["BatchSize"] == 1
 
 
-def test_the_event_source_knows_of_partial_failures_and_waits_long_enough(template: Template) -> None:
+def test_the_event_source_knows_of_partial_failures_and_waits_long_enough(
+    template: Template,
+) -> None:
     worker, queue = template.function("WorkerFunction"), template.properties("Queue")
-    assert worker.events["Tasks"]["Properties"]["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    assert worker.events["Tasks"]["Properties"]["FunctionResponseTypes"] == [
+        "ReportBatchItemFailures"
+    ]
     assert queue["VisibilityTimeout"] >= 6 * worker.timeout_s
     assert queue["RedrivePolicy"]["maxReceiveCount"] >= 5
 
@@ -215,14 +251,22 @@ def test_no_function_gets_a_policy_that_nobody_wrote(deployed: Template) -> None
 def test_queues_are_spoken_to_over_tls_only(deployed: Template) -> None:
     policy = deployed.properties("QueuePolicy")
     (statement,) = policy["PolicyDocument"]["Statement"]
-    assert (statement["Effect"], statement["Action"], statement["Principal"]) == ("Deny", "sqs:*", "*")
+    assert (statement["Effect"], statement["Action"], statement["Principal"]) == (
+        "Deny",
+        "sqs:*",
+        "*",
+    )
     assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
     queues = deployed.named("AWS::SQS::Queue")
     assert len(policy["Queues"]) == len(statement["Resource"]) == len(queues) == 2
 
 
 def test_every_module_that_uses_a_store_is_known_to_belong_to_a_function_or_to_none() -> None:
-    assert permissions.users_of_stores() == {*permissions.GATEWAY, *permissions.WORKER, *permissions.SERVERS_ALONE}
+    assert permissions.users_of_stores() == {
+        *permissions.GATEWAY,
+        *permissions.WORKER,
+        *permissions.SERVERS_ALONE,
+    }
 
 
 @pytest.mark.parametrize(
@@ -233,7 +277,12 @@ def test_every_module_that_uses_a_store_is_known_to_belong_to_a_function_or_to_n
         ("due", {"dynamodb:Query index"}),
         (
             "claim",
-            {"dynamodb:UpdateItem", "dynamodb:BatchGetItem", "dynamodb:Query", "dynamodb:BatchWriteItem"},
+            {
+                "dynamodb:UpdateItem",
+                "dynamodb:BatchGetItem",
+                "dynamodb:Query",
+                "dynamodb:BatchWriteItem",
+            },
         ),
         ("count_open", {"dynamodb:Query index"}),
         ("find", {"dynamodb:Scan"}),

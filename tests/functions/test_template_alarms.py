@@ -26,15 +26,26 @@ def known() -> dict[str, Alarm]:
 FUNCTIONS = ("Gateway", "Worker", "Rotation")
 FIRES: dict[str, list[tuple[str, Minutes]]] = {
     "DeadLettersAlarm": [("a dead letter", [0, 0, 1])],
-    "BacklogAlarm": [("workers that do not keep up", [3] * 20), ("one message that nobody takes", [1] * 20)],
+    "BacklogAlarm": [
+        ("workers that do not keep up", [3] * 20),
+        ("one message that nobody takes", [1] * 20),
+    ],
     "OverdueTasksAlarm": [
         ("a task that no worker takes", [60.0 * n for n in range(1, 12)]),
         ("a sweep that does not run any more", [0.0, 0.0, None, None, None, None, None]),
         ("a sweep that has never run", NOTHING),
     ],
-    "OldestTaskAlarm": [("a task of an hour and five minutes", [3600.0 + 60 * n for n in range(5)])],
-    **{f"{name}ErrorsAlarm": [("a function that failed", [0, 0, 1])] for name in (*FUNCTIONS, "Api")},
-    **{f"{name}ThrottlesAlarm": [("a function that was throttled", [0, 0, 1])] for name in FUNCTIONS[:2]},
+    "OldestTaskAlarm": [
+        ("a task of an hour and five minutes", [3600.0 + 60 * n for n in range(5)])
+    ],
+    **{
+        f"{name}ErrorsAlarm": [("a function that failed", [0, 0, 1])]
+        for name in (*FUNCTIONS, "Api")
+    },
+    **{
+        f"{name}ThrottlesAlarm": [("a function that was throttled", [0, 0, 1])]
+        for name in FUNCTIONS[:2]
+    },
 }
 """What each is for."""
 
@@ -49,7 +60,10 @@ QUIET: dict[str, list[tuple[str, Minutes]]] = {
     "OverdueTasksAlarm": [
         ("sweeps that find nothing", QUIET_HOUR),
         ("a turn of 15 minutes, whose lease is renewed", QUIET_HOUR),
-        ("workers that died: others have their tasks within minutes", [0.0, 30.0, 90.0, 0.0, 0.0] * 4),
+        (
+            "workers that died: others have their tasks within minutes",
+            [0.0, 30.0, 90.0, 0.0, 0.0] * 4,
+        ),
         ("a sweep that is missed now and then", [0.0, None, 0.0, None, None, None, 0.0]),
     ],
     "OldestTaskAlarm": [
@@ -67,7 +81,11 @@ QUIET: dict[str, list[tuple[str, Minutes]]] = {
 
 
 def cases(table: dict[str, list[tuple[str, Minutes]]]) -> list[object]:
-    return [pytest.param(name, told, id=f"{name}: {what}") for name, several in table.items() for what, told in several]
+    return [
+        pytest.param(name, told, id=f"{name}: {what}")
+        for name, several in table.items()
+        for what, told in several
+    ]
 
 
 @pytest.mark.parametrize(("name", "told"), cases(FIRES))
@@ -80,7 +98,9 @@ def test_it_keeps_quiet_on(known: dict[str, Alarm], name: str, told: Minutes) ->
     assert not known[name].fires(told)
 
 
-def test_each_alarm_has_something_to_fire_on_and_something_to_keep_quiet_on(known: dict[str, Alarm]) -> None:
+def test_each_alarm_has_something_to_fire_on_and_something_to_keep_quiet_on(
+    known: dict[str, Alarm],
+) -> None:
     assert known.keys() == FIRES.keys() == QUIET.keys()
 
 
@@ -101,10 +121,15 @@ fire."""
 
 
 def test_each_looks_at_a_metric_that_is_published(known: dict[str, Alarm]) -> None:
-    census = Census({"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0)
+    census = Census(
+        {"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0
+    )
     line = embedded({**census.fields(), "late": 0}, "worker", 0)
     (directive,) = line["_aws"]["CloudWatchMetrics"]
-    ours = {(directive["Namespace"], one["Name"], directive["Dimensions"][0][0]) for one in directive["Metrics"]}
+    ours = {
+        (directive["Namespace"], one["Name"], directive["Dimensions"][0][0])
+        for one in directive["Metrics"]
+    }
     assert directive["Namespace"] == NAMESPACE
     for alarm in known.values():
         (dimension,) = alarm.dimensions

@@ -31,17 +31,26 @@ def found(tmp_path: Path, *change: str) -> str:
     ("change", "said"),
     [
         pytest.param(
-            ("      Name: !Ref AWS::StackName\n", "      Name: !Sub '${AWS::StackName}-${GatewayFunction}'\n"),
+            (
+                "      Name: !Ref AWS::StackName\n",
+                "      Name: !Sub '${AWS::StackName}-${GatewayFunction}'\n",
+            ),
             r"no order of creation: .*(Api|GatewayFunction) waits for",
             id="a circle",
         ),
         pytest.param(
-            ("      DeletionProtectionEnabled:", "      TableName: !Ref StageName\n      DeletionProtectionEnabled:"),
+            (
+                "      DeletionProtectionEnabled:",
+                "      TableName: !Ref StageName\n      DeletionProtectionEnabled:",
+            ),
             r"has a name of its own: Table: TableName(.|\n)*StageName=prod replaces ApiStage, Table",
             id="a table that a parameter replaces",
         ),
         pytest.param(
-            ('      PayloadFormatVersion: "2.0"', '      PayloadFormatVersion: "2.0"\n      Payload: x'),
+            (
+                '      PayloadFormatVersion: "2.0"',
+                '      PayloadFormatVersion: "2.0"\n      Payload: x',
+            ),
             r"E3002",
             id="a property that there is not",
         ),
@@ -77,7 +86,11 @@ def test_each_resource_comes_after_what_it_names_in_any_way() -> None:
 
 
 def test_resources_that_wait_for_each_other_are_named() -> None:
-    resources = {"A": resource(x={"Ref": "B"}), "B": resource(x={"Ref": "C"}), "C": resource(x={"Ref": "B"})}
+    resources = {
+        "A": resource(x={"Ref": "B"}),
+        "B": resource(x={"Ref": "C"}),
+        "C": resource(x={"Ref": "B"}),
+    }
     with pytest.raises(Circular, match="B waits for C waits for B"):
         order(resources)
 

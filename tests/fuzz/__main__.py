@@ -33,7 +33,9 @@ def changed(data: bytes, dice: random.Random) -> bytes:
             case 2:
                 made[at:at] = made[at : at + dice.choice((1, 8, 80))]
             case _:
-                made[at:at] = dice.choice((b"\x00", b"\xff", b"%", b"{", b"}", b"..", b"\r\n", b'"', b"[", b"9" * 30))
+                made[at:at] = dice.choice(
+                    (b"\x00", b"\xff", b"%", b"{", b"}", b"..", b"\r\n", b'"', b"[", b"9" * 30)
+                )
     return bytes(made)
 
 
@@ -55,8 +57,16 @@ def with_coverage(name: str, seconds: float) -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(SEEDS[name]()):
         (corpus / f"seed-{number}").write_bytes(data)
-    options = [f"-max_total_time={int(seconds)}", f"-artifact_prefix={CORPUS / name}/", "-timeout=20", "-max_len=20000"]
-    atheris.Setup([sys.argv[0], str(corpus), *options, "-rss_limit_mb=2048", "-print_final_stats=1"], TARGETS[name])
+    options = [
+        f"-max_total_time={int(seconds)}",
+        f"-artifact_prefix={CORPUS / name}/",
+        "-timeout=20",
+        "-max_len=20000",
+    ]
+    atheris.Setup(
+        [sys.argv[0], str(corpus), *options, "-rss_limit_mb=2048", "-print_final_stats=1"],
+        TARGETS[name],
+    )
     atheris.Fuzz()
 
 
@@ -80,8 +90,12 @@ def at_random(name: str, seconds: float, seed: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__.partition("\n")[0])
     parser.add_argument("target", nargs="?", choices=NAMES, help="default: all, one after another")
-    parser.add_argument("--seconds", type=float, default=60, help="for each target (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="where there is no atheris (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="for each target (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="where there is no atheris (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     if arguments.target is None:
         options = ["--seconds", str(arguments.seconds), "--seed", str(arguments.seed)]

@@ -99,11 +99,21 @@ class Wire(asyncio.Transport):
 @cache
 def server() -> Callable[[], Any]:
     """Makes protocols of a server with one of everything."""
-    functions = [one for one in EVERYTHING if one.__name__ not in ("crash", "broken_prompt", "broken_note")]
-    made = Config(gateway(*functions), http=protocol(HttpConfig()), ws="none", lifespan="off", log_config=None)  # type: ignore[arg-type]
+    functions = [
+        one for one in EVERYTHING if one.__name__ not in ("crash", "broken_prompt", "broken_note")
+    ]
+    made = Config(
+        gateway(*functions),
+        http=protocol(HttpConfig()),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+    )
     made.load()
     state = ServerState()
-    return lambda: made.http_protocol_class(config=made, server_state=state, app_state={}, _loop=loop())  # type: ignore[call-arg]
+    return lambda: made.http_protocol_class(
+        config=made, server_state=state, app_state={}, _loop=loop()
+    )  # type: ignore[call-arg]
 
 
 def requests(data: bytes) -> None:
@@ -120,7 +130,12 @@ async def _exchange(data: bytes) -> bytes:
     one.connection_made(client)
     one.data_received(data)
     until = loop().time() + 5
-    while one.tasks and not client.is_over and not client.answer.endswith(b"\r\n\r\n") and loop().time() < until:
+    while (
+        one.tasks
+        and not client.is_over
+        and not client.answer.endswith(b"\r\n\r\n")
+        and loop().time() < until
+    ):
         waiting = one._running is None or one._running.more_body
         await asyncio.sleep(0)
         if waiting and one._part is not one._part.NONE:
@@ -140,7 +155,10 @@ def _responses(answer: bytes) -> Iterator[tuple[int, bytes]]:
     """The whole answers among what was written; a stream that was cut off has no body."""
     while answer.startswith(b"HTTP/1.1 "):
         head, _, rest = answer.partition(b"\r\n\r\n")
-        length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), None)
+        length = next(
+            (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")),
+            None,
+        )
         size = 0 if length is None else int(length.partition(b":")[2])
         yield int(head.split()[1]), rest[:size] if len(rest) >= size else b""
         answer = rest[size:]
@@ -184,7 +202,9 @@ def answer_to(data: bytes) -> dict[str, Any]:
     kind, path, header, authorizer, body, *_ = [*data.split(b"\n", 4), *[b""] * 5]
     names = ("http_api_v2", "rest_api_v1", "function_url")
     event = copy.deepcopy(_event(names[len(kind) % len(names)]))
-    event["headers"] |= _headers_of(body) | ({"mcp-name": header.decode("latin-1")} if header else {})
+    event["headers"] |= _headers_of(body) | (
+        {"mcp-name": header.decode("latin-1")} if header else {}
+    )
     event["path" if "path" in event else "rawPath"] = "/" + path.decode("latin-1")
     try:
         event["requestContext"]["authorizer"] = json.loads(authorizer)
@@ -257,7 +277,9 @@ def verifier() -> JwtVerifier:
     async def fetch(url: str) -> bytes:
         return jwks("rsa", "ec")
 
-    auth = JwtAuthConfig(issuer=ISSUER, jwks_url="https://issuer.example/jwks", algorithms=["RS256", "ES256"])
+    auth = JwtAuthConfig(
+        issuer=ISSUER, jwks_url="https://issuer.example/jwks", algorithms=["RS256", "ES256"]
+    )
     return JwtVerifier(auth, AUDIENCE, KeySet(auth.jwks_url, Clock(), fetch))
 
 
@@ -314,7 +336,13 @@ backends:
 """
 
 TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = MappingProxyType(
-    {"requests": requests, "events": events, "tokens": tokens, "templates": templates, "files": files}
+    {
+        "requests": requests,
+        "events": events,
+        "tokens": tokens,
+        "templates": templates,
+        "files": files,
+    }
 )
 SEEDS: Final[Mapping[str, Callable[[], list[bytes]]]] = MappingProxyType(
     {
@@ -325,10 +353,16 @@ SEEDS: Final[Mapping[str, Callable[[], list[bytes]]]] = MappingProxyType(
             b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n",
         ],
         "events": lambda: [
-            b"k" * kind + b'\nmcp\n\n{"jwt":{"claims":{"sub":"ada"}}}\n' + json.dumps(asked).encode()
+            b"k" * kind
+            + b'\nmcp\n\n{"jwt":{"claims":{"sub":"ada"}}}\n'
+            + json.dumps(asked).encode()
             for kind, asked in enumerate(VALID)
         ],
-        "tokens": lambda: [sealed().encode(), token("ec").rpartition(".")[0].encode() + b".AAAA", b"v1.a.b"],
+        "tokens": lambda: [
+            sealed().encode(),
+            token("ec").rpartition(".")[0].encode() + b".AAAA",
+            b"v1.a.b",
+        ],
         "templates": lambda: [
             b"note://{owner}/{+path}{?lang}\nnote://ann/a/b?lang=en",
             b"f://{/a*}{;b,c}{#d}\nf:///x/y;b=1;c#z",

@@ -76,7 +76,11 @@ async def send(app: FastAPI, request: Case) -> Answer:
 
     async def receive() -> dict[str, Any]:
         for number, chunk in sent:
-            return {"type": "http.request", "body": chunk, "more_body": number < len(request.chunks)}
+            return {
+                "type": "http.request",
+                "body": chunk,
+                "more_body": number < len(request.chunks),
+            }
         await streaming.wait()
         return {"type": "http.disconnect"}
 
@@ -84,14 +88,22 @@ async def send(app: FastAPI, request: Case) -> Answer:
         if message["type"] == "http.response.start":
             answer.starts += 1
             answer.status = message["status"]
-            answer.headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
+            answer.headers = {
+                name.decode(): value.decode("latin-1") for name, value in message["headers"]
+            }
         else:
             answer.body += message["body"]
             answer.ended = not message.get("more_body", False)
             if answer.is_stream and not answer.ended:
                 streaming.set()
 
-    scope = {"type": "http", "method": request.method, "path": "/mcp", "query_string": b"", "headers": request.headers}
+    scope = {
+        "type": "http",
+        "method": request.method,
+        "path": "/mcp",
+        "query_string": b"",
+        "headers": request.headers,
+    }
     await app(scope, receive, take)
     return answer
 
@@ -138,7 +150,13 @@ def _depth(value: Any) -> int:
 
 
 def _inner(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return (
+        list(value.values())
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list)
+        else []
+    )
 
 
 def is_id(value: Any) -> bool:
@@ -150,13 +168,17 @@ def is_id(value: Any) -> bool:
 def is_preflight(request: Case) -> bool:
     """Whether it is a question of a browser about CORS, which is not an MCP message and not answered as one."""
     asked = request.header(b"access-control-request-method")
-    return request.method == "OPTIONS" and asked is not None and request.header(b"origin") is not None
+    return (
+        request.method == "OPTIONS" and asked is not None and request.header(b"origin") is not None
+    )
 
 
 def judge(request: Case, answer: Answer) -> str:
     """Check an answer by everything that must hold for any; returns what it was, for the count."""
     assert answer.starts == 1
-    if is_preflight(request) and answer.status != 403:  # the guard refuses these as it refuses any other
+    if (
+        is_preflight(request) and answer.status != 403
+    ):  # the guard refuses these as it refuses any other
         assert answer.status in (200, 400)
         return "preflight"
     assert answer.status in STATUSES
@@ -174,7 +196,9 @@ def judge(request: Case, answer: Answer) -> str:
         assert response.json()["id"] == asked["id"]
         return judge_result(asked, response)
     code = wire.valid_error(response)["code"]
-    assert code != -32603, "nothing in these requests makes a handler fail, so it must have been the gateway"
+    assert code != -32603, (
+        "nothing in these requests makes a handler fail, so it must have been the gateway"
+    )
     judge_error(request, answer.status, code, response.json())
     return f"{answer.status} {code}"
 
@@ -187,7 +211,9 @@ def judge_result(asked: dict[str, Any], response: httpx.Response) -> str:
         return "session"
     if result["resultType"] == "task":
         assert method == "tools/call"
-        assert EXTENSION in asked["params"]["_meta"][wire.PREFIX + "clientCapabilities"]["extensions"]
+        assert (
+            EXTENSION in asked["params"]["_meta"][wire.PREFIX + "clientCapabilities"]["extensions"]
+        )
         valid_created(response.json())
         return "created"
     if method == "tasks/get":
@@ -228,7 +254,9 @@ def judge_stream(request: Case, answer: Answer) -> str:
         assert messages[0]["params"]["_meta"][wire.SUBSCRIPTION_ID] == asked["id"]
         return "listening"
     *notifications, last = messages
-    assert all(one["method"].startswith("notifications/") and "id" not in one for one in notifications)
+    assert all(
+        one["method"].startswith("notifications/") and "id" not in one for one in notifications
+    )
     assert last["id"] == asked["id"]
     assert ("result" in last) != ("error" in last)
     return "stream"
@@ -284,15 +312,23 @@ async def make_tasks(stores: Stores) -> None:
         claimed = await stores.tasks.claim(ref, now_ms, now_ms + 1_000)
         assert isinstance(claimed, Claimed)
         roots = encode({"method": "roots/list"})
-        await stores.tasks.suspend(claimed.lease, NOTHING, {"who": roots, "unanswered": roots}, now_ms)
+        await stores.tasks.suspend(
+            claimed.lease, NOTHING, {"who": roots, "unanswered": roots}, now_ms
+        )
 
 
-async def test_any_request_gets_one_well_formed_answer_in_time(lines: Lines, tmp_path: Path) -> None:
+async def test_any_request_gets_one_well_formed_answer_in_time(
+    lines: Lines, tmp_path: Path
+) -> None:
     cases, seed = chosen()
     print(f"\nFUZZ_CASES={cases} FUZZ_SEED={seed}")
-    functions = [one for one in EVERYTHING if one.__name__ not in ("crash", "broken_prompt", "broken_note")]
+    functions = [
+        one for one in EVERYTHING if one.__name__ not in ("crash", "broken_prompt", "broken_note")
+    ]
     stores = make_stores(task_settings(tmp_path), Clock())
-    async with serving(tmp_path, *functions, dig, http={"max_body_bytes": MAX_BODY}, stores=stores, works=False) as app:
+    async with serving(
+        tmp_path, *functions, dig, http={"max_body_bytes": MAX_BODY}, stores=stores, works=False
+    ) as app:
         await make_tasks(stores)
         await try_all(app, cases, seed, lines)
 

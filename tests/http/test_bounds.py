@@ -30,14 +30,21 @@ SHORT = {"head_timeout_s": 0.5, "body_timeout_s": 0.5, "send_timeout_s": 1, "max
 
 def configuration(directory: Path, http: dict[str, Any], **more: Any) -> Path:
     config = directory / "gateway.json"
-    backend = {"kind": "python", "name": "served", "prefix": "", "path": str(Path(__file__).with_name("served.py"))}
+    backend = {
+        "kind": "python",
+        "name": "served",
+        "prefix": "",
+        "path": str(Path(__file__).with_name("served.py")),
+    }
     config.write_text(json.dumps({"backends": [backend], "http": http, **more}))
     return config
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(configuration(tmp_path_factory.mktemp("bounded"), SHORT, limits={"threads": 2})) as started:
+    with running(
+        configuration(tmp_path_factory.mktemp("bounded"), SHORT, limits={"threads": 2})
+    ) as started:
         yield started
         assert [line for line in started.lines() if line["level"] == "error"] == []
 
@@ -52,7 +59,12 @@ def raw(asked: dict[str, Any], *more: bytes) -> bytes:
     body = json.dumps(asked).encode()
     head = "".join(f"{name}: {value}\r\n" for name, value in wire.headers(asked).items()).encode()
     lines = b"".join(line + b"\r\n" for line in more)
-    return b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (head, lines, len(body), body)
+    return b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
+        head,
+        lines,
+        len(body),
+        body,
+    )
 
 
 def call(name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
@@ -60,7 +72,9 @@ def call(name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> dic
 
 
 @asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(
+    server: Server,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
         yield reader, writer
@@ -92,7 +106,9 @@ def resident_mb(server: Server) -> float:
     ],
     ids=["a long field", "an endless field", "many fields", "many long fields", "an endless path"],
 )
-async def test_a_head_over_the_bounds_is_refused_before_the_app_sees_it(server: Server, head: bytes) -> None:
+async def test_a_head_over_the_bounds_is_refused_before_the_app_sees_it(
+    server: Server, head: bytes
+) -> None:
     status, body = await answered(server, head)
     assert status == 431
     assert "http.max_header_bytes" in body["error"]["message"]
@@ -144,7 +160,12 @@ async def test_trailers_without_end_are_refused(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [b"", b"POST /mcp HT", HEAD + b"content-length: 100\r\n\r\n{", HEAD + b"transfer-encoding: chunked\r\n\r\n"],
+    [
+        b"",
+        b"POST /mcp HT",
+        HEAD + b"content-length: 100\r\n\r\n{",
+        HEAD + b"transfer-encoding: chunked\r\n\r\n",
+    ],
     ids=["nothing", "half a head", "half a body", "no chunk"],
 )
 async def test_what_does_not_arrive_in_time_is_given_up(server: Server, part: bytes) -> None:
@@ -178,9 +199,16 @@ async def test_who_has_sent_no_request_makes_room_for_who_does(server: Server, m
             assert await Client(http).text("add", {"a": 1, "b": 2}) == "3"
 
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has all of 127.0.0.0/8")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux has all of 127.0.0.0/8"
+)
 PLACES = 16
-ROOM = {"head_timeout_s": 60, "body_timeout_s": 60, "max_connections": PLACES, "max_connections_per_address": 4}
+ROOM = {
+    "head_timeout_s": 60,
+    "body_timeout_s": 60,
+    "max_connections": PLACES,
+    "max_connections_per_address": 4,
+}
 
 
 @pytest.fixture
@@ -205,9 +233,13 @@ class Crowd:
         for _, writer in self.all:
             writer.transport.abort()
 
-    async def open(self, address: str, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open(
+        self, address: str, sent: bytes = b""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """One more, on which so much is sent."""
-        streams = await asyncio.open_connection("127.0.0.1", self._server.port, local_addr=(address, 0))
+        streams = await asyncio.open_connection(
+            "127.0.0.1", self._server.port, local_addr=(address, 0)
+        )
         self.all.append(streams)
         streams[1].write(sent)
         return streams
@@ -217,7 +249,9 @@ async def sum_of(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], a: 
     """What `add` says on a connection."""
     streams[1].write(raw(call("add", {"a": a, "b": 1})))
     head = await asyncio.wait_for(streams[0].readuntil(b"\r\n\r\n"), 10)
-    length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+    length = next(
+        line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
+    )
     body = json.loads(await streams[0].readexactly(int(length.partition(b":")[2])))
     assert head.startswith(b"HTTP/1.1 200"), body
     found: int = body["result"]["structuredContent"]
@@ -226,9 +260,15 @@ async def sum_of(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], a: 
 
 @linux
 @pytest.mark.parametrize(
-    "part", [HEAD + b"content-length: 9\r\n\r\n{", b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nPOST /"]
+    "part",
+    [
+        HEAD + b"content-length: 9\r\n\r\n{",
+        b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nPOST /",
+    ],
 )
-async def test_who_sends_half_requests_makes_room_for_who_sends_whole_ones(small: Server, part: bytes) -> None:
+async def test_who_sends_half_requests_makes_room_for_who_sends_whole_ones(
+    small: Server, part: bytes
+) -> None:
     async with Crowd(small) as crowd:
         for number in range(2 * PLACES):
             await crowd.open(f"127.0.0.{2 + number % 4}", part)
@@ -244,7 +284,9 @@ async def test_a_half_body_that_makes_room_is_told_why(small: Server) -> None:
         await asyncio.sleep(0.3)
         for _ in range(2):
             await crowd.open("127.0.0.1")
-        for answer in asyncio.as_completed([everything_from(reader) for reader, _ in crowd.all], timeout=30):
+        for answer in asyncio.as_completed(
+            [everything_from(reader) for reader, _ in crowd.all], timeout=30
+        ):
             if said := await answer:  # nothing where it made room before it sent a head
                 break
     assert said.startswith(b"HTTP/1.1 503")
@@ -258,7 +300,9 @@ async def everything_from(reader: asyncio.StreamReader) -> bytes:
 
 
 @linux
-async def test_a_flood_of_connections_ends_its_own_and_not_one_of_another_address(small: Server) -> None:
+async def test_a_flood_of_connections_ends_its_own_and_not_one_of_another_address(
+    small: Server,
+) -> None:
     async with Crowd(small) as crowd:
         mine = await crowd.open("127.0.0.1")
         for _ in range(10 * PLACES):
@@ -276,7 +320,9 @@ async def test_who_is_served_keeps_the_connection_whatever_a_flood_does(small: S
 
 
 @linux
-async def test_an_address_with_more_calls_than_its_share_makes_room_for_one_with_fewer(small: Server) -> None:
+async def test_an_address_with_more_calls_than_its_share_makes_room_for_one_with_fewer(
+    small: Server,
+) -> None:
     async with Crowd(small) as crowd:
         for number in range(PLACES):
             await crowd.open(f"127.0.0.{2 + number % 3}", raw(call("wait", {"name": "share"})))
@@ -294,7 +340,11 @@ async def test_calls_of_addresses_within_their_share_make_room_for_nobody(small:
         refused = await crowd.open("127.0.0.1")
         assert b" 503 " in await asyncio.wait_for(refused[0].read(), 30)
         await asyncio.sleep(0.1)
-    assert not [line for line in small.lines() if line.get("gate") == "within" and line["msg"] == "cancelled"]
+    assert not [
+        line
+        for line in small.lines()
+        if line.get("gate") == "within" and line["msg"] == "cancelled"
+    ]
 
 
 async def test_a_server_whose_connections_are_all_in_use_says_503(server: Server) -> None:
@@ -319,13 +369,17 @@ from roundgate.http.server import Bounds
 bounds = Bounds.of(HttpConfig())
 print(bounds.connections, bounds.per_address)
 """
-    ran = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.split() == ["144", "18"]
 
 
 async def test_clients_that_do_not_read_do_not_keep_threads(server: Server, mcp: Client) -> None:
     asked = raw(call("flood_thread", {"count": 2000, "size": 10_000}, logLevel="info"))
-    connections = [await asyncio.open_connection("127.0.0.1", server.port, limit=1024) for _ in range(4)]
+    connections = [
+        await asyncio.open_connection("127.0.0.1", server.port, limit=1024) for _ in range(4)
+    ]
     for _, writer in connections:
         writer.write(asked)
     await asyncio.sleep(0.3)
@@ -347,11 +401,16 @@ async def test_a_slow_reader_that_keeps_reading_gets_everything(server: Server) 
 
 async def test_too_many_requests_without_waiting_for_an_answer_are_refused(server: Server) -> None:
     async with connected(server) as (reader, writer):
-        writer.write(raw(call("wait", {"name": "pipeline"})) + b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3000)
+        writer.write(
+            raw(call("wait", {"name": "pipeline"}))
+            + b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 3000
+        )
         assert b" 503 " in await asyncio.wait_for(reader.read(), 30)
 
 
-async def test_a_call_ends_with_its_connection_also_while_another_request_waits_behind_it(server: Server) -> None:
+async def test_a_call_ends_with_its_connection_also_while_another_request_waits_behind_it(
+    server: Server,
+) -> None:
     async with connected(server) as (_, writer):
         writer.write(raw(call("wait", {"name": "behind"})) + raw(call("add", {"a": 1, "b": 2})))
         await asyncio.to_thread(server.logged, msg="waiting", gate="behind")

@@ -40,9 +40,13 @@ class Waiter:
 
 
 @pytest.mark.parametrize("meta", [{}, {"progressToken": 1}], ids=["json", "events"])
-async def test_a_client_that_hangs_up_cancels_its_call(meta: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_hangs_up_cancels_its_call(
+    meta: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     waiter = Waiter()
-    async with Exchange(waiter.app, wire.message("tools/call", {"name": "wait"}, **meta)) as exchange:
+    async with Exchange(
+        waiter.app, wire.message("tools/call", {"name": "wait"}, **meta)
+    ) as exchange:
         await waiter.started.wait()
         exchange.hang_up()
         assert await asyncio.wait_for(waiter.ended, 20) == "cancelled"
@@ -62,7 +66,9 @@ async def test_one_client_that_hangs_up_does_not_disturb_another() -> None:
         assert json.loads(await staying.body())["result"]["content"][0]["text"] == "waited"
 
 
-async def test_a_handler_that_will_not_be_cancelled_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handler_that_will_not_be_cancelled_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     @tool
     async def stubborn() -> str:
         try:
@@ -71,7 +77,9 @@ async def test_a_handler_that_will_not_be_cancelled_harms_nobody(caplog: pytest.
             await asyncio.sleep(0.01)
         return "anyway"
 
-    async with Exchange(gateway(stubborn), wire.message("tools/call", {"name": "stubborn"})) as exchange:
+    async with Exchange(
+        gateway(stubborn), wire.message("tools/call", {"name": "stubborn"})
+    ) as exchange:
         exchange.hang_up()
     assert not exchange.running.cancelled()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
@@ -85,7 +93,9 @@ async def test_a_handler_that_fails_while_it_is_cancelled_harms_nobody() -> None
         finally:
             raise RuntimeError("in the clean-up")
 
-    async with Exchange(gateway(clumsy), wire.message("tools/call", {"name": "clumsy"})) as exchange:
+    async with Exchange(
+        gateway(clumsy), wire.message("tools/call", {"name": "clumsy"})
+    ) as exchange:
         exchange.hang_up()
     assert exchange.running.exception() is None
 
@@ -151,7 +161,9 @@ async def test_a_send_that_fails_because_nobody_is_there_is_not_tried_for_ever()
     assert tried == ["http.response.start"]
 
 
-async def test_a_cancellation_from_outside_is_passed_on_and_logged_as_such(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancellation_from_outside_is_passed_on_and_logged_as_such(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", "roundgate.request")
     waiter = Waiter()
     exchange = Exchange(waiter.app, wire.message("tools/call", {"name": "wait"}))

@@ -20,7 +20,9 @@ def sent(value: Any) -> bytes:
 
 
 @pytest.mark.parametrize("request_id", [7, 0, -1, "seven", ""])
-async def test_a_request_to_a_wrong_host_is_refused_under_its_id(mcp: Client, request_id: Any) -> None:
+async def test_a_request_to_a_wrong_host_is_refused_under_its_id(
+    mcp: Client, request_id: Any
+) -> None:
     response = await mcp.post("tools/list", request_id=request_id, headers={"host": "evil.example"})
     assert response.status_code == 403
     assert response.json()["id"] == request_id
@@ -52,17 +54,24 @@ async def test_a_body_of_unknown_length_is_not_read_for_its_id(mcp: Client) -> N
 
 
 async def test_a_body_with_too_many_values_is_refused_under_its_id(mcp: Client) -> None:
-    response = await mcp.post("tools/call", {"name": "add", "arguments": {"a": [0] * 200_000}}, request_id=9)
+    response = await mcp.post(
+        "tools/call", {"name": "add", "arguments": {"a": [0] * 200_000}}, request_id=9
+    )
     assert (response.status_code, response.json()["id"]) == (413, 9)
     swapped = {"jsonrpc": "2.0", "method": "tools/call", "params": {"a": [0] * 200_000}, "id": 9}
-    last = await mcp.http.post("/mcp", content=sent(swapped), headers=wire.headers(wire.message("tools/list")))
+    last = await mcp.http.post(
+        "/mcp", content=sent(swapped), headers=wire.headers(wire.message("tools/list"))
+    )
     assert (last.status_code, last.json()["id"]) == (413, 9)
 
 
 @pytest.mark.parametrize("origin", ["http://127.0.0.1"])
 async def test_pages_may_read_the_session_and_the_challenge(mcp: Client, origin: str) -> None:
     response = await mcp.post("tools/list", headers={"origin": origin})
-    exposed = {name.strip().lower() for name in response.headers["access-control-expose-headers"].split(",")}
+    exposed = {
+        name.strip().lower()
+        for name in response.headers["access-control-expose-headers"].split(",")
+    }
     assert exposed == {"www-authenticate", "mcp-session-id"}
 
 

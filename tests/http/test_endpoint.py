@@ -19,7 +19,9 @@ CALL = wire.message("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}
 HEADERS = wire.headers(CALL)
 
 
-@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "BREW"])
+@pytest.mark.parametrize(
+    "method", ["GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "BREW"]
+)
 async def test_only_post_is_allowed(mcp: Client, method: str) -> None:
     response = await mcp.http.request(method, "/mcp", headers=HEADERS)
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
@@ -28,10 +30,19 @@ async def test_only_post_is_allowed(mcp: Client, method: str) -> None:
 
 @pytest.mark.parametrize(
     "content_type",
-    ["text/plain", "application/json-rpc", "application/x-www-form-urlencoded", "", "json", "application/json,text/x"],
+    [
+        "text/plain",
+        "application/json-rpc",
+        "application/x-www-form-urlencoded",
+        "",
+        "json",
+        "application/json,text/x",
+    ],
 )
 async def test_only_json_is_taken(mcp: Client, content_type: str) -> None:
-    response = await mcp.http.post("/mcp", json=CALL, headers={**HEADERS, "content-type": content_type})
+    response = await mcp.http.post(
+        "/mcp", json=CALL, headers={**HEADERS, "content-type": content_type}
+    )
     assert response.status_code == 415
     assert "application/json" in wire.valid_error(response)["message"]
 
@@ -42,22 +53,35 @@ async def test_a_body_without_content_type_is_not_taken(mcp: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", " application/json ;x=y"]
+    "content_type",
+    ["application/json; charset=utf-8", "APPLICATION/JSON", " application/json ;x=y"],
 )
-async def test_the_content_type_may_have_parameters_and_any_case(mcp: Client, content_type: str) -> None:
+async def test_the_content_type_may_have_parameters_and_any_case(
+    mcp: Client, content_type: str
+) -> None:
     response = await mcp.post("tools/list", headers={"content-type": content_type})
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize("accept", ["text/html", "", "application/xml, image/*", "application/jsonx"])
-async def test_a_client_that_accepts_neither_json_nor_events_is_refused(mcp: Client, accept: str) -> None:
+@pytest.mark.parametrize(
+    "accept", ["text/html", "", "application/xml, image/*", "application/jsonx"]
+)
+async def test_a_client_that_accepts_neither_json_nor_events_is_refused(
+    mcp: Client, accept: str
+) -> None:
     response = await mcp.post("tools/list", headers={"accept": accept})
     assert response.status_code == 406
     assert "text/event-stream" in wire.valid_error(response)["message"]
 
 
 @pytest.mark.parametrize(
-    "accept", ["*/*", "application/*", "text/html, APPLICATION/JSON;q=0.9", "application/json,text/event-stream"]
+    "accept",
+    [
+        "*/*",
+        "application/*",
+        "text/html, APPLICATION/JSON;q=0.9",
+        "application/json,text/event-stream",
+    ],
 )
 async def test_a_client_that_accepts_json_gets_json(mcp: Client, accept: str) -> None:
     response = await mcp.post("tools/list", headers={"accept": accept})
@@ -79,11 +103,14 @@ async def test_a_client_that_accepts_only_events_gets_the_result_as_an_event(mcp
 
 
 @pytest.mark.parametrize(
-    "lines", [["text/event-stream", "application/json"], ["application/json", "text/html"], ["", "*/*"]]
+    "lines",
+    [["text/event-stream", "application/json"], ["application/json", "text/html"], ["", "*/*"]],
 )
 async def test_accept_may_come_in_several_lines(lines: list[str]) -> None:
     no_accept = {name: value for name, value in HEADERS.items() if name != "accept"}
-    async with Exchange(gateway(add), CALL, no_accept, [("accept", line) for line in lines]) as exchange:
+    async with Exchange(
+        gateway(add), CALL, no_accept, [("accept", line) for line in lines]
+    ) as exchange:
         await exchange.body()
     assert (exchange.status, exchange.headers[b"content-type"]) == (200, b"application/json")
 
@@ -112,35 +139,51 @@ async def in_chunks(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
-async def test_a_chunked_body_without_content_length_is_read_to_its_end(narrow: Client, size: int) -> None:
-    response = await narrow.http.post("/mcp", content=in_chunks(padded(1024), size), headers=HEADERS)
+async def test_a_chunked_body_without_content_length_is_read_to_its_end(
+    narrow: Client, size: int
+) -> None:
+    response = await narrow.http.post(
+        "/mcp", content=in_chunks(padded(1024), size), headers=HEADERS
+    )
     assert "content-length" not in response.request.headers
     assert wire.valid_result("tools/call", response.json())["structuredContent"] == 3
 
 
 @pytest.mark.parametrize("size", [1, 100, 5000])
 async def test_a_chunked_body_that_is_too_large_is_refused(narrow: Client, size: int) -> None:
-    response = await narrow.http.post("/mcp", content=in_chunks(padded(1025), size), headers=HEADERS)
+    response = await narrow.http.post(
+        "/mcp", content=in_chunks(padded(1025), size), headers=HEADERS
+    )
     assert response.status_code == 413
     assert "http.max_body_bytes" in wire.valid_error(response)["message"]
 
 
-async def test_a_content_length_that_is_too_large_is_refused_before_the_body_is_read(narrow: Client) -> None:
+async def test_a_content_length_that_is_too_large_is_refused_before_the_body_is_read(
+    narrow: Client,
+) -> None:
     async def never() -> AsyncIterator[bytes]:
         yield pytest.fail("the body was read")
 
     for length in ("1025", "9" * 400):
-        response = await narrow.http.post("/mcp", content=never(), headers={**HEADERS, "content-length": length})
+        response = await narrow.http.post(
+            "/mcp", content=never(), headers={**HEADERS, "content-length": length}
+        )
         assert response.status_code == 413
 
 
 async def test_a_body_of_the_largest_size_is_taken(narrow: Client) -> None:
-    assert (await narrow.http.post("/mcp", content=padded(1024), headers=HEADERS)).status_code == 200
-    assert (await narrow.http.post("/mcp", content=padded(1025), headers=HEADERS)).status_code == 413
+    assert (
+        await narrow.http.post("/mcp", content=padded(1024), headers=HEADERS)
+    ).status_code == 200
+    assert (
+        await narrow.http.post("/mcp", content=padded(1025), headers=HEADERS)
+    ).status_code == 413
 
 
 @pytest.mark.parametrize("length", ["", "-1", "many", "1e9", "\xb2"])
-async def test_a_content_length_that_is_no_number_is_not_believed(narrow: Client, length: str) -> None:
+async def test_a_content_length_that_is_no_number_is_not_believed(
+    narrow: Client, length: str
+) -> None:
     sent = [
         *((name.encode(), value.encode()) for name, value in HEADERS.items()),
         (b"content-length", length.encode("latin-1")),
@@ -149,9 +192,13 @@ async def test_a_content_length_that_is_no_number_is_not_believed(narrow: Client
     assert wire.valid_result("tools/call", response.json())["structuredContent"] == 3
 
 
-@pytest.mark.parametrize("method", ["notifications/cancelled", "notifications/roots/list_changed", "notifications/x"])
+@pytest.mark.parametrize(
+    "method", ["notifications/cancelled", "notifications/roots/list_changed", "notifications/x"]
+)
 async def test_a_notification_is_accepted_without_a_body(mcp: Client, method: str) -> None:
-    response = await mcp.http.post("/mcp", json={"jsonrpc": "2.0", "method": method}, headers=HEADERS)
+    response = await mcp.http.post(
+        "/mcp", json={"jsonrpc": "2.0", "method": method}, headers=HEADERS
+    )
     assert (response.status_code, response.content) == (202, b"")
     assert "content-type" not in response.headers
 
@@ -185,12 +232,16 @@ async def test_a_notification_does_not_need_the_headers_of_a_request(mcp: Client
 async def test_a_body_that_is_no_request_is_one_json_rpc_error(
     mcp: Client, body: bytes, code: int, request_id: Any
 ) -> None:
-    response = await mcp.http.post("/mcp", content=body, headers={**HEADERS, "mcp-method": "tools/list"})
+    response = await mcp.http.post(
+        "/mcp", content=body, headers={**HEADERS, "mcp-method": "tools/list"}
+    )
     assert (response.status_code, wire.valid_error(response)["code"]) == (400, code)
     assert response.json().get("id") == request_id
 
 
-@pytest.mark.parametrize("request_id", [0, -1, 2**63 - 1, -(2**63), "", "1", "ü\u2028\x00", "x" * 256])
+@pytest.mark.parametrize(
+    "request_id", [0, -1, 2**63 - 1, -(2**63), "", "1", "ü\u2028\x00", "x" * 256]
+)
 async def test_the_id_comes_back_as_it_was(mcp: Client, request_id: Any) -> None:
     for method, status in (("tools/list", 200), ("no/such", 404)):
         response = await mcp.post(method, request_id=request_id)
@@ -217,13 +268,17 @@ async def test_an_exception_of_our_own_making_is_an_internal_error_that_tells_no
 
 def with_nodes(count: int) -> str:
     """Arguments with so many values and keys, and strings full of what looks like more."""
-    return json.dumps({"text": ",:[{" * 50_000, "more": [0] * (count - 30), "quoted": '\\"\\' * 1000})
+    return json.dumps(
+        {"text": ",:[{" * 50_000, "more": [0] * (count - 30), "quoted": '\\"\\' * 1000}
+    )
 
 
 async def test_a_body_may_have_many_values_but_not_any_number() -> None:
     async with client(gateway(echo_any, http={"max_json_nodes": 2_000})) as mcp:
         few, many = (json.loads(with_nodes(count)) for count in (1_900, 2_200))
-        assert (await mcp.post("tools/call", {"name": "echo_any", "arguments": {"value": few}})).status_code == 200
+        assert (
+            await mcp.post("tools/call", {"name": "echo_any", "arguments": {"value": few}})
+        ).status_code == 200
         response = await mcp.post("tools/call", {"name": "echo_any", "arguments": {"value": many}})
     assert response.status_code == 413
     assert "http.max_json_nodes" in wire.valid_error(response)["message"]
@@ -231,7 +286,9 @@ async def test_a_body_may_have_many_values_but_not_any_number() -> None:
 
 async def test_large_bodies_that_are_being_served_are_bounded_together() -> None:
     app = gateway(wait_for_gate, http={"max_pending_bytes": 1_000_000})
-    asked = wire.message("tools/call", {"name": "wait_for_gate", "arguments": {"text": "x" * 400_000}})
+    asked = wire.message(
+        "tools/call", {"name": "wait_for_gate", "arguments": {"text": "x" * 400_000}}
+    )
     async with Exchange(app, asked), Exchange(app, asked):
         await asyncio.sleep(0.05)
         async with Exchange(app, asked) as third:
@@ -255,10 +312,16 @@ async def test_a_stream_is_not_kept_for_a_large_request(mcp: Client) -> None:
     ("method", "params"),
     [
         ("resources/read", {"uri": "note://" + "x" * 8_200}),
-        ("subscriptions/listen", {"notifications": {"resourceSubscriptions": ["note://" + "x" * 8_200]}}),
+        (
+            "subscriptions/listen",
+            {"notifications": {"resourceSubscriptions": ["note://" + "x" * 8_200]}},
+        ),
         (
             "completion/complete",
-            {"ref": {"type": "ref/resource", "uri": "x" * 8_200}, "argument": {"name": "a", "value": "b"}},
+            {
+                "ref": {"type": "ref/resource", "uri": "x" * 8_200},
+                "argument": {"name": "a", "value": "b"},
+            },
         ),
     ],
 )

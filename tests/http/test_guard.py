@@ -25,7 +25,8 @@ async def ask(app: FastAPI, **headers: str | bytes) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST", "localhost:8000", "[::1]:8000", " localhost "]
+    "host",
+    ["localhost", "127.0.0.1", "[::1]", "LOCALHOST", "localhost:8000", "[::1]:8000", " localhost "],
 )
 async def test_loopback_names_are_served_on_any_port(everything: FastAPI, host: str) -> None:
     assert (await ask(everything, host=host)).status_code == 200
@@ -44,7 +45,9 @@ async def test_loopback_names_are_served_on_any_port(everything: FastAPI, host: 
         b"\xff",
     ],
 )
-async def test_another_host_is_refused_and_the_setting_named(everything: FastAPI, host: str) -> None:
+async def test_another_host_is_refused_and_the_setting_named(
+    everything: FastAPI, host: str
+) -> None:
     response = await ask(everything, host=host)
     assert response.status_code == 403
     message = wire.valid_error(response)["message"]
@@ -62,10 +65,18 @@ async def test_another_host_is_refused_and_the_setting_named(everything: FastAPI
         [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://evil.example")],
     ],
 )
-async def test_host_and_origin_are_not_sent_twice(everything: FastAPI, lines: list[tuple[str, str]]) -> None:
+async def test_host_and_origin_are_not_sent_twice(
+    everything: FastAPI, lines: list[tuple[str, str]]
+) -> None:
     async with client(everything) as mcp:
-        others = [(name, value) for name, value in wire.headers(DISCOVER).items() if name not in ("host", "origin")]
-        response = await mcp.http.post("/mcp", content=json.dumps(DISCOVER), headers=[*others, *lines])
+        others = [
+            (name, value)
+            for name, value in wire.headers(DISCOVER).items()
+            if name not in ("host", "origin")
+        ]
+        response = await mcp.http.post(
+            "/mcp", content=json.dumps(DISCOVER), headers=[*others, *lines]
+        )
     assert response.status_code == 403
     assert "once" in wire.valid_error(response)["message"]
 
@@ -104,7 +115,9 @@ async def test_pages_of_the_gateways_own_origin_are_served_and_told_so(
         b"\xff",
     ],
 )
-async def test_another_origin_is_refused_and_the_setting_named(everything: FastAPI, origin: str) -> None:
+async def test_another_origin_is_refused_and_the_setting_named(
+    everything: FastAPI, origin: str
+) -> None:
     response = await ask(everything, host="localhost:8000", origin=origin)
     assert response.status_code == 403
     assert "http.allowed_origins" in wire.valid_error(response)["message"]
@@ -125,23 +138,31 @@ async def test_the_guard_stands_before_everything_else(everything: FastAPI) -> N
                 refused = await mcp.http.request(method, path, headers=headers, content=b"\xff")
                 assert refused.status_code == 403
                 if (method, path) != ("GET", "/healthz"):
-                    refused = await mcp.http.request(method, path, headers={"host": "evil.example"}, content=b"\xff")
+                    refused = await mcp.http.request(
+                        method, path, headers={"host": "evil.example"}, content=b"\xff"
+                    )
                     assert refused.status_code == 403
 
 
-async def test_a_load_balancer_may_ask_at_an_address_whether_the_gateway_is_alive(everything: FastAPI) -> None:
+async def test_a_load_balancer_may_ask_at_an_address_whether_the_gateway_is_alive(
+    everything: FastAPI,
+) -> None:
     async with client(everything) as mcp:
         alive = await mcp.http.get("/healthz", headers={"host": "10.1.2.3:8080"})
         assert (alive.status_code, alive.json()["status"]) == (200, "ok")
 
 
-@pytest.mark.parametrize("rule", ["api.example.com", "api.example.com:8443", "*.example.com", "*", "API.Example.com"])
+@pytest.mark.parametrize(
+    "rule", ["api.example.com", "api.example.com:8443", "*.example.com", "*", "API.Example.com"]
+)
 async def test_a_host_on_the_list_is_served(rule: str) -> None:
     app = gateway(add, http={"allowed_hosts": [rule]})
     assert (await ask(app, host="api.example.com:8443")).status_code == 200
 
 
-@pytest.mark.parametrize("rule", ["example.com", "api.example.com:443", "*.api.example.com", "*example.com"])
+@pytest.mark.parametrize(
+    "rule", ["example.com", "api.example.com:443", "*.api.example.com", "*example.com"]
+)
 async def test_a_host_that_no_rule_matches_is_refused(rule: str) -> None:
     app = gateway(add, http={"allowed_hosts": [rule]})
     assert (await ask(app, host="api.example.com:8443")).status_code == 403
@@ -156,7 +177,8 @@ async def test_a_host_that_was_refused_stays_refused_after_others_passed() -> No
 
 
 @pytest.mark.parametrize(
-    "rule", ["https://app.example.com", "https://app.example.com/", "*", "https://app.example.com:*"]
+    "rule",
+    ["https://app.example.com", "https://app.example.com/", "*", "https://app.example.com:*"],
 )
 async def test_an_origin_on_the_list_is_served(rule: str) -> None:
     app = gateway(add, http={"allowed_origins": [rule]})
@@ -173,11 +195,17 @@ async def test_a_list_of_origins_replaces_the_loopback_ones() -> None:
     ("public_url", "host", "origin"),
     [
         ("https://mcp.example.com", "mcp.example.com", "https://mcp.example.com"),
-        ("https://MCP.example.com:8443/mcp", "mcp.example.com:8443", "https://mcp.example.com:8443"),
+        (
+            "https://MCP.example.com:8443/mcp",
+            "mcp.example.com:8443",
+            "https://mcp.example.com:8443",
+        ),
         ("http://[2001:db8::1]:8000", "[2001:db8::1]:8000", "http://[2001:db8::1]:8000"),
     ],
 )
-async def test_the_host_and_origin_of_the_public_url_are_served(public_url: str, host: str, origin: str) -> None:
+async def test_the_host_and_origin_of_the_public_url_are_served(
+    public_url: str, host: str, origin: str
+) -> None:
     app = gateway(add, using=Settings(public_url=public_url))
     assert (await ask(app, host=host, origin=origin)).status_code == 200
     assert (await ask(app, host="localhost:1", origin="http://localhost:1")).status_code == 200
@@ -195,12 +223,16 @@ async def test_on_lambda_any_host_is_served_but_not_any_origin() -> None:
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_a_page_at_a_name_that_anybody_may_have_is_not_the_gateways_own(scheme: str) -> None:
     app = gateway(add, http={"allowed_hosts": ["*"]})
-    assert (await ask(app, host="rebound.example", origin=f"{scheme}://rebound.example")).status_code == 403
+    assert (
+        await ask(app, host="rebound.example", origin=f"{scheme}://rebound.example")
+    ).status_code == 403
     assert (await ask(app, host="localhost:1", origin=f"{scheme}://localhost:1")).status_code == 200
 
 
 @pytest.mark.parametrize("server", ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::7", "0.0.0.0"])
-async def test_without_authentication_only_this_machine_is_served_whatever_server_runs_the_app(server: str) -> None:
+async def test_without_authentication_only_this_machine_is_served_whatever_server_runs_the_app(
+    server: str,
+) -> None:
     async with exchange(gateway(add), DISCOVER, server) as refused:
         body = json.loads(await refused.body())
     assert refused.status == 403
@@ -224,7 +256,9 @@ def exchange(app: FastAPI, asked: dict[str, Any], server: str) -> Exchange:
     return made
 
 
-async def test_a_browser_of_an_allowed_origin_may_send_every_header_of_the_revision(mcp: Client) -> None:
+async def test_a_browser_of_an_allowed_origin_may_send_every_header_of_the_revision(
+    mcp: Client,
+) -> None:
     wanted = "content-type, mcp-method, mcp-name, mcp-param-region, mcp-protocol-version"
     preflight = {
         "host": "localhost:5173",
@@ -248,7 +282,9 @@ async def test_a_preflight_of_another_origin_is_refused(mcp: Client) -> None:
 
 
 async def test_an_error_can_be_read_by_a_browser_of_an_allowed_origin(everything: FastAPI) -> None:
-    response = await ask(everything, host="localhost:5173", origin="http://localhost:5173", accept="text/html")
+    response = await ask(
+        everything, host="localhost:5173", origin="http://localhost:5173", accept="text/html"
+    )
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (406, "*")
 
 
@@ -257,13 +293,25 @@ async def test_a_client_without_an_origin_gets_no_cors_headers(mcp: Client) -> N
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("host", ["[", "[]", "]", ":", ":80", "[::1", "a]:b[", "*", "*.x", ".", "\u0130"])
+@pytest.mark.parametrize(
+    "host", ["[", "[]", "]", ":", ":80", "[::1", "a]:b[", "*", "*.x", ".", "\u0130"]
+)
 def test_odd_hosts_are_refused_without_a_stumble(host: str) -> None:
     assert not host_allowed(host, frozenset({"localhost", "[::1]", "*.example.com"}))
 
 
 @pytest.mark.parametrize(
-    "origin", ["", ":", "*", ":*", "http://localhost:*x", "http://localhost:", "https://localhost", "http://a:1:2"]
+    "origin",
+    [
+        "",
+        ":",
+        "*",
+        ":*",
+        "http://localhost:*x",
+        "http://localhost:",
+        "https://localhost",
+        "http://a:1:2",
+    ],
 )
 def test_odd_origins_are_refused_without_a_stumble(origin: str) -> None:
     assert not origin_allowed(origin, frozenset({"http://localhost:*", "http://a:1"}))

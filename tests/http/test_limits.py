@@ -33,13 +33,17 @@ def read(text: bytes) -> int:
 
 
 @given(VALUES, st.integers(1, 60))
-def test_a_body_has_too_many_values_exactly_if_reading_it_finds_so_many(value: Any, limit: int) -> None:
+def test_a_body_has_too_many_values_exactly_if_reading_it_finds_so_many(
+    value: Any, limit: int
+) -> None:
     body = json.dumps(value, ensure_ascii=False).encode()
     assert (count_nodes(body, limit) > limit) == (read(body) > limit)
 
 
 @pytest.mark.parametrize("filler", ["{,:[" * 5_000, '\\"' * 5_000, "\\" * 9_999, '"' * 10_000])
-def test_what_is_in_strings_is_never_counted_wherever_the_beginning_of_a_body_ends(filler: str) -> None:
+def test_what_is_in_strings_is_never_counted_wherever_the_beginning_of_a_body_ends(
+    filler: str,
+) -> None:
     for length in range(64):
         body = json.dumps(["x" * length, filler, filler]).encode()
         assert count_nodes(body, 10) <= 10

@@ -33,7 +33,9 @@ SAID = {
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, wanted: dict[str, Any], request_id: Any = 1) -> AsyncIterator[Exchange]:
+async def listening(
+    app: FastAPI, wanted: dict[str, Any], request_id: Any = 1
+) -> AsyncIterator[Exchange]:
     """An open stream that has been acknowledged."""
     asked = wire.message("subscriptions/listen", {"notifications": wanted}, request_id)
     async with Exchange(app, asked) as stream:
@@ -67,7 +69,9 @@ async def announce(app: FastAPI, uri: str = "note://one") -> None:
 
 
 @pytest.mark.parametrize("field", SAID)
-async def test_a_stream_carries_what_was_asked_for_and_nothing_else(everything: FastAPI, field: str) -> None:
+async def test_a_stream_carries_what_was_asked_for_and_nothing_else(
+    everything: FastAPI, field: str
+) -> None:
     async with listening(everything, {field: ALL[field]}) as stream:
         await announce(everything)
         one = await said(stream)
@@ -77,7 +81,10 @@ async def test_a_stream_carries_what_was_asked_for_and_nothing_else(everything: 
 
 
 async def test_the_acknowledgement_repeats_the_filter_that_is_honoured(everything: FastAPI) -> None:
-    asked = wire.message("subscriptions/listen", {"notifications": {**ALL, "promptsListChanged": False, "taskIds": []}})
+    asked = wire.message(
+        "subscriptions/listen",
+        {"notifications": {**ALL, "promptsListChanged": False, "taskIds": []}},
+    )
     async with Exchange(everything, asked) as stream:
         assert await acknowledged(stream) == {
             name: value for name, value in ALL.items() if name != "promptsListChanged"
@@ -100,10 +107,15 @@ async def test_an_empty_filter_is_acknowledged_and_hears_nothing(everything: Fas
 
 
 async def test_a_resource_subscription_hears_of_its_uris_alone(everything: FastAPI) -> None:
-    async with listening(everything, {"resourceSubscriptions": ["note://one", "note://two"]}) as stream:
+    async with listening(
+        everything, {"resourceSubscriptions": ["note://one", "note://two"]}
+    ) as stream:
         for uri in ("note://three", "note://two", "note://one/more", "note://one"):
             await announce(everything, uri)
-        assert [(await said(stream))["params"]["uri"] for _ in range(2)] == ["note://two", "note://one"]
+        assert [(await said(stream))["params"]["uri"] for _ in range(2)] == [
+            "note://two",
+            "note://one",
+        ]
 
 
 @pytest.mark.parametrize("request_id", [1, 0, -5, 2**53, "1", "", "ü"])
@@ -143,7 +155,9 @@ async def test_changes_that_a_reader_has_not_seen_yet_are_told_once(everything: 
 async def test_every_stream_that_wants_it_hears_of_a_change(everything: FastAPI) -> None:
     async with AsyncExitStack() as stack:
         streams = [
-            await stack.enter_async_context(listening(everything, {"toolsListChanged": True}, number))
+            await stack.enter_async_context(
+                listening(everything, {"toolsListChanged": True}, number)
+            )
             for number in range(20)
         ]
         await announce(everything)
@@ -159,8 +173,12 @@ async def test_streams_of_the_same_id_are_kept_apart(everything: FastAPI) -> Non
         assert (await said(one))["method"] == SAID["toolsListChanged"]
 
 
-async def test_progress_and_log_messages_of_calls_stay_off_the_stream(everything: FastAPI, mcp: Client) -> None:
-    asked = wire.message("subscriptions/listen", {"notifications": ALL}, progressToken=1, logLevel="debug")
+async def test_progress_and_log_messages_of_calls_stay_off_the_stream(
+    everything: FastAPI, mcp: Client
+) -> None:
+    asked = wire.message(
+        "subscriptions/listen", {"notifications": ALL}, progressToken=1, logLevel="debug"
+    )
     async with Exchange(everything, asked) as stream:
         await acknowledged(stream)
         await mcp.post("tools/call", {"name": "report"}, progressToken=1, logLevel="debug")
@@ -173,7 +191,9 @@ async def test_an_idle_stream_is_kept_alive_with_comments() -> None:
     async with listening(app, {"toolsListChanged": True}) as stream:
         assert [await stream.event() for _ in range(3)] == [None, None, None]
         await announce(app)
-        assert SAID["toolsListChanged"] in [one["method"] for _ in range(3) if (one := await stream.event())]
+        assert SAID["toolsListChanged"] in [
+            one["method"] for _ in range(3) if (one := await stream.event())
+        ]
 
 
 async def test_a_client_that_hangs_up_makes_room_for_another() -> None:
@@ -199,7 +219,9 @@ async def test_a_client_that_does_not_accept_events_is_refused_and_takes_up_no_r
     async with client(app) as mcp:
         for _ in range(3):
             response = await mcp.post(
-                "subscriptions/listen", {"notifications": {}}, headers={"accept": "application/json"}
+                "subscriptions/listen",
+                {"notifications": {}},
+                headers={"accept": "application/json"},
             )
             assert (response.status_code, response.json()["id"]) == (406, 1)
             assert "text/event-stream" in wire.valid_error(response)["message"]
@@ -227,7 +249,9 @@ async def test_a_filter_of_the_wrong_shape_is_refused(mcp: Client, params: dict[
     "using",
     [Settings(listen="off"), Settings(on_lambda=True), Settings(listen="auto", on_lambda=True)],
 )
-async def test_where_nothing_can_stream_listen_is_neither_advertised_nor_served(using: Settings) -> None:
+async def test_where_nothing_can_stream_listen_is_neither_advertised_nor_served(
+    using: Settings,
+) -> None:
     async with client(gateway(*EVERYTHING, using=using)) as mcp:
         capabilities = (await mcp.result("server/discover"))["capabilities"]
         status, error = await mcp.error("subscriptions/listen", {"notifications": ALL})

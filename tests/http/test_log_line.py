@@ -24,7 +24,9 @@ def _all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """The fields of every line about a request."""
-    return [record.__dict__["fields"] for record in caplog.records if record.name == "roundgate.request"]
+    return [
+        record.__dict__["fields"] for record in caplog.records if record.name == "roundgate.request"
+    ]
 
 
 def only_line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -55,13 +57,25 @@ async def test_a_method_without_a_name(mcp: Client, caplog: pytest.LogCaptureFix
 async def test_a_call_that_fails(mcp: Client, caplog: pytest.LogCaptureFixture, name: str) -> None:
     await mcp.post("tools/call", {"name": name})
     line = only_line(caplog)
-    assert (line["name"], line["status"], line["outcome"], "error" in line) == (name, 200, "tool_error", False)
+    assert (line["name"], line["status"], line["outcome"], "error" in line) == (
+        name,
+        200,
+        "tool_error",
+        False,
+    )
 
 
-async def test_an_error_with_its_code_and_message(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_with_its_code_and_message(
+    mcp: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     response = await mcp.post("prompts/get", {"name": "nobody"})
     line = only_line(caplog)
-    assert (line["method"], line["name"], line["status"], line["outcome"]) == ("prompts/get", "nobody", 400, "error")
+    assert (line["method"], line["name"], line["status"], line["outcome"]) == (
+        "prompts/get",
+        "nobody",
+        400,
+        "error",
+    )
     assert (line["code"], line["error"]) == (-32602, response.json()["error"]["message"])
 
 
@@ -72,13 +86,17 @@ async def test_a_body_that_is_no_request(mcp: Client, caplog: pytest.LogCaptureF
     assert not {"method", "name"} & line.keys()
 
 
-async def test_a_request_that_is_refused_for_its_head(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_is_refused_for_its_head(
+    mcp: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     await mcp.http.get("/mcp")
     line = only_line(caplog)
     assert (line["status"], line["code"], "method" in line) == (405, -32600, False)
 
 
-async def test_a_request_that_the_guard_refuses(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_the_guard_refuses(
+    mcp: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     await mcp.post("tools/list", headers={"origin": "https://evil.example"})
     (line,) = lines(caplog)
     assert (line["status"], line["outcome"]) == (403, "refused")
@@ -88,7 +106,13 @@ async def test_a_request_that_the_guard_refuses(mcp: Client, caplog: pytest.LogC
 
 async def test_a_notification(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
     await mcp.http.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/cancelled"})
-    expected = {"method": "notifications/cancelled", "subject": "local", "status": 202, "outcome": "ok", "bytes": 0}
+    expected = {
+        "method": "notifications/cancelled",
+        "subject": "local",
+        "status": 202,
+        "outcome": "ok",
+        "bytes": 0,
+    }
     assert only_line(caplog) == expected
 
 
@@ -108,7 +132,9 @@ async def test_a_call_whose_client_hung_up(caplog: pytest.LogCaptureFixture) -> 
     assert line["bytes"] > 0
 
 
-async def test_a_stream_is_one_line_when_it_ends(everything: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stream_is_one_line_when_it_ends(
+    everything: FastAPI, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = wire.message("subscriptions/listen", {"notifications": {}})
     async with Exchange(everything, asked) as stream:
         await stream.event()
@@ -120,7 +146,9 @@ async def test_a_failure_is_told_with_the_reference_that_the_other_line_has(
     mcp: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     await mcp.post("resources/read", {"uri": "note://broken"})
-    (failure,) = [record.__dict__["fields"] for record in caplog.records if record.levelname == "ERROR"]
+    (failure,) = [
+        record.__dict__["fields"] for record in caplog.records if record.levelname == "ERROR"
+    ]
     line = only_line(caplog)
     assert (line["code"], line["status"]) == (-32603, 200)
     assert failure["reference"] in line["error"]
@@ -133,19 +161,35 @@ async def test_a_failure_is_told_with_the_reference_that_the_other_line_has(
         ("tools/call", {"name": "add", "arguments": {"a": SECRET, "b": SECRET}}, {}),
         ("tools/call", {"name": "add", "arguments": SECRET}, {}),
         ("tools/call", {"name": "mirrored", "arguments": {"region": SECRET}}, {}),
-        ("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}, {"clientInfo": {"name": SECRET}}),
+        (
+            "tools/call",
+            {"name": "add", "arguments": {"a": 1, "b": 2}},
+            {"clientInfo": {"name": SECRET}},
+        ),
         ("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}, {"clientInfo": SECRET}),
-        ("tools/call", {"name": "report", "arguments": {}}, {"progressToken": SECRET, "logLevel": "debug"}),
+        (
+            "tools/call",
+            {"name": "report", "arguments": {}},
+            {"progressToken": SECRET, "logLevel": "debug"},
+        ),
         ("prompts/get", {"name": "review", "arguments": {"language": SECRET}}, {}),
         ("prompts/get", {"name": "review", "arguments": {"language": [SECRET]}}, {}),
-        ("completion/complete", {"ref": {"type": SECRET}, "argument": {"name": "x", "value": SECRET}}, {}),
+        (
+            "completion/complete",
+            {"ref": {"type": SECRET}, "argument": {"name": "x", "value": SECRET}},
+            {},
+        ),
         ("tools/list", {"cursor": SECRET}, {}),
         ("subscriptions/listen", {"notifications": SECRET}, {}),
         ("tools/list", {}, {"logLevel": SECRET}),
     ],
 )
 async def test_no_line_has_arguments_or_results(
-    mcp: Client, caplog: pytest.LogCaptureFixture, method: str, params: dict[str, Any], meta: dict[str, Any]
+    mcp: Client,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    params: dict[str, Any],
+    meta: dict[str, Any],
 ) -> None:
     await mcp.post(method, params, **meta)
     assert lines(caplog)
@@ -153,13 +197,20 @@ async def test_no_line_has_arguments_or_results(
 
 
 async def test_a_bad_body_is_not_repeated(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
-    for body in (f'{{"a": "{SECRET}', f"[{SECRET}]", f'"{SECRET}"', f'{{"jsonrpc": "{SECRET}", "id": "{SECRET}"}}'):
+    for body in (
+        f'{{"a": "{SECRET}',
+        f"[{SECRET}]",
+        f'"{SECRET}"',
+        f'{{"jsonrpc": "{SECRET}", "id": "{SECRET}"}}',
+    ):
         await mcp.http.post("/mcp", content=body, headers={"content-type": "application/json"})
     assert len(lines(caplog)) == 4
     assert SECRET not in json.dumps(lines(caplog))
 
 
-async def test_what_a_client_chose_is_cut_to_size(mcp: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_client_chose_is_cut_to_size(
+    mcp: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     long = "x" * 100_000
     await mcp.post(long)
     await mcp.post("resources/read", {"uri": long})
@@ -176,7 +227,9 @@ async def test_below_the_level_nothing_is_written(caplog: pytest.LogCaptureFixtu
     assert lines(caplog) == []
 
 
-async def test_in_a_process_of_ours_the_line_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_in_a_process_of_ours_the_line_is_on_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with root_logger.lent():
         logs.configure("info", alone=True)
         async with client(gateway(add)) as mcp:

@@ -38,11 +38,18 @@ async def test_a_call_that_nobody_asked_to_report_is_answered_with_json(mcp: Cli
 
 
 @pytest.mark.parametrize("token", ["token", "", 0, 7, -(2**62)])
-async def test_a_progress_token_opens_a_stream_with_progress_alone(mcp: Client, token: str | int) -> None:
+async def test_a_progress_token_opens_a_stream_with_progress_alone(
+    mcp: Client, token: str | int
+) -> None:
     response = await mcp.post("tools/call", REPORT, progressToken=token)
     assert told(response) == ["notifications/progress"] * 3
     first, *_ = wire.events(response.text)
-    assert first["params"] == {"progressToken": token, "progress": 1, "total": 3, "message": "step 1"}
+    assert first["params"] == {
+        "progressToken": token,
+        "progress": 1,
+        "total": 3,
+        "message": "step 1",
+    }
     assert type(first["params"]["progressToken"]) is type(token)
 
 
@@ -68,16 +75,24 @@ async def test_a_log_level_opens_a_stream_with_messages_at_or_above_it(
     assert set(told(response)) == {"notifications/message"}
     *messages, _ = wire.events(response.text)
     assert [one["params"]["level"] for one in messages] == expected
-    assert messages[-1]["params"] == {"level": "error", "data": {"said": "error"}, "logger": "report"}
+    assert messages[-1]["params"] == {
+        "level": "error",
+        "data": {"said": "error"},
+        "logger": "report",
+    }
 
 
 @pytest.mark.parametrize("level", ["critical", "alert", "emergency"])
-async def test_a_level_above_everything_that_is_logged_leaves_the_answer_json(mcp: Client, level: str) -> None:
+async def test_a_level_above_everything_that_is_logged_leaves_the_answer_json(
+    mcp: Client, level: str
+) -> None:
     response = await mcp.post("tools/call", REPORT, logLevel=level)
     assert response.headers["content-type"] == "application/json"
 
 
-async def test_token_and_level_together_give_everything_in_the_order_in_which_it_was_said(mcp: Client) -> None:
+async def test_token_and_level_together_give_everything_in_the_order_in_which_it_was_said(
+    mcp: Client,
+) -> None:
     response = await mcp.post("tools/call", REPORT, progressToken=1, logLevel="info")
     assert told(response) == ["notifications/progress"] * 3 + ["notifications/message"] * 2
 
@@ -87,15 +102,23 @@ async def test_a_call_with_nothing_to_report_is_json_whatever_was_asked_for(mcp:
     assert response.headers["content-type"] == "application/json"
 
 
-async def test_a_client_that_does_not_accept_events_gets_json_and_no_notifications(mcp: Client) -> None:
+async def test_a_client_that_does_not_accept_events_gets_json_and_no_notifications(
+    mcp: Client,
+) -> None:
     response = await mcp.post(
-        "tools/call", REPORT, progressToken=1, logLevel="debug", headers={"accept": "application/json"}
+        "tools/call",
+        REPORT,
+        progressToken=1,
+        logLevel="debug",
+        headers={"accept": "application/json"},
     )
     assert response.headers["content-type"] == "application/json"
     wire.valid_result("tools/call", response.json())
 
 
-async def test_a_call_that_fails_after_it_has_reported_ends_its_stream_with_the_tool_error() -> None:
+async def test_a_call_that_fails_after_it_has_reported_ends_its_stream_with_the_tool_error() -> (
+    None
+):
     @tool
     async def stumble(ctx: Context) -> str:
         await ctx.progress(1)
@@ -130,7 +153,9 @@ async def test_progress_that_does_not_increase_is_not_sent() -> None:
         return ""
 
     async with client(gateway(waver)) as mcp:
-        *progress, _ = wire.events((await mcp.post("tools/call", {"name": "waver"}, progressToken=1)).text)
+        *progress, _ = wire.events(
+            (await mcp.post("tools/call", {"name": "waver"}, progressToken=1)).text
+        )
     assert [one["params"]["progress"] for one in progress] == [1, 2, 2.5]
 
 
@@ -257,7 +282,9 @@ def eager() -> FastAPI:
 async def test_a_call_that_times_out_while_its_client_does_not_read_gets_a_whole_answer_in_the_end(
     eager: FastAPI,
 ) -> None:
-    async with Exchange(eager, wire.message("tools/call", {"name": "eager"}, progressToken=1)) as exchange:
+    async with Exchange(
+        eager, wire.message("tools/call", {"name": "eager"}, progressToken=1)
+    ) as exchange:
         exchange.reading.clear()
         await asyncio.sleep(0.15)
         exchange.reading.set()
@@ -267,8 +294,12 @@ async def test_a_call_that_times_out_while_its_client_does_not_read_gets_a_whole
     assert "0.1 s" in result["content"][0]["text"]
 
 
-async def test_a_slow_client_holds_up_the_call_that_reports_to_it_and_no_other(eager: FastAPI) -> None:
-    async with Exchange(eager, wire.message("tools/call", {"name": "eager"}, progressToken=1)) as exchange:
+async def test_a_slow_client_holds_up_the_call_that_reports_to_it_and_no_other(
+    eager: FastAPI,
+) -> None:
+    async with Exchange(
+        eager, wire.message("tools/call", {"name": "eager"}, progressToken=1)
+    ) as exchange:
         exchange.reading.clear()
         async with client(eager) as mcp, asyncio.timeout(20):
             await mcp.result("tools/list")

@@ -25,12 +25,18 @@ class Held:
 NEWCOMER = Held(Stage.NEW, "honest", NOW)
 
 
-def given_up(*held: Held, newcomer: Held = NEWCOMER, places: int = 16, share: int = 2) -> Held | None:
+def given_up(
+    *held: Held, newcomer: Held = NEWCOMER, places: int = 16, share: int = 2
+) -> Held | None:
     return makes_room([*held, newcomer], newcomer, places=places, share=share, now=NOW)
 
 
-def test_what_is_ending_anyway_goes_first_then_what_has_sent_nothing_then_what_is_slow_then_what_is_idle() -> None:
-    held = [Held(stage) for stage in (Stage.ENDING, Stage.NEW, Stage.NEW, Stage.RECEIVING, Stage.IDLE)]
+def test_what_is_ending_anyway_goes_first_then_what_has_sent_nothing_then_what_is_slow_then_what_is_idle() -> (
+    None
+):
+    held = [
+        Held(stage) for stage in (Stage.ENDING, Stage.NEW, Stage.NEW, Stage.RECEIVING, Stage.IDLE)
+    ]
     gone = []
     while (one := given_up(*held)) is not None:
         gone.append(one.stage)
@@ -55,7 +61,9 @@ def test_an_eighth_of_the_places_is_kept_for_those_that_have_just_come() -> None
     assert given_up(new, Held(Stage.NEW, "new"), slow) is new
 
 
-def test_a_request_that_is_just_coming_is_cut_only_if_its_address_sends_many_of_them_and_the_newcomer_fewer() -> None:
+def test_a_request_that_is_just_coming_is_cut_only_if_its_address_sends_many_of_them_and_the_newcomer_fewer() -> (
+    None
+):
     young = Held(Stage.RECEIVING, since=NOW - 0.5)
     flood = [Held(Stage.RECEIVING, "flood", NOW - 0.5), Held(Stage.RECEIVING, "flood", NOW - 0.1)]
     assert given_up(young) is None
@@ -100,7 +108,9 @@ def test_no_call_within_the_share_of_its_address_is_ever_cut(held: list[Held]) -
 
 
 @given(HELD)
-def test_whatever_a_flood_does_one_waiting_connection_of_another_address_outlives_it(held: list[Held]) -> None:
+def test_whatever_a_flood_does_one_waiting_connection_of_another_address_outlives_it(
+    held: list[Held],
+) -> None:
     mine = Held(Stage.NEW, "mine", since=0)
     flood = [Held(Stage.NEW, "flood", NOW), Held(Stage.NEW, "flood", NOW)]
     assert given_up(mine, *flood, *held, newcomer=Held(Stage.NEW, "flood", NOW)) is not mine

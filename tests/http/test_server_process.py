@@ -24,7 +24,12 @@ LISTEN = {"notifications": {"toolsListChanged": True}}
 
 def configuration(directory: Path) -> Path:
     config = directory / "gateway.json"
-    backend = {"kind": "python", "name": "served", "prefix": "", "path": str(Path(__file__).with_name("served.py"))}
+    backend = {
+        "kind": "python",
+        "name": "served",
+        "prefix": "",
+        "path": str(Path(__file__).with_name("served.py")),
+    }
     http = {"keep_alive_s": 0.1, "max_body_bytes": 200_000}
     config.write_text(json.dumps({"backends": [backend], "http": http}))
     return config
@@ -36,7 +41,8 @@ def troubles(server: Server) -> list[dict[str, Any]]:
     return [
         line
         for line in lines
-        if line.get("logger") not in ("uvicorn.error", "roundgate.stalls") or line["level"] == "error"
+        if line.get("logger") not in ("uvicorn.error", "roundgate.stalls")
+        or line["level"] == "error"
     ]
 
 
@@ -55,7 +61,9 @@ async def mcp(server: Server) -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def stream(server: Server, asked: dict[str, Any]) -> AsyncIterator[AsyncIterator[dict[str, Any] | None]]:
+async def stream(
+    server: Server, asked: dict[str, Any]
+) -> AsyncIterator[AsyncIterator[dict[str, Any] | None]]:
     """The messages of an answer as they arrive, `None` for a comment; leaving the block hangs up."""
 
     async def messages(response: httpx.Response) -> AsyncIterator[dict[str, Any] | None]:
@@ -121,7 +129,9 @@ async def test_events_arrive_before_the_call_has_ended(server: Server, mcp: Clie
 
 
 @pytest.mark.parametrize("meta", [{}, {"progressToken": 1}], ids=["json", "events"])
-async def test_a_client_that_hangs_up_cancels_its_call(server: Server, meta: dict[str, Any]) -> None:
+async def test_a_client_that_hangs_up_cancels_its_call(
+    server: Server, meta: dict[str, Any]
+) -> None:
     gate = f"hang up {meta}"
     with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
         connection.sendall(raw(call("wait", {"name": gate}, **meta)))
@@ -129,7 +139,9 @@ async def test_a_client_that_hangs_up_cancels_its_call(server: Server, meta: dic
     await asyncio.to_thread(server.logged, msg="cancelled", gate=gate)
 
 
-async def test_a_client_that_hangs_up_is_logged_as_such_and_harms_nobody(server: Server, mcp: Client) -> None:
+async def test_a_client_that_hangs_up_is_logged_as_such_and_harms_nobody(
+    server: Server, mcp: Client
+) -> None:
     before = sum(line.get("outcome") == "cancelled" for line in server.lines())
     for sent in (raw(call("wait", {"name": "gone"})), raw(call("add", {"a": 1, "b": 2}))[:-20]):
         with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
@@ -153,7 +165,10 @@ async def test_a_body_that_comes_in_drops_is_read_whole(server: Server) -> None:
 async def test_a_chunked_body_is_read_whole(server: Server) -> None:
     sent = raw(call("add", {"a": 1, "b": 2}), content_length="", transfer_encoding="chunked")
     head, _, body = sent.partition(b"\r\n\r\n")
-    chunks = [b"%x\r\n%b\r\n" % (len(body[at : at + 50]), body[at : at + 50]) for at in range(0, len(body), 50)]
+    chunks = [
+        b"%x\r\n%b\r\n" % (len(body[at : at + 50]), body[at : at + 50])
+        for at in range(0, len(body), 50)
+    ]
     answer = await exchange(server, head + b"\r\n\r\n", *chunks, b"0\r\n\r\n", pause_s=0.01)
     assert answer.startswith(b"HTTP/1.1 200")
     assert b'"structuredContent":3' in answer
@@ -161,7 +176,9 @@ async def test_a_chunked_body_is_read_whole(server: Server) -> None:
 
 async def test_white_space_around_header_values_is_taken_off(server: Server) -> None:
     asked = call("add", {"a": 1, "b": 2})
-    answer = await exchange(server, raw(asked, mcp_name="\t add \t ", mcp_method="  tools/call  ", accept=" */* "))
+    answer = await exchange(
+        server, raw(asked, mcp_name="\t add \t ", mcp_method="  tools/call  ", accept=" */* ")
+    )
     assert answer.startswith(b"HTTP/1.1 200")
 
 
@@ -177,12 +194,16 @@ async def test_a_large_body_is_refused_while_it_is_still_being_sent(mcp: Client)
         assert wire.valid_error(response)["code"] == -32600
 
 
-async def test_a_client_that_does_not_read_holds_up_itself_alone(server: Server, mcp: Client) -> None:
+async def test_a_client_that_does_not_read_holds_up_itself_alone(
+    server: Server, mcp: Client
+) -> None:
     asked = call("flood", {"count": 2000, "size": 10_000}, logLevel="info")
     async with stream(server, asked) as messages:
         await anext(messages)
         await asyncio.sleep(0.1)
-        assert "flooded" not in [line["msg"] for line in server.lines()], "the call waits for its reader"
+        assert "flooded" not in [line["msg"] for line in server.lines()], (
+            "the call waits for its reader"
+        )
         assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
         numbers = [one["params"]["data"][0] async for one in messages if one and "params" in one]
     assert numbers == list(range(1, 2000))
@@ -197,7 +218,10 @@ async def test_a_thread_that_is_busy_holds_up_nobody(mcp: Client) -> None:
 
 
 async def test_many_calls_at_once_get_their_own_answers(mcp: Client) -> None:
-    asked = [mcp.post("tools/call", {"name": "echo", "arguments": {"text": f"{n}"}}, request_id=n) for n in range(100)]
+    asked = [
+        mcp.post("tools/call", {"name": "echo", "arguments": {"text": f"{n}"}}, request_id=n)
+        for n in range(100)
+    ]
     for number, response in enumerate(await asyncio.gather(*asked)):
         assert response.json()["id"] == number
         assert response.json()["result"]["content"][0]["text"] == str(number)
@@ -214,7 +238,9 @@ async def test_a_stream_is_kept_alive_and_tells_of_changes(server: Server, mcp: 
     assert changed["params"]["_meta"][wire.SUBSCRIPTION_ID] == 1
 
 
-async def _until(messages: AsyncIterator[dict[str, Any] | None], method: str) -> AsyncIterator[dict[str, Any]]:
+async def _until(
+    messages: AsyncIterator[dict[str, Any] | None], method: str
+) -> AsyncIterator[dict[str, Any]]:
     async for one in messages:
         if one is not None:
             yield one
@@ -233,11 +259,15 @@ async def _until(messages: AsyncIterator[dict[str, Any] | None], method: str) ->
         b"GET /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
         b"OPTIONS * HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
         b"POST /%ff%00 HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n",
-        b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n" + b"x: \xff\r\n" * 500 + b"content-length: 0\r\n\r\n",
+        b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        + b"x: \xff\r\n" * 500
+        + b"content-length: 0\r\n\r\n",
     ],
     ids=range(9),
 )
-async def test_odd_bytes_are_answered_without_blaming_the_server(server: Server, mcp: Client, sent: bytes) -> None:
+async def test_odd_bytes_are_answered_without_blaming_the_server(
+    server: Server, mcp: Client, sent: bytes
+) -> None:
     answer = await exchange(server, sent)
     assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 2")), answer
     assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
@@ -256,7 +286,9 @@ async def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(
                 opened.append((request_id, await stack.enter_async_context(stream(server, asked))))
             for _, messages in opened:
                 await anext(messages)
-            waiting = await stack.enter_async_context(stream(server, call("wait", {"name": "x"}, progressToken=1)))
+            waiting = await stack.enter_async_context(
+                stream(server, call("wait", {"name": "x"}, progressToken=1))
+            )
             await anext(waiting)
             client = Client(await stack.enter_async_context(httpx.AsyncClient(base_url=server.url)))
             blocked = asyncio.create_task(client.text("block", {"seconds": 0.5}))
@@ -265,7 +297,10 @@ async def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(
             started = time.monotonic()
             status = await asyncio.to_thread(server.stop, number)
             took = time.monotonic() - started
-            last = [(request_id, [one async for one in messages if one][-1]) for request_id, messages in opened]
+            last = [
+                (request_id, [one async for one in messages if one][-1])
+                for request_id, messages in opened
+            ]
             assert await blocked == "blocked"
         idle.close()
         found = troubles(server)
@@ -273,5 +308,8 @@ async def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(
     assert took < 9
     for request_id, one in last:
         assert (one["id"], type(one["id"])) == (request_id, type(request_id))
-        assert wire.valid_result("subscriptions/listen", one)["_meta"][wire.SUBSCRIPTION_ID] == request_id
+        assert (
+            wire.valid_result("subscriptions/listen", one)["_meta"][wire.SUBSCRIPTION_ID]
+            == request_id
+        )
     assert found == []

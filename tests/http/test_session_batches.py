@@ -27,7 +27,12 @@ async def session(app: FastAPI) -> Session:
 
 
 async def test_each_request_of_a_batch_has_its_response(app: FastAPI, session: Session) -> None:
-    batch = [request("ping", request_id="a"), NOTE, calling("add", request_id="b", a=1, b=2), calling("no", "c")]
+    batch = [
+        request("ping", request_id="a"),
+        NOTE,
+        calling("add", request_id="b", a=1, b=2),
+        calling("no", "c"),
+    ]
     response = await session.send(app, batch)
     assert response.status_code == 200
     ping, add, unknown = response.json()
@@ -47,7 +52,10 @@ async def test_what_is_told_of_a_batch_makes_it_a_stream(app: FastAPI, session: 
     response = await session.send(app, [asked, request("ping", request_id="p")])
     events = wire.events(response.text)
     assert [one.get("id") for one in events[-2:]] == ["r", "p"]
-    assert {one["method"] for one in events[:-2]} == {"notifications/progress", "notifications/message"}
+    assert {one["method"] for one in events[:-2]} == {
+        "notifications/progress",
+        "notifications/message",
+    }
 
 
 @pytest.mark.parametrize(
@@ -74,7 +82,9 @@ async def test_what_is_wrong_with_an_element_is_its_own_error(
 
 
 @pytest.mark.parametrize("batch", [[], [NOTE] * (MAX_BATCH + 1)], ids=["none", "too many"])
-async def test_a_batch_has_some_elements_and_not_too_many(app: FastAPI, session: Session, batch: Any) -> None:
+async def test_a_batch_has_some_elements_and_not_too_many(
+    app: FastAPI, session: Session, batch: Any
+) -> None:
     response = await session.send(app, batch)
     assert (response.status_code, response.json()["error"]["code"]) == (400, -32600)
     assert str(MAX_BATCH) in response.json()["error"]["message"]

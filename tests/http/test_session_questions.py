@@ -44,7 +44,9 @@ async def greet(ctx: Context) -> str:
 @tool
 async def three(ctx: Context) -> str:
     """Asks three things of three kinds at once."""
-    answers = await ctx.ask({"name": Form("Name?", Name), "poem": Sample("Rhyme", max_tokens=9), "roots": Roots()})
+    answers = await ctx.ask(
+        {"name": Form("Name?", Name), "poem": Sample("Rhyme", max_tokens=9), "roots": Roots()}
+    )
     return f"{answers['name'].get().name}, {answers['poem'].get().text}, {answers['roots'].get()[0].uri}"
 
 
@@ -66,7 +68,9 @@ async def choose(ctx: Context) -> str:
         },
         "some": {"type": "array", "items": {"type": "string", "enum": ["x", "y", "z"]}},
     }
-    answer = (await ctx.ask({"choice": Form("Choose", {"type": "object", "properties": fields})}))["choice"]
+    answer = (await ctx.ask({"choice": Form("Choose", {"type": "object", "properties": fields})}))[
+        "choice"
+    ]
     return f"{answer.value['one']} {'+'.join(answer.value['some'])}"
 
 
@@ -132,7 +136,9 @@ async def test_a_question_is_answered_at_another_gateway_than_the_one_that_asks(
     assert steps == ["before", "after Ann"]
 
 
-async def test_questions_of_one_round_are_asked_together_each_as_its_own_request(two: tuple[FastAPI, FastAPI]) -> None:
+async def test_questions_of_one_round_are_asked_together_each_as_its_own_request(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
     holder, other = two
     session = await opened(holder)
     async with session.stream(holder, calling("three")) as stream:
@@ -172,7 +178,9 @@ async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
     assert says in error_text(response.json())
 
 
-async def test_a_form_is_asked_in_2025_06_18_as_that_has_forms(two: tuple[FastAPI, FastAPI]) -> None:
+async def test_a_form_is_asked_in_2025_06_18_as_that_has_forms(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
     session = await opened(two[0], "2025-06-18")
     async with session.stream(two[0], calling("choose")) as stream:
         question = await stream.asked()
@@ -214,7 +222,9 @@ async def test_a_client_that_answers_with_an_error_ends_the_call_with_its_reason
     assert "Elicitation not supported" in error_text(response)
 
 
-async def test_an_answer_of_the_wrong_shape_is_asked_for_again(two: tuple[FastAPI, FastAPI]) -> None:
+async def test_an_answer_of_the_wrong_shape_is_asked_for_again(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
     session = await opened(two[0])
     async with session.stream(two[0], calling("greet")) as stream:
         await session.answer(two[1], await stream.asked(), accept(name=7))
@@ -230,7 +240,9 @@ async def test_the_first_answer_counts(two: tuple[FastAPI, FastAPI]) -> None:
     session = await opened(two[0])
     async with session.stream(two[0], calling("greet")) as stream:
         who = await stream.asked()
-        twice = [session.answer(two[n], who, accept(name=name)) for n, name in ((1, "Ann"), (1, "Bob"))]
+        twice = [
+            session.answer(two[n], who, accept(name=name)) for n, name in ((1, "Ann"), (1, "Bob"))
+        ]
         assert [(await one).status_code for one in twice] == [202, 202]
         where = await stream.asked()
         assert where.asked["params"]["message"] == "Where is Ann?"
@@ -241,7 +253,9 @@ async def test_the_first_answer_counts(two: tuple[FastAPI, FastAPI]) -> None:
 
 
 @pytest.mark.parametrize("question_id", ["", "x", 7, "v1.a.b"])
-async def test_an_answer_that_nobody_asked_for_is_refused(two: tuple[FastAPI, FastAPI], question_id: Any) -> None:
+async def test_an_answer_that_nobody_asked_for_is_refused(
+    two: tuple[FastAPI, FastAPI], question_id: Any
+) -> None:
     session = await opened(two[0])
     response = await session.send(two[0], {"jsonrpc": "2.0", "id": question_id, "result": {}})
     assert (response.status_code, response.json()["error"]["code"]) == (400, -32600)
@@ -258,8 +272,12 @@ async def test_an_answer_from_another_session_is_none(two: tuple[FastAPI, FastAP
     assert "dismissed" in error_text(response)
 
 
-@pytest.mark.parametrize("wrong", [{"result": 1}, {"result": {}, "error": {}}, {"error": "no"}, {"result": None}])
-async def test_a_response_that_is_none_is_refused(two: tuple[FastAPI, FastAPI], wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"result": 1}, {"result": {}, "error": {}}, {"error": "no"}, {"result": None}]
+)
+async def test_a_response_that_is_none_is_refused(
+    two: tuple[FastAPI, FastAPI], wrong: dict[str, Any]
+) -> None:
     session = await opened(two[0])
     response = await session.send(two[0], {"jsonrpc": "2.0", "id": 1, **wrong})
     assert (response.status_code, response.json()["error"]["code"]) == (400, -32600)
@@ -330,7 +348,9 @@ async def test_a_state_that_is_too_long_for_a_header_is_kept(two: tuple[FastAPI,
 
 
 @pytest.mark.parametrize("event_id", ["x", "x.1", "v1.a.b.1", "1", ".", "é"])
-async def test_an_event_that_nobody_sent_is_refused(two: tuple[FastAPI, FastAPI], event_id: str) -> None:
+async def test_an_event_that_nobody_sent_is_refused(
+    two: tuple[FastAPI, FastAPI], event_id: str
+) -> None:
     session = await opened(two[0])
     async with session.resumed(two[0], event_id) as stream:
         body = await stream.body()
@@ -347,7 +367,9 @@ async def test_an_event_of_another_session_is_refused(two: tuple[FastAPI, FastAP
     assert stream.status == 400
 
 
-async def test_a_call_that_was_cut_off_before_it_asked_is_not_run_again(two: tuple[FastAPI, FastAPI]) -> None:
+async def test_a_call_that_was_cut_off_before_it_asked_is_not_run_again(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
     session = await opened(two[0])
     async with session.stream(two[0], calling("greet")) as stream:
         primed = await stream.next()
@@ -383,7 +405,10 @@ async def test_a_question_that_is_not_answered_in_time_ends_its_call(using: Sett
 async def test_calls_that_wait_for_answers_are_bounded_for_each_caller(using: Settings) -> None:
     app = gateway(*TOOLS, using=using, http={"max_streams_per_caller": 2})
     session = await opened(app)
-    async with session.stream(app, calling("greet")) as one, session.stream(app, calling("greet")) as two_:
+    async with (
+        session.stream(app, calling("greet")) as one,
+        session.stream(app, calling("greet")) as two_,
+    ):
         await one.asked()
         question = await two_.asked()
         third = await session.send(app, calling("greet"))
@@ -394,7 +419,9 @@ async def test_calls_that_wait_for_answers_are_bounded_for_each_caller(using: Se
             assert (await again.asked()).id is not None
 
 
-async def test_who_takes_no_stream_is_told_that_it_cannot_be_asked(two: tuple[FastAPI, FastAPI]) -> None:
+async def test_who_takes_no_stream_is_told_that_it_cannot_be_asked(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
     session = await opened(two[0])
     response = await session.send(two[0], calling("greet"), accept="application/json")
     assert "cannot be asked" in error_text(response.json())
@@ -430,7 +457,11 @@ async def test_there_a_get_waits_for_a_moment_only_and_says_where_to_go_on(using
     assert text(response) == "Ann 10"
 
 
-async def test_there_a_client_that_does_not_resume_is_told_that_it_cannot_be_asked(using: Settings) -> None:
-    app = gateway(*TOOLS, using=Settings(listen="off", store=using.store, state_keys=using.state_keys))
+async def test_there_a_client_that_does_not_resume_is_told_that_it_cannot_be_asked(
+    using: Settings,
+) -> None:
+    app = gateway(
+        *TOOLS, using=Settings(listen="off", store=using.store, state_keys=using.state_keys)
+    )
     session = await opened(app, "2025-06-18")
     assert "cannot be asked" in error_text((await session.send(app, calling("greet"))).json())

@@ -67,25 +67,37 @@ async def test_a_client_gets_the_revision_that_it_asks_for(app: FastAPI, version
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "2099-01-01", "nonsense"])
-async def test_a_client_that_asks_for_another_gets_the_newest_with_sessions(app: FastAPI, version: str) -> None:
+async def test_a_client_that_asks_for_another_gets_the_newest_with_sessions(
+    app: FastAPI, version: str
+) -> None:
     assert (await opened(app, version)).version == VERSIONS[0]
 
 
 @EVERY
-async def test_initialize_says_who_the_server_is_and_what_it_can_do(mcp: Client, version: str) -> None:
+async def test_initialize_says_who_the_server_is_and_what_it_can_do(
+    mcp: Client, version: str
+) -> None:
     headers = {"content-type": "application/json", "accept": BOTH}
     response = await mcp.http.post("/mcp", json=opening(version), headers=headers)
     result = response.json()["result"]
     official.InitializeResult.model_validate(result)
     assert result.keys() == {"protocolVersion", "capabilities", "serverInfo"}
     assert result["serverInfo"] == {"name": "roundgate", "version": "0.0.0"}
-    assert result["capabilities"].keys() == {"tools", "prompts", "resources", "completions", "logging"}
+    assert result["capabilities"].keys() == {
+        "tools",
+        "prompts",
+        "resources",
+        "completions",
+        "logging",
+    }
     assert all("!" <= char <= "~" for char in response.headers["mcp-session-id"])
 
 
 @EVERY
 @pytest.mark.parametrize("method", RESULTS)
-async def test_a_result_has_the_shape_of_the_revision(app: FastAPI, version: str, method: str) -> None:
+async def test_a_result_has_the_shape_of_the_revision(
+    app: FastAPI, version: str, method: str
+) -> None:
     result = await (await opened(app, version)).result(app, method, ASKED.get(method))
     RESULTS[method].model_validate(result)
     assert not result.keys() & OF_LATER
@@ -99,25 +111,41 @@ async def test_a_revision_is_told_nothing_that_it_does_not_know(app: FastAPI) ->
         listed[version] = next(one for one in tools if one["name"] == "rich")
         results[version] = await session.result(app, "tools/call", {"name": "rich"})
     assert listed["2025-03-26"].keys() == {"name", "description", "inputSchema"}
-    assert listed["2025-06-18"].keys() == {"name", "title", "description", "inputSchema", "outputSchema", "_meta"}
+    assert listed["2025-06-18"].keys() == {
+        "name",
+        "title",
+        "description",
+        "inputSchema",
+        "outputSchema",
+        "_meta",
+    }
     text, link = results["2025-03-26"]["content"]
     assert text == {"type": "text", "text": "text"}
     assert link == {"type": "text", "text": "one: A note (note://one)"}
     assert "structuredContent" not in results["2025-03-26"]
     assert results["2025-06-18"] == results["2025-11-25"]
     assert results["2025-06-18"]["structuredContent"] == {"n": 1}
-    assert [block["type"] for block in results["2025-06-18"]["content"]] == ["text", "resource_link"]
+    assert [block["type"] for block in results["2025-06-18"]["content"]] == [
+        "text",
+        "resource_link",
+    ]
 
 
-async def test_a_structured_result_that_is_no_object_is_told_in_its_text_alone(app: FastAPI) -> None:
+async def test_a_structured_result_that_is_no_object_is_told_in_its_text_alone(
+    app: FastAPI,
+) -> None:
     session = await opened(app)
     tools = {one["name"]: one for one in (await session.result(app, "tools/list"))["tools"]}
     assert "outputSchema" not in tools["add"]
-    assert await session.result(app, "tools/call", ASKED["tools/call"]) == {"content": [{"type": "text", "text": "3"}]}
+    assert await session.result(app, "tools/call", ASKED["tools/call"]) == {
+        "content": [{"type": "text", "text": "3"}]
+    }
 
 
 @EVERY
-async def test_what_is_about_the_session_itself_has_an_empty_result(app: FastAPI, version: str) -> None:
+async def test_what_is_about_the_session_itself_has_an_empty_result(
+    app: FastAPI, version: str
+) -> None:
     session = await opened(app, version)
     for method, params in {
         "ping": {},
@@ -150,8 +178,12 @@ async def test_an_error_comes_under_its_id_and_with_200(
     assert says in error["message"]
 
 
-async def test_a_tool_that_needs_what_the_client_cannot_do_says_so_to_the_model(app: FastAPI) -> None:
-    result = await (await opened(app, capabilities={})).result(app, "tools/call", {"name": "sample"})
+async def test_a_tool_that_needs_what_the_client_cannot_do_says_so_to_the_model(
+    app: FastAPI,
+) -> None:
+    result = await (await opened(app, capabilities={})).result(
+        app, "tools/call", {"name": "sample"}
+    )
     assert result["isError"]
     assert "sampling" in result["content"][0]["text"]
 
@@ -166,12 +198,18 @@ async def test_progress_and_log_messages_come_on_the_stream_of_the_call(app: Fas
         *told, response = await stream.over()
     assert first.message is None
     assert first.id is not None
-    assert [one["params"]["progress"] for one in told if one["method"] == "notifications/progress"] == [1, 2, 3]
-    assert [one["params"]["level"] for one in told if one["method"] == "notifications/message"] == ["error"]
+    assert [
+        one["params"]["progress"] for one in told if one["method"] == "notifications/progress"
+    ] == [1, 2, 3]
+    assert [one["params"]["level"] for one in told if one["method"] == "notifications/message"] == [
+        "error"
+    ]
     assert response["result"]["content"] == [{"type": "text", "text": "reported"}]
 
 
-async def test_a_client_of_an_earlier_revision_gets_no_event_without_a_message(app: FastAPI) -> None:
+async def test_a_client_of_an_earlier_revision_gets_no_event_without_a_message(
+    app: FastAPI,
+) -> None:
     session = await opened(app, "2025-06-18")
     asked = calling("report")
     asked["params"]["_meta"] = {"progressToken": 7}
@@ -195,7 +233,9 @@ async def test_who_takes_nothing_but_streams_gets_one(app: FastAPI) -> None:
     assert "tools" in wire.events(response.text)[0]["result"]
 
 
-@pytest.mark.parametrize("method", ["initialized", "progress", "roots/list_changed", "cancelled", "nothing/known"])
+@pytest.mark.parametrize(
+    "method", ["initialized", "progress", "roots/list_changed", "cancelled", "nothing/known"]
+)
 async def test_a_notification_is_accepted(app: FastAPI, method: str) -> None:
     session = await opened(app)
     told = {"jsonrpc": "2.0", "method": f"notifications/{method}", "params": {"requestId": "none"}}
@@ -206,7 +246,11 @@ async def test_a_notification_is_accepted(app: FastAPI, method: str) -> None:
 async def test_a_session_that_was_ended_is_not_found(app: FastAPI) -> None:
     session = await opened(app)
     assert (await session.end(app)).status_code == 200
-    for message in (request("ping"), request("tools/list"), {"jsonrpc": "2.0", "method": "notifications/initialized"}):
+    for message in (
+        request("ping"),
+        request("tools/list"),
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ):
         assert (await session.send(app, message)).status_code == 404
     assert (await session.end(app)).status_code == 404
 
@@ -215,7 +259,9 @@ async def test_a_session_that_was_ended_is_not_found(app: FastAPI) -> None:
 async def test_a_session_that_nobody_opened_is_not_found_under_the_id_of_the_request(
     app: FastAPI, session_id: str
 ) -> None:
-    response = await Session(session_id, "2025-06-18").send(app, request("ping", request_id="seven"))
+    response = await Session(session_id, "2025-06-18").send(
+        app, request("ping", request_id="seven")
+    )
     assert (response.status_code, response.json()["id"]) == (404, "seven")
     assert "initialize" in response.json()["error"]["message"]
 
@@ -226,14 +272,20 @@ async def test_a_session_of_other_keys_is_not_found(app: FastAPI) -> None:
 
 
 async def test_a_request_without_its_session_is_told_what_is_missing(mcp: Client) -> None:
-    headers = {"content-type": "application/json", "accept": BOTH, "mcp-protocol-version": "2025-06-18"}
+    headers = {
+        "content-type": "application/json",
+        "accept": BOTH,
+        "mcp-protocol-version": "2025-06-18",
+    }
     response = await mcp.http.post("/mcp", json=request("tools/list"), headers=headers)
     assert (response.status_code, response.json()["id"]) == (400, 1)
     assert "Mcp-Session-Id" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("version", ["2024-11-05", "nonsense", "2025-11-25, 2025-11-25"])
-async def test_a_version_that_is_not_served_is_told_those_that_are(app: FastAPI, version: str) -> None:
+async def test_a_version_that_is_not_served_is_told_those_that_are(
+    app: FastAPI, version: str
+) -> None:
     session = await opened(app)
     response = await session.send(app, request("ping"), **{"mcp-protocol-version": version})
     assert response.status_code == 400
@@ -243,13 +295,19 @@ async def test_a_version_that_is_not_served_is_told_those_that_are(app: FastAPI,
 
 async def test_a_request_of_a_session_needs_no_version(app: FastAPI, mcp: Client) -> None:
     session = await opened(app, "2025-03-26")
-    headers = {name: value for name, value in session.headers().items() if name != "mcp-protocol-version"}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    headers = {
+        name: value for name, value in session.headers().items() if name != "mcp-protocol-version"
+    }
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
+    ) as http:
         response = await http.post("/mcp", json=request("ping"), headers=headers)
     assert response.json()["result"] == {}
 
 
-async def test_a_session_means_nothing_to_a_request_of_2026_07_28(app: FastAPI, mcp: Client) -> None:
+async def test_a_session_means_nothing_to_a_request_of_2026_07_28(
+    app: FastAPI, mcp: Client
+) -> None:
     response = await mcp.post("tools/list", headers={"mcp-session-id": "nobody's"})
     assert response.json()["result"]["resultType"] == "complete"
 
@@ -268,19 +326,25 @@ async def test_what_belongs_to_no_session_takes_post_alone(mcp: Client, method: 
 
 async def test_a_get_that_takes_no_stream_is_not_acceptable(app: FastAPI) -> None:
     session = await opened(app)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
+    ) as http:
         response = await http.get("/mcp", headers=session.headers(accept="application/json"))
     assert response.status_code == 406
 
 
-async def test_changes_of_lists_and_of_what_a_session_has_subscribed_to_are_told_on_its_stream(app: FastAPI) -> None:
+async def test_changes_of_lists_and_of_what_a_session_has_subscribed_to_are_told_on_its_stream(
+    app: FastAPI,
+) -> None:
     session = await opened(app)
     await session.result(app, "resources/subscribe", {"uri": "note://one"})
     await session.result(app, "resources/subscribe", {"uri": "note://two"})
     await session.result(app, "resources/unsubscribe", {"uri": "note://two"})
     async with session.resumed(app) as stream:
         assert await stream.event() is None  # it is open
-        await session.result(app, "tools/call", {"name": "change", "arguments": {"uri": "note://two"}})
+        await session.result(
+            app, "tools/call", {"name": "change", "arguments": {"uri": "note://two"}}
+        )
         await session.result(app, "tools/call", {"name": "change"})
         told = [await stream.message() for _ in range(4)]
     assert {json.dumps([one["method"], one["params"]]) for one in told} == {

@@ -21,7 +21,9 @@ LISTEN = {"notifications": {"toolsListChanged": True}}
 def received() -> Iterator[list[int]]:
     """The signals that the handlers of the server itself have received."""
     numbers: list[int] = []
-    before = {number: signal.signal(number, lambda got, frame: numbers.append(got)) for number in SIGNALS}
+    before = {
+        number: signal.signal(number, lambda got, frame: numbers.append(got)) for number in SIGNALS
+    }
     yield numbers
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -73,7 +75,10 @@ def test_in_a_thread_that_may_not_handle_signals_nothing_is_done() -> None:
 
 
 async def test_open_streams_end_with_their_result_when_the_server_is_told_to_stop() -> None:
-    async with stoppable(gateway(add)) as app, Exchange(app, wire.message("subscriptions/listen", LISTEN, "s")) as one:
+    async with (
+        stoppable(gateway(add)) as app,
+        Exchange(app, wire.message("subscriptions/listen", LISTEN, "s")) as one,
+    ):
         await one.event()
         signal.raise_signal(signal.SIGTERM)
         (closing,) = await one.rest()

@@ -37,22 +37,36 @@ MISTAKES = {
     "no version in _meta": Mistake(2, 400, -32602, meta={"protocolVersion": None}),
     "no capabilities in _meta": Mistake(2.1, 400, -32602, meta={"clientCapabilities": None}),
     "another version in the header": Mistake(3, 400, -32020, headers={"mcp-protocol-version": OLD}),
-    "an old version": Mistake(4, 400, -32022, {"mcp-protocol-version": OLD}, meta={"protocolVersion": OLD}),
-    "an unknown method": Mistake(5, 404, -32601, headers={"mcp-method": "tools/caII"}, method="tools/caII"),
+    "an old version": Mistake(
+        4, 400, -32022, {"mcp-protocol-version": OLD}, meta={"protocolVersion": OLD}
+    ),
+    "an unknown method": Mistake(
+        5, 404, -32601, headers={"mcp-method": "tools/caII"}, method="tools/caII"
+    ),
     "no name header": Mistake(6, 400, -32020, headers={"mcp-name": None}),
     "another name in the header": Mistake(6, 400, -32020, headers={"mcp-name": "add"}),
-    "a name header that is no base64": Mistake(6, 400, -32020, headers={"mcp-name": "=?base64?bWl?="}),
+    "a name header that is no base64": Mistake(
+        6, 400, -32020, headers={"mcp-name": "=?base64?bWl?="}
+    ),
     "no parameter header": Mistake(7, 400, -32020, headers={"mcp-param-region": None}),
-    "another value in a parameter header": Mistake(7, 400, -32020, headers={"mcp-param-region": "us"}),
-    "a parameter header without a parameter": Mistake(7, 400, -32020, headers={"mcp-param-count": "3"}),
-    "a capability is not declared": Mistake(8, 400, -32021, meta={"clientCapabilities": {"roots": {}}}),
+    "another value in a parameter header": Mistake(
+        7, 400, -32020, headers={"mcp-param-region": "us"}
+    ),
+    "a parameter header without a parameter": Mistake(
+        7, 400, -32020, headers={"mcp-param-count": "3"}
+    ),
+    "a capability is not declared": Mistake(
+        8, 400, -32021, meta={"clientCapabilities": {"roots": {}}}
+    ),
 }
 
 
 async def ask(mcp: Client, *mistakes: Mistake) -> tuple[int, int]:
     """Status and code of the answer to a call that is right but for these mistakes; the first one wins its place."""
     asked = wire.message(
-        "tools/call", {"name": "mirrored", "arguments": {"region": "eu"}}, clientCapabilities={"sampling": {}}
+        "tools/call",
+        {"name": "mirrored", "arguments": {"region": "eu"}},
+        clientCapabilities={"sampling": {}},
     )
     sent: dict[str, str | None] = {**wire.headers(asked), "mcp-param-region": "eu"}
     for mistake in reversed(mistakes):
@@ -87,7 +101,9 @@ async def test_a_mistake_is_answered_with_its_code(mcp: Client, name: str) -> No
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-async def test_of_two_mistakes_the_one_of_the_earlier_check_is_answered(mcp: Client, name: str) -> None:
+async def test_of_two_mistakes_the_one_of_the_earlier_check_is_answered(
+    mcp: Client, name: str
+) -> None:
     first = MISTAKES[name]
     for later in MISTAKES.values():
         if later.check > first.check and not later.headers.keys() & first.headers.keys():
@@ -97,7 +113,9 @@ async def test_of_two_mistakes_the_one_of_the_earlier_check_is_answered(mcp: Cli
 
 
 async def test_an_unsupported_version_is_told_what_is_supported(mcp: Client) -> None:
-    response = await mcp.post("tools/list", headers={"mcp-protocol-version": OLD}, protocolVersion=OLD)
+    response = await mcp.post(
+        "tools/list", headers={"mcp-protocol-version": OLD}, protocolVersion=OLD
+    )
     discovered = await mcp.result("server/discover")
     data = wire.valid_error(response)["data"]
     assert data == {"supported": discovered["supportedVersions"], "requested": OLD}
@@ -105,7 +123,11 @@ async def test_an_unsupported_version_is_told_what_is_supported(mcp: Client) -> 
 
 async def test_a_missing_capability_is_told_in_the_shape_of_the_capabilities(mcp: Client) -> None:
     status, error = await mcp.error("tools/call", {"name": "sample"})
-    assert (status, error["code"], error["data"]) == (400, -32021, {"requiredCapabilities": {"sampling": {}}})
+    assert (status, error["code"], error["data"]) == (
+        400,
+        -32021,
+        {"requiredCapabilities": {"sampling": {}}},
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,13 +142,17 @@ async def test_a_missing_capability_is_told_in_the_shape_of_the_capabilities(mcp
         ("unknown/method", "unknown/method"),
     ],
 )
-async def test_a_removed_method_is_not_found_and_its_successor_named(mcp: Client, method: str, successor: str) -> None:
+async def test_a_removed_method_is_not_found_and_its_successor_named(
+    mcp: Client, method: str, successor: str
+) -> None:
     status, error = await mcp.error(method)
     assert (status, error["code"]) == (404, -32601)
     assert successor in error["message"]
 
 
-async def test_initialize_with_the_metadata_of_this_revision_is_told_the_supported_versions(mcp: Client) -> None:
+async def test_initialize_with_the_metadata_of_this_revision_is_told_the_supported_versions(
+    mcp: Client,
+) -> None:
     status, error = await mcp.error("initialize", {"protocolVersion": OLD})
     assert (status, error["code"]) == (404, -32601)
     assert error["data"] == {"supported": [wire.VERSION]}

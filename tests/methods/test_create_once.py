@@ -139,7 +139,9 @@ def rows(directory: Path) -> int:
         db.close()
 
 
-async def until_created(ann: TaskClient, params: dict[str, Any], **meta: Any) -> tuple[dict[str, Any], int]:
+async def until_created(
+    ann: TaskClient, params: dict[str, Any], **meta: Any
+) -> tuple[dict[str, Any], int]:
     """The task of a call, and how many rounds without questions came before it."""
     sent, doubts = params, 0
     while True:
@@ -173,12 +175,16 @@ async def test_a_write_in_doubt_leads_to_one_task_and_one_charge(
         assert await ann.text(created["taskId"]) == "charged cake"
     assert rows(tmp_path) == 1
     assert {task.ref.id for task in doubtful.created} == {created["taskId"]}
-    assert Counter(orders.charged) == Counter(["cake"] + (["reserve cake"] if name == "between" else []))
+    assert Counter(orders.charged) == Counter(
+        ["cake"] + (["reserve cake"] if name == "between" else [])
+    )
     assert had <= doubts
 
 
 @pytest.mark.parametrize(
-    "troubles", [{"lost": 1, "blind": 1}, {"failed": 1, "late": True}], ids=["answers are lost", "it happens later"]
+    "troubles",
+    [{"lost": 1, "blind": 1}, {"failed": 1, "late": True}],
+    ids=["answers are lost", "it happens later"],
 )
 @pytest.mark.parametrize("name", ["at_once", "over"])
 async def test_so_it_does_in_dynamodb(
@@ -205,7 +211,10 @@ async def test_who_sends_the_state_before_the_doubt_again_is_told_of_the_same_ta
         asked = valid_input_required((await ann.send("tools/call", params)).json())
         answered = retry(params, asked, sure=YES)
         doubt = valid_input_required((await ann.send("tools/call", answered)).json())
-        both = [await ann.send("tools/call", sent) for sent in (answered, retry(params, doubt), answered)]
+        both = [
+            await ann.send("tools/call", sent)
+            for sent in (answered, retry(params, doubt), answered)
+        ]
         ids = {valid_created(response.json())["taskId"] for response in both}
         assert len(ids) == 1
         await ann.text(*ids)
@@ -217,7 +226,10 @@ async def test_a_doubt_is_for_its_caller_and_its_call_alone(orders: Orders, tmp_
     params: dict[str, Any] = {"name": "at_once", "arguments": {}}
     async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:
         doubt = valid_input_required((await ann.send("tools/call", params)).json())
-        for other in ({"name": "over", "arguments": {}}, {"name": "at_once", "arguments": {"what": "gold"}}):
+        for other in (
+            {"name": "over", "arguments": {}},
+            {"name": "at_once", "arguments": {"what": "gold"}},
+        ):
             _, error = await ann.error("tools/call", retry(other, doubt))
             assert (error["code"], error["message"]) == (-32602, REFUSAL)
 
@@ -255,23 +267,37 @@ async def test_one_state_sent_three_times_at_once_over_two_gateways_is_one_task_
     orders: Orders, tmp_path: Path
 ) -> None:
     params: dict[str, Any] = {"name": "asks", "arguments": {}}
-    async with tasked(tmp_path, *orders.tools()) as ann, tasked(tmp_path, *orders.tools(), works=False) as elsewhere:
+    async with (
+        tasked(tmp_path, *orders.tools()) as ann,
+        tasked(tmp_path, *orders.tools(), works=False) as elsewhere,
+    ):
         asked = valid_input_required((await ann.send("tools/call", params)).json())
         again = retry(params, asked, sure=YES)
-        sent = await asyncio.gather(*(one.send("tools/call", again) for one in (ann, elsewhere, ann)))
+        sent = await asyncio.gather(
+            *(one.send("tools/call", again) for one in (ann, elsewhere, ann))
+        )
         (task_id,) = {valid_created(response.json())["taskId"] for response in sent}
         (created_at,) = {response.json()["result"]["createdAt"] for response in sent}
         assert created_at
         assert await ann.text(task_id) == "charged tea"
         late = valid_created((await elsewhere.send("tools/call", again)).json())
-    assert (late["taskId"], late["status"], rows(tmp_path), orders.charged) == (task_id, "completed", 1, ["tea"])
+    assert (late["taskId"], late["status"], rows(tmp_path), orders.charged) == (
+        task_id,
+        "completed",
+        1,
+        ["tea"],
+    )
 
 
-async def test_other_answers_to_the_same_state_are_another_call(orders: Orders, tmp_path: Path) -> None:
+async def test_other_answers_to_the_same_state_are_another_call(
+    orders: Orders, tmp_path: Path
+) -> None:
     params: dict[str, Any] = {"name": "asks", "arguments": {}}
     async with tasked(tmp_path, *orders.tools()) as ann:
         asked = valid_input_required((await ann.send("tools/call", params)).json())
-        no = valid_created((await ann.send("tools/call", retry(params, asked, sure=accept(go=False)))).json())
+        no = valid_created(
+            (await ann.send("tools/call", retry(params, asked, sure=accept(go=False)))).json()
+        )
         yes = valid_created((await ann.send("tools/call", retry(params, asked, sure=YES))).json())
         assert no["taskId"] != yes["taskId"]
         assert await ann.text(yes["taskId"]) == "charged tea"
@@ -316,7 +342,9 @@ def pair(tmp_path: Path) -> Iterator[list[Server]]:
             (tmp_path / name / "tools.py").write_text(SERVED)
             config = tmp_path / name / "gateway.yaml"
             backend = {"kind": "python", "name": "served", "prefix": "", "path": "tools.py"}
-            config.write_text(json.dumps({"backends": [backend], "tasks": {"poll_interval_ms": 100}}))
+            config.write_text(
+                json.dumps({"backends": [backend], "tasks": {"poll_interval_ms": 100}})
+            )
             servers.append(stack.enter_context(running(config, environment)))
         yield servers
 
@@ -354,17 +382,28 @@ async def test_a_call_that_is_sent_again_with_its_key_is_the_same_task(
         first, _ = await until_created(ann, params, **{KEY: "k-1"})
         assert await ann.text(first["taskId"]) == "charged cake"
         second, _ = await until_created(ann, params, **{KEY: "k-1"})
-    assert (second["taskId"], second["status"], orders.charged) == (first["taskId"], "completed", ["cake"])
+    assert (second["taskId"], second["status"], orders.charged) == (
+        first["taskId"],
+        "completed",
+        ["cake"],
+    )
 
 
 async def test_a_key_is_for_one_tool_and_its_arguments_and_a_new_key_is_a_new_call(
     orders: Orders, tmp_path: Path
 ) -> None:
-    calls = [("at_once", "cake", "k-1"), ("at_once", "tea", "k-1"), ("over", "cake", "k-1"), ("at_once", "cake", "k-2")]
+    calls = [
+        ("at_once", "cake", "k-1"),
+        ("at_once", "tea", "k-1"),
+        ("over", "cake", "k-1"),
+        ("at_once", "cake", "k-2"),
+    ]
     async with tasked(tmp_path, *orders.tools(), works=False) as ann:
         ids = set()
         for name, what, key in calls * 2:
-            created, _ = await until_created(ann, {"name": name, "arguments": {"what": what}}, **{KEY: key})
+            created, _ = await until_created(
+                ann, {"name": name, "arguments": {"what": what}}, **{KEY: key}
+            )
             ids.add(created["taskId"])
     assert (len(ids), rows(tmp_path)) == (4, 4)
 
@@ -378,7 +417,9 @@ async def test_a_key_holds_through_the_rounds_whatever_is_answered_in_a_second_a
         again = valid_input_required((await ann.send("tools/call", params, **{KEY: "k"})).json())
         first = valid_created((await ann.send("tools/call", retry(params, asked, sure=YES))).json())
         assert await ann.text(first["taskId"]) == "charged tea"
-        no = valid_created((await ann.send("tools/call", retry(params, again, sure=accept(go=False)))).json())
+        no = valid_created(
+            (await ann.send("tools/call", retry(params, again, sure=accept(go=False)))).json()
+        )
         anew = valid_created((await ann.send("tools/call", params, **{KEY: "k"})).json())
     assert {no["taskId"], anew["taskId"]} == {first["taskId"]}
     assert orders.charged == ["tea"]
@@ -389,12 +430,16 @@ async def test_a_key_and_a_doubt_go_together(orders: Orders, tmp_path: Path) -> 
     params: dict[str, Any] = {"name": "at_once", "arguments": {}}
     async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:
         valid_input_required((await ann.send("tools/call", params, **{KEY: "k"})).json())
-        created, _ = await until_created(ann, params, **{KEY: "k"})  # another process of the client's
+        created, _ = await until_created(
+            ann, params, **{KEY: "k"}
+        )  # another process of the client's
         assert await ann.text(created["taskId"]) == "charged tea"
     assert (rows(tmp_path), orders.charged) == (1, ["tea"])
 
 
-async def test_a_once_tool_with_a_key_runs_once_also_in_its_first_round(orders: Orders, tmp_path: Path) -> None:
+async def test_a_once_tool_with_a_key_runs_once_also_in_its_first_round(
+    orders: Orders, tmp_path: Path
+) -> None:
     @tool(once=True)
     async def pay(ctx: Context, what: str = "tea") -> str:
         orders.charge(what)
@@ -407,7 +452,9 @@ async def test_a_once_tool_with_a_key_runs_once_also_in_its_first_round(orders: 
     async with tasked(tmp_path, pay, other) as ann:
         for what in ("tea", "gold"):
             params = {"name": "pay", "arguments": {"what": what}}
-            together = await asyncio.gather(*(ann.send("tools/call", params, **{KEY: "k"}) for _ in range(3)))
+            together = await asyncio.gather(
+                *(ann.send("tools/call", params, **{KEY: "k"}) for _ in range(3))
+            )
             late = await ann.send("tools/call", params, **{KEY: "k"})
             assert {response.content for response in together} == {late.content}
         assert orders.charged == ["tea", "gold"]
@@ -415,8 +462,12 @@ async def test_a_once_tool_with_a_key_runs_once_also_in_its_first_round(orders: 
     assert orders.charged == ["tea", "gold", "tea"]
 
 
-@pytest.mark.parametrize("key", ["", 7, None, [], {}, "x" * 257, "two words", "Ünïcode", "tab\t", True], ids=repr)
-async def test_a_key_that_is_none_is_an_error_that_says_what_one_is(orders: Orders, tmp_path: Path, key: Any) -> None:
+@pytest.mark.parametrize(
+    "key", ["", 7, None, [], {}, "x" * 257, "two words", "Ünïcode", "tab\t", True], ids=repr
+)
+async def test_a_key_that_is_none_is_an_error_that_says_what_one_is(
+    orders: Orders, tmp_path: Path, key: Any
+) -> None:
     async with tasked(tmp_path, *orders.tools(), works=False) as ann:
         response = await ann.send("tools/call", {"name": "at_once", "arguments": {}}, **{KEY: key})
         if key is None:  # as good as none
@@ -432,7 +483,9 @@ async def test_the_id_of_the_request_is_no_key(orders: Orders, tmp_path: Path) -
     async with tasked(tmp_path, *orders.tools(), works=False) as ann:
         ids = set()
         for _ in range(3):
-            response = await ann.mcp.post("tools/call", params, request_id=1, clientCapabilities=DECLARED)
+            response = await ann.mcp.post(
+                "tools/call", params, request_id=1, clientCapabilities=DECLARED
+            )
             ids.add(valid_created(response.json())["taskId"])
     assert len(ids) == 3
 
@@ -459,7 +512,9 @@ async def test_a_service_gets_the_same_key_however_often_a_round_is_sent(tmp_pat
             text: str = result["content"][0]["text"]
             return text
 
-        first, second = [valid_input_required((await ann.send("tools/call", params)).json()) for _ in range(2)]
+        first, second = [
+            valid_input_required((await ann.send("tools/call", params)).json()) for _ in range(2)
+        ]
         keys = [await key_of(retry(params, first, sure=YES)) for _ in range(3)]
         other_answers = await key_of(retry(params, first, sure=accept(go=False)))
         other_call = await key_of(retry(params, second, sure=YES))

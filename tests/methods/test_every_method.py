@@ -47,7 +47,9 @@ def test_there_is_an_example_of_every_method() -> None:
 
 
 @pytest.mark.parametrize("method", EXAMPLES)
-async def test_a_method_is_answered_with_a_result_that_the_official_model_takes(mcp: Client, method: str) -> None:
+async def test_a_method_is_answered_with_a_result_that_the_official_model_takes(
+    mcp: Client, method: str
+) -> None:
     result = await mcp.result(method, EXAMPLES[method])
     assert result["_meta"] == {wire.SERVER_INFO: {"name": "roundgate", "version": "0.0.0"}}
 
@@ -64,14 +66,21 @@ async def test_a_tool_may_be_called_without_arguments(mcp: Client) -> None:
 
 
 async def test_a_prompt_has_its_description_and_messages(mcp: Client) -> None:
-    result = await mcp.result("prompts/get", {"name": "review", "arguments": {"language": "rust", "style": "brief"}})
+    result = await mcp.result(
+        "prompts/get", {"name": "review", "arguments": {"language": "rust", "style": "brief"}}
+    )
     text = {"type": "text", "text": "Review this rust, and be brief."}
-    assert (result["description"], result["messages"]) == ("Asks for a review.", [{"role": "user", "content": text}])
+    assert (result["description"], result["messages"]) == (
+        "Asks for a review.",
+        [{"role": "user", "content": text}],
+    )
 
 
 async def test_a_resource_is_read(mcp: Client) -> None:
     result = await mcp.result("resources/read", {"uri": "note://one"})
-    assert result["contents"] == [{"uri": "note://one", "mimeType": "text/plain", "text": "remember the milk"}]
+    assert result["contents"] == [
+        {"uri": "note://one", "mimeType": "text/plain", "text": "remember the milk"}
+    ]
 
 
 async def test_a_template_is_read_under_the_uri_that_was_asked_for(mcp: Client) -> None:
@@ -93,16 +102,28 @@ async def test_a_template_is_read_under_the_uri_that_was_asked_for(mcp: Client) 
         ("tools/list", {"cursor": "nowhere"}),
         ("tools/list", {"cursor": 3}),
         ("prompts/list", {"cursor": "ü"}),
-        ("completion/complete", {"ref": {"type": "ref/tool", "name": "add"}, "argument": {"name": "a", "value": ""}}),
         (
             "completion/complete",
-            {"ref": {"type": "ref/prompt", "name": "nobody"}, "argument": {"name": "a", "value": ""}},
+            {"ref": {"type": "ref/tool", "name": "add"}, "argument": {"name": "a", "value": ""}},
         ),
         (
             "completion/complete",
-            {"ref": {"type": "ref/resource", "uri": "note://nobody"}, "argument": {"name": "a", "value": ""}},
+            {
+                "ref": {"type": "ref/prompt", "name": "nobody"},
+                "argument": {"name": "a", "value": ""},
+            },
         ),
-        ("completion/complete", {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "language"}}),
+        (
+            "completion/complete",
+            {
+                "ref": {"type": "ref/resource", "uri": "note://nobody"},
+                "argument": {"name": "a", "value": ""},
+            },
+        ),
+        (
+            "completion/complete",
+            {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "language"}},
+        ),
     ],
 )
 async def test_params_that_are_wrong_or_name_nothing_are_invalid(
@@ -114,7 +135,10 @@ async def test_params_that_are_wrong_or_name_nothing_are_invalid(
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [({}, "missing arguments: language"), ({"language": "rust", "tone": "x"}, "unknown arguments tone")],
+    [
+        ({}, "missing arguments: language"),
+        ({"language": "rust", "tone": "x"}, "unknown arguments tone"),
+    ],
 )
 async def test_an_argument_of_a_prompt_that_is_missing_or_unknown_is_named(
     mcp: Client, arguments: dict[str, str], says: str
@@ -142,12 +166,16 @@ FEATURES: dict[str, Callable[..., Any]] = {
 }
 
 
-COMBINATIONS = [names for size in range(len(FEATURES) + 1) for names in combinations(FEATURES, size)]
+COMBINATIONS = [
+    names for size in range(len(FEATURES) + 1) for names in combinations(FEATURES, size)
+]
 
 
 @pytest.mark.parametrize("listen", ["on", "off"])
 @pytest.mark.parametrize("features", COMBINATIONS, ids="+".join)
-async def test_the_capabilities_are_exactly_what_is_served(features: tuple[str, ...], listen: Any) -> None:
+async def test_the_capabilities_are_exactly_what_is_served(
+    features: tuple[str, ...], listen: Any
+) -> None:
     app = gateway(*(FEATURES[name] for name in features), using=Settings(listen=listen))
     async with client(app) as mcp:
         capabilities = (await mcp.result("server/discover"))["capabilities"]
@@ -156,14 +184,18 @@ async def test_the_capabilities_are_exactly_what_is_served(features: tuple[str, 
     subscribe = {"subscribe": True} if listen == "on" else {}
     named = [name for name in ("tools", "prompts", "resources") if name in features]
     named += ["tools"] if "tasks" in features and "tools" not in features else []
-    expected: dict[str, Any] = {name: changes | (subscribe if name == "resources" else {}) for name in named}
+    expected: dict[str, Any] = {
+        name: changes | (subscribe if name == "resources" else {}) for name in named
+    }
     expected |= {"completions": {}} if "prompts" in features else {}
     expected |= {"logging": {}} if features else {}
     expected |= {"extensions": {EXTENSION: {}}} if "tasks" in features else {}
     assert capabilities == expected
-    assert served == {"server/discover"} | ({"subscriptions/listen"} if listen == "on" else set()) | {
-        method for method in METHODS if method.partition("/")[0] in {*features, *named}
-    } | ({"completion/complete"} if "prompts" in features else set())
+    assert served == {"server/discover"} | (
+        {"subscriptions/listen"} if listen == "on" else set()
+    ) | {method for method in METHODS if method.partition("/")[0] in {*features, *named}} | (
+        {"completion/complete"} if "prompts" in features else set()
+    )
 
 
 async def is_served(mcp: Client, method: str) -> bool:
@@ -173,9 +205,12 @@ async def is_served(mcp: Client, method: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("functions", "completions"), [((add,), False), ((note,), False), ((review,), True), ((note_by,), True)]
+    ("functions", "completions"),
+    [((add,), False), ((note,), False), ((review,), True), ((note_by,), True)],
 )
-async def test_completions_are_advertised_where_something_can_be_completed(functions: Any, completions: bool) -> None:
+async def test_completions_are_advertised_where_something_can_be_completed(
+    functions: Any, completions: bool
+) -> None:
     async with client(gateway(*functions)) as mcp:
         capabilities = (await mcp.result("server/discover"))["capabilities"]
         assert ("completions" in capabilities) == completions
@@ -217,8 +252,13 @@ async def test_the_server_says_who_it_is_and_how_to_use_it() -> None:
     }
 
 
-async def test_the_capabilities_name_extensions_and_tasks_only_when_they_are_served(mcp: Client) -> None:
-    assert not {"tasks", "extensions", "experimental"} & (await mcp.result("server/discover"))["capabilities"].keys()
+async def test_the_capabilities_name_extensions_and_tasks_only_when_they_are_served(
+    mcp: Client,
+) -> None:
+    assert (
+        not {"tasks", "extensions", "experimental"}
+        & (await mcp.result("server/discover"))["capabilities"].keys()
+    )
 
 
 @pytest.mark.parametrize("method", LISTS)
@@ -260,7 +300,9 @@ async def test_the_hints_are_those_of_the_configuration() -> None:
     methods = ["server/discover", "tools/list", "prompts/list", *list(LISTS)[2:], "resources/read"]
     async with client(gateway(*EVERYTHING, caching=caching)) as mcp:
         results = [await mcp.result(method, EXAMPLES[method]) for method in methods]
-    assert [(one["ttlMs"], one["cacheScope"]) for one in results] == [(n, "private") for n in range(6)]
+    assert [(one["ttlMs"], one["cacheScope"]) for one in results] == [
+        (n, "private") for n in range(6)
+    ]
 
 
 def many(count: int) -> list[Any]:
@@ -276,13 +318,17 @@ def many(count: int) -> list[Any]:
     return [make(number) for number in range(count)]
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, 1), (5, 1), (5, 2), (6, 2), (6, 3), (6, 6), (6, 7), (201, 200)])
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 1), (5, 1), (5, 2), (6, 2), (6, 3), (6, 6), (6, 7), (201, 200)]
+)
 async def test_pages_give_every_entry_once_and_in_order(count: int, size: int) -> None:
     async with client(gateway(*many(count), limits={"page_size": size})) as mcp:
         pages = [await mcp.result("tools/list")]
         while "nextCursor" in pages[-1]:
             pages.append(await mcp.result("tools/list", {"cursor": pages[-1]["nextCursor"]}))
-    assert [one["name"] for page in pages for one in page["tools"]] == [f"tool{n}" for n in range(count)]
+    assert [one["name"] for page in pages for one in page["tools"]] == [
+        f"tool{n}" for n in range(count)
+    ]
     assert len(pages) == -(-count // size)
     assert {(page["ttlMs"], page["cacheScope"]) for page in pages} == {(300_000, "public")}
 
@@ -295,14 +341,18 @@ async def test_a_cursor_is_good_at_any_replica_also_one_with_more_tools_and_smal
     assert [one["name"] for one in page["tools"]] == ["tool3", "tool4"]
 
 
-@pytest.mark.parametrize("cursor", ["", "%", "AAAA", "dG9vbDk", "dG9vbDE=x", "\x00", "ü", "x" * 100_000])
+@pytest.mark.parametrize(
+    "cursor", ["", "%", "AAAA", "dG9vbDk", "dG9vbDE=x", "\x00", "ü", "x" * 100_000]
+)
 async def test_a_cursor_that_leads_nowhere_is_invalid(cursor: str) -> None:
     async with client(gateway(*many(3), limits={"page_size": 1})) as mcp:
         status, error = await mcp.error("tools/list", {"cursor": cursor})
     assert (status, error["code"]) == (400, -32602)
 
 
-async def complete(mcp: Client, ref: dict[str, str], name: str, value: str, **params: Any) -> dict[str, Any]:
+async def complete(
+    mcp: Client, ref: dict[str, str], name: str, value: str, **params: Any
+) -> dict[str, Any]:
     asked = {"ref": ref, "argument": {"name": name, "value": value}, **params}
     completion: dict[str, Any] = (await mcp.result("completion/complete", asked))["completion"]
     return completion
@@ -313,9 +363,12 @@ NOTE_BY = {"type": "ref/resource", "uri": "note://by/{author}/{number}"}
 
 
 @pytest.mark.parametrize(
-    ("typed", "values"), [("", ["python", "pascal", "rust"]), ("p", ["python", "pascal"]), ("x", []), ("pascal!", [])]
+    ("typed", "values"),
+    [("", ["python", "pascal", "rust"]), ("p", ["python", "pascal"]), ("x", []), ("pascal!", [])],
 )
-async def test_fixed_values_are_completed_by_what_they_start_with(mcp: Client, typed: str, values: list[str]) -> None:
+async def test_fixed_values_are_completed_by_what_they_start_with(
+    mcp: Client, typed: str, values: list[str]
+) -> None:
     assert await complete(mcp, REVIEW, "language", typed) == {"values": values}
 
 
@@ -353,7 +406,9 @@ async def test_a_resource_that_is_no_template_completes_nothing() -> None:
         return ""
 
     async with client(gateway(two, note_by)) as mcp:
-        assert await complete(mcp, {"type": "ref/resource", "uri": "note://two"}, "x", "") == {"values": []}
+        assert await complete(mcp, {"type": "ref/resource", "uri": "note://two"}, "x", "") == {
+            "values": []
+        }
 
 
 async def test_any_replica_serves_any_request_in_any_order() -> None:

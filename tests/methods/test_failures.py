@@ -31,7 +31,9 @@ from tests.support.functions import SECRET, add
 def references(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     """Reference → traceback of each failure in the log."""
     failures = [record for record in caplog.records if record.exc_info]
-    return {record.__dict__["fields"]["reference"]: caplog.handler.format(record) for record in failures}
+    return {
+        record.__dict__["fields"]["reference"]: caplog.handler.format(record) for record in failures
+    }
 
 
 def only_reference(text: str, caplog: pytest.LogCaptureFixture) -> str:
@@ -73,7 +75,9 @@ async def test_an_exception_of_a_prompt_or_resource_is_an_internal_error_with_ht
     assert SECRET in only_reference(error["message"], caplog)
 
 
-async def test_an_exception_of_a_completer_is_an_internal_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_of_a_completer_is_an_internal_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def fail(typed: str) -> list[str]:
         raise KeyError(SECRET)
 
@@ -83,7 +87,9 @@ async def test_an_exception_of_a_completer_is_an_internal_error(caplog: pytest.L
 
     async with client(gateway(cry)) as mcp:
         ref = {"type": "ref/prompt", "name": "cry"}
-        status, error = await mcp.error("completion/complete", {"ref": ref, "argument": {"name": "word", "value": ""}})
+        status, error = await mcp.error(
+            "completion/complete", {"ref": ref, "argument": {"name": "word", "value": ""}}
+        )
     assert (status, error["code"]) == (200, -32603)
     assert SECRET in only_reference(error["message"], caplog)
 
@@ -95,7 +101,9 @@ async def test_a_prompt_may_say_what_is_wrong_with_its_arguments(error: Exceptio
         raise error
 
     async with client(gateway(page)) as mcp:
-        status, told = await mcp.error("prompts/get", {"name": "page", "arguments": {"number": "9"}})
+        status, told = await mcp.error(
+            "prompts/get", {"name": "page", "arguments": {"number": "9"}}
+        )
     assert (status, told["code"], told["message"]) == (400, -32602, "no such page")
 
 
@@ -182,7 +190,9 @@ async def test_a_resource_that_outlives_its_deadline_is_an_internal_error() -> N
     assert (status, error["code"]) == (200, -32603)
 
 
-async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_deadline(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_deadline(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     @tool
     async def impatient() -> str:
         async with asyncio.timeout(0.01):
@@ -243,7 +253,9 @@ def circle() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "value", [Opaque(), {"a": Opaque()}, [Opaque], circle(), {Opaque(): 1}, b"\xff\xfe", {"a": b"\xff"}], ids=repr
+    "value",
+    [Opaque(), {"a": Opaque()}, [Opaque], circle(), {Opaque(): 1}, b"\xff\xfe", {"a": b"\xff"}],
+    ids=repr,
 )
 async def test_a_tool_that_returns_what_is_not_json_is_a_tool_error(
     value: Any, caplog: pytest.LogCaptureFixture
@@ -258,7 +270,9 @@ async def test_a_tool_that_returns_what_is_not_json_is_a_tool_error(
     assert "UnusableReturn" in only_reference(result["content"][0]["text"], caplog)
 
 
-@pytest.mark.parametrize("value", [2**70, -(2**64), 1e300, "\ud800", "\u2028\x00\x7f", decimal.Decimal("1.5"), {1: 2}])
+@pytest.mark.parametrize(
+    "value", [2**70, -(2**64), 1e300, "\ud800", "\u2028\x00\x7f", decimal.Decimal("1.5"), {1: 2}]
+)
 async def test_a_tool_may_return_what_json_can_hold_only_just(value: Any) -> None:
     @tool
     async def strange() -> Any:
@@ -301,7 +315,9 @@ async def test_a_result_that_cannot_be_written_is_an_internal_error(
     assert "Opaque" in only_reference(error["message"], caplog)
 
 
-async def test_a_resource_that_returns_what_is_not_json_is_an_internal_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_resource_that_returns_what_is_not_json_is_an_internal_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     @resource("strange://one")
     async def strange() -> Any:
         return Opaque()

@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.errors import Unavailable
 from roundgate.methods.hub import Hub, Subscription
-from roundgate.protocol.notifications import PROMPTS_CHANGED, RESOURCE_UPDATED, RESOURCES_CHANGED, TOOLS_CHANGED
+from roundgate.protocol.notifications import (
+    PROMPTS_CHANGED,
+    RESOURCE_UPDATED,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+)
 from roundgate.protocol.params import SubscriptionFilter
 
 EVERYTHING = frozenset({"tools", "prompts", "resources"})
 ALL = SubscriptionFilter(
-    toolsListChanged=True, promptsListChanged=True, resourcesListChanged=True, resourceSubscriptions=["u:1", "u:2"]
+    toolsListChanged=True,
+    promptsListChanged=True,
+    resourcesListChanged=True,
+    resourceSubscriptions=["u:1", "u:2"],
 )
 TOPICS = [(TOOLS_CHANGED, None), (PROMPTS_CHANGED, None), (RESOURCES_CHANGED, None)]
 URIS = [(RESOURCE_UPDATED, uri) for uri in ("u:1", "u:2", "u:3")]
@@ -26,7 +34,9 @@ URIS = [(RESOURCE_UPDATED, uri) for uri in ("u:1", "u:2", "u:3")]
 
 async def told(subscription: Subscription) -> list[tuple[str, str | None]]:
     """Everything that a stream says until it ends, but for the acknowledgement."""
-    messages: list[dict[str, Any]] = [json.loads(m) async for m in subscription.messages(5) if m is not None]
+    messages: list[dict[str, Any]] = [
+        json.loads(m) async for m in subscription.messages(5) if m is not None
+    ]
     assert messages[0]["method"] == "notifications/subscriptions/acknowledged"
     return [(one["method"], one["params"].get("uri")) for one in messages[1:]]
 
@@ -43,7 +53,9 @@ def test_what_is_pending_is_told_once_each_in_the_order_in_which_it_first_change
         hub.close()
         return await told(subscription)
 
-    assert asyncio.run(scenario()) == list(dict.fromkeys(one for one in changes if one != (RESOURCE_UPDATED, "u:3")))
+    assert asyncio.run(scenario()) == list(
+        dict.fromkeys(one for one in changes if one != (RESOURCE_UPDATED, "u:3"))
+    )
 
 
 async def test_a_change_between_two_reads_is_not_lost() -> None:

@@ -35,7 +35,10 @@ def jobs() -> Service:
 
 @asynccontextmanager
 async def replica(directory: Path, jobs: Service, **options: Any) -> AsyncIterator[TaskClient]:
-    async with serving_service(directory, ServiceBackend(jobs, **options)) as app, client(app) as mcp:
+    async with (
+        serving_service(directory, ServiceBackend(jobs, **options)) as app,
+        client(app) as mcp,
+    ):
         yield TaskClient(mcp)
 
 
@@ -57,7 +60,9 @@ async def refusals(who: TaskClient, task_id: str) -> list[tuple[int, dict[str, A
 # a call becomes a task of its service
 
 
-async def test_the_client_is_told_of_a_task_under_an_id_that_tells_nothing(ann: TaskClient, jobs: Service) -> None:
+async def test_the_client_is_told_of_a_task_under_an_id_that_tells_nothing(
+    ann: TaskClient, jobs: Service
+) -> None:
     created = valid_created((await ann.call("dispatch")).json())
     assert (created["status"], created["ttlMs"]) == ("working", 60_000)
     (theirs,) = jobs.tasks
@@ -65,7 +70,9 @@ async def test_the_client_is_told_of_a_task_under_an_id_that_tells_nothing(ann: 
     assert len(created["taskId"]) > 64
 
 
-async def test_a_service_that_wants_to_be_asked_more_seldom_is(tmp_path: Path, jobs: Service) -> None:
+async def test_a_service_that_wants_to_be_asked_more_seldom_is(
+    tmp_path: Path, jobs: Service
+) -> None:
     async with replica(tmp_path, jobs) as ann:
         task_id = await ann.begin("dispatch")
         jobs.change(pollIntervalMs=30_000)
@@ -79,7 +86,9 @@ async def test_a_client_without_the_extension_gets_no_task(ann: TaskClient) -> N
     assert response.json()["result"]["content"] == [{"type": "text", "text": "done at once"}]
 
 
-@pytest.mark.parametrize("capabilities", [CAPABILITIES, DECLARED], ids=["no extension", "a task already"])
+@pytest.mark.parametrize(
+    "capabilities", [CAPABILITIES, DECLARED], ids=["no extension", "a task already"]
+)
 async def test_a_tool_that_hands_over_what_nobody_can_follow_has_failed(
     ann: TaskClient, capabilities: dict[str, Any]
 ) -> None:
@@ -92,14 +101,18 @@ async def test_a_tool_that_hands_over_what_nobody_can_follow_has_failed(
     assert "failed unexpectedly" in result["content"][0]["text"]
 
 
-async def test_a_back_end_that_offers_no_source_can_hand_nothing_over(tmp_path: Path, jobs: Service) -> None:
+async def test_a_back_end_that_offers_no_source_can_hand_nothing_over(
+    tmp_path: Path, jobs: Service
+) -> None:
     async with replica(tmp_path, jobs, offers_source=False) as ann:
         result = (await ann.call("dispatch")).json()["result"]
     assert result["isError"] is True
     assert "cannot follow" in result["content"][0]["text"]
 
 
-async def test_the_server_says_that_it_has_tasks_though_it_runs_none(tmp_path: Path, jobs: Service) -> None:
+async def test_the_server_says_that_it_has_tasks_though_it_runs_none(
+    tmp_path: Path, jobs: Service
+) -> None:
     async with replica(tmp_path, jobs) as ann:
         found = await ann.mcp.result("server/discover")
     assert "io.modelcontextprotocol/tasks" in found["capabilities"]["extensions"]
@@ -111,7 +124,9 @@ async def test_the_server_says_that_it_has_tasks_though_it_runs_none(tmp_path: P
 async def test_it_is_read_answered_and_read_to_its_end(ann: TaskClient, jobs: Service) -> None:
     task_id = await ann.begin("dispatch")
     assert (await ann.get(task_id))["status"] == "working"
-    jobs.change(status="input_required", statusMessage="asking", inputRequests={"who are you?": QUESTION})
+    jobs.change(
+        status="input_required", statusMessage="asking", inputRequests={"who are you?": QUESTION}
+    )
     task = await ann.get(task_id)
     assert (task["taskId"], task["statusMessage"], task["inputRequests"]) == (
         task_id,
@@ -138,11 +153,21 @@ async def test_a_failure_has_no_code_that_the_protocol_does_not_have(
     ann: TaskClient, jobs: Service, theirs: int, ours: int
 ) -> None:
     task_id = await ann.begin("dispatch")
-    jobs.change(status="failed", statusMessage="no", error={"code": theirs, "message": "broken", "data": {"why": 1}})
-    assert (await ann.get(task_id))["error"] == {"code": ours, "message": "broken", "data": {"why": 1}}
+    jobs.change(
+        status="failed",
+        statusMessage="no",
+        error={"code": theirs, "message": "broken", "data": {"why": 1}},
+    )
+    assert (await ann.get(task_id))["error"] == {
+        "code": ours,
+        "message": "broken",
+        "data": {"why": 1},
+    }
 
 
-async def test_a_task_that_its_service_has_no_more_is_not_found(ann: TaskClient, jobs: Service) -> None:
+async def test_a_task_that_its_service_has_no_more_is_not_found(
+    ann: TaskClient, jobs: Service
+) -> None:
     task_id = await ann.begin("dispatch")
     jobs.tasks.clear()
     for refused in await refusals(ann, task_id):
@@ -166,7 +191,9 @@ async def guarded_app(tmp_path: Path, jobs: Service) -> AsyncIterator[FastAPI]:
 async def of(guarded_app: FastAPI) -> AsyncIterator[Callable[..., TaskClient]]:
     """A client whose token has these claims."""
     async with client(guarded_app) as mcp:
-        yield lambda **claims: TaskClient(mcp, DECLARED, bearer(token(**{"scope": "dig", **claims})))
+        yield lambda **claims: TaskClient(
+            mcp, DECLARED, bearer(token(**{"scope": "dig", **claims}))
+        )
 
 
 async def test_another_caller_s_task_is_as_unknown_as_one_that_there_never_was(
@@ -179,7 +206,9 @@ async def test_another_caller_s_task_is_as_unknown_as_one_that_there_never_was(
     assert jobs.asked == {}
 
 
-async def test_the_service_is_told_on_whose_behalf_it_is_asked(of: Callable[..., TaskClient], jobs: Service) -> None:
+async def test_the_service_is_told_on_whose_behalf_it_is_asked(
+    of: Callable[..., TaskClient], jobs: Service
+) -> None:
     ann = of(sub="ann")
     await ann.cancel(await ann.begin("dispatch"))
     assert jobs.callers == {"ann"}
@@ -220,11 +249,17 @@ def forged() -> dict[str, str]:
         "one character changed": good[:-5] + ("A" if good[-5] != "A" else "B") + good[-4:],
         "cut": good[:-1],
         "longer": good + "A",
-        "another caller's": TaskIds(RING).seal(TaskPlace("jobs", "dispatch", "job/1 of [us]"), Principal("", "eve")),
-        "sealed for another purpose": RING.seal(b'["session","jobs","dispatch","job/1 of [us]"]', LOCAL),
+        "another caller's": TaskIds(RING).seal(
+            TaskPlace("jobs", "dispatch", "job/1 of [us]"), Principal("", "eve")
+        ),
+        "sealed for another purpose": RING.seal(
+            b'["session","jobs","dispatch","job/1 of [us]"]', LOCAL
+        ),
         "of another shape": RING.seal(b'["task","jobs"]', LOCAL),
         "no JSON": RING.seal(b"job/1 of [us]", LOCAL),
-        "by another key": TaskIds(KeyRing(parse("A" * 43 + "=", "test"))).seal(TaskPlace("jobs", "d", "1"), LOCAL),
+        "by another key": TaskIds(KeyRing(parse("A" * 43 + "=", "test"))).seal(
+            TaskPlace("jobs", "d", "1"), LOCAL
+        ),
         "the service's own": "job.1",
         "endless": "v1." + "A" * 100_000,
         "no text at all": ".",
@@ -249,7 +284,9 @@ async def test_an_id_that_was_sealed_for_its_caller_opens(ann: TaskClient) -> No
 # sources in trouble
 
 
-async def test_a_source_that_is_away_is_to_be_asked_again_later(ann: TaskClient, jobs: Service) -> None:
+async def test_a_source_that_is_away_is_to_be_asked_again_later(
+    ann: TaskClient, jobs: Service
+) -> None:
     task_id = await ann.begin("dispatch")
     jobs.is_away = True
     assert [(status, error["message"]) for status, error in await refusals(ann, task_id)] == [
@@ -266,7 +303,10 @@ async def test_a_source_that_does_not_answer_is_not_waited_for(
     jobs.hangs = asyncio.Event()
     monkeypatch.setattr(named, "SOURCE_S", 0.05)
     status, error = await ann.error("tasks/get", {"taskId": task_id})
-    assert (status, error["message"]) == (503, "The service that has this task does not answer; ask again later")
+    assert (status, error["message"]) == (
+        503,
+        "The service that has this task does not answer; ask again later",
+    )
 
 
 async def test_a_source_that_is_not_served_any_more_is_to_be_asked_again_later(
@@ -310,7 +350,9 @@ async def test_what_is_not_of_the_protocol_s_shape_is_not_passed_on(
     assert "does not know" in caplog.text
 
 
-async def test_a_result_that_is_too_large_is_an_error_of_the_tool(ann: TaskClient, jobs: Service) -> None:
+async def test_a_result_that_is_too_large_is_an_error_of_the_tool(
+    ann: TaskClient, jobs: Service
+) -> None:
     task_id = await ann.begin("dispatch")
     jobs.finish("x" * TasksConfig().max_result_bytes)
     result = (await ann.get(task_id))["result"]
@@ -337,7 +379,10 @@ async def told(stream: Exchange) -> str:
 @pytest.mark.parametrize("tells", [False, True], ids=["polled", "told"])
 async def test_a_stream_on_any_replica_is_told_of_every_state(tmp_path: Path, tells: bool) -> None:
     jobs = Service(tells=tells)
-    async with replica(tmp_path, jobs) as ann, serving_service(tmp_path, ServiceBackend(jobs)) as other:
+    async with (
+        replica(tmp_path, jobs) as ann,
+        serving_service(tmp_path, ServiceBackend(jobs)) as other,
+    ):
         task_id = await ann.begin("dispatch")
         async with Exchange(other, listen_to(task_id)) as stream:
             first = await stream.event()

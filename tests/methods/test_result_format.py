@@ -66,7 +66,10 @@ def test_a_result_without_a_hint_has_none(current: Results) -> None:
 
 
 def test_a_page_is_an_object_in_either(plain: Results, current: Results) -> None:
-    first, last = (json.loads(Listing("tools", HINT, plain).reply(PAGES, cursor).result) for cursor in (None, "YQ"))
+    first, last = (
+        json.loads(Listing("tools", HINT, plain).reply(PAGES, cursor).result)
+        for cursor in (None, "YQ")
+    )
     assert first == {"tools": [{"name": "a"}], "nextCursor": "YQ"}
     assert last == {"tools": [{"name": "b"}]}
     assert json.loads(Listing("tools", HINT, current).reply(PAGES, None).result) == {
@@ -79,7 +82,10 @@ def test_a_page_is_an_object_in_either(plain: Results, current: Results) -> None
 
 
 def test_what_a_tool_returned_is_told_apart_in_the_log(plain: Results) -> None:
-    assert [plain.tool(result).label for result in (ToolResult(()), ToolResult.error("no"))] == ["ok", "tool_error"]
+    assert [plain.tool(result).label for result in (ToolResult(()), ToolResult.error("no"))] == [
+        "ok",
+        "tool_error",
+    ]
 
 
 def test_a_round_that_asks_has_questions_only_if_there_are_any(current: Results) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import InvalidParams, SessionNotFound, Unavailable
-from roundgate.methods.sessions import KNOWN_MS, MAX_SUBSCRIPTIONS, PER_BUCKET, Sessions, SessionState
+from roundgate.methods.sessions import (
+    KNOWN_MS,
+    MAX_SUBSCRIPTIONS,
+    PER_BUCKET,
+    Sessions,
+    SessionState,
+)
 from roundgate.storage.sessions import SessionRow
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
@@ -66,7 +72,9 @@ async def test_a_new_session_has_the_state_of_one(sessions: Sessions) -> None:
     assert await sessions.state(session(), ANN) == SessionState()
 
 
-async def test_what_a_session_changes_is_known_elsewhere(sessions: Sessions, elsewhere: Sessions) -> None:
+async def test_what_a_session_changes_is_known_elsewhere(
+    sessions: Sessions, elsewhere: Sessions
+) -> None:
     await sessions.set_level(session(), ANN, "error")
     await elsewhere.subscribe(session(), ANN, "a:1")
     await sessions.subscribe(session(), ANN, "a:2")
@@ -85,7 +93,9 @@ async def test_changes_at_once_are_all_kept(sessions: Sessions, elsewhere: Sessi
     assert set((await sessions.state(session(), ANN)).uris) == {f"a:{n}" for n in range(8)}
 
 
-async def test_a_session_that_was_ended_is_not_found_elsewhere(sessions: Sessions, elsewhere: Sessions) -> None:
+async def test_a_session_that_was_ended_is_not_found_elsewhere(
+    sessions: Sessions, elsewhere: Sessions
+) -> None:
     await sessions.end(session(), ANN)
     for one in (sessions, elsewhere):
         with pytest.raises(SessionNotFound):
@@ -106,7 +116,9 @@ async def test_whether_a_session_was_ended_is_looked_at_again_after_a_while(
         await sessions.check(session(), ANN)
 
 
-async def test_a_store_that_is_away_is_no_session_that_was_ended(sessions: Sessions, store: Counting) -> None:
+async def test_a_store_that_is_away_is_no_session_that_was_ended(
+    sessions: Sessions, store: Counting
+) -> None:
     store.away = True
     with pytest.raises(Unavailable):
         await sessions.check(session(), ANN)
@@ -133,6 +145,10 @@ async def test_a_caller_with_any_number_of_sessions_takes_so_much_room_and_no_mo
     db.close()
     assert len(rows) == buckets
     assert sum(size for (size,) in rows) < buckets * PER_BUCKET * 200
-    kept = [number for number in numbers if (await sessions.state(session(number), ANN)).level == "error"]
+    kept = [
+        number
+        for number in numbers
+        if (await sessions.state(session(number), ANN)).level == "error"
+    ]
     assert len(kept) == buckets * PER_BUCKET
     assert numbers[-1] in kept

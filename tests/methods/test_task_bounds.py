@@ -124,7 +124,9 @@ async def test_the_tasks_of_one_caller_take_no_room_from_another(house: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["wait", "maybe"])
-async def test_a_call_too_large_for_a_task_is_a_tool_error_that_says_how_to_mend_it(tmp_path: Path, name: str) -> None:
+async def test_a_call_too_large_for_a_task_is_a_tool_error_that_says_how_to_mend_it(
+    tmp_path: Path, name: str
+) -> None:
     async with tasked(tmp_path, *TOOLS, works=False, tasks={"max_call_bytes": 10_000}) as ann:
         text = await error_of(ann, name, {"text": "x" * 10_000})
         assert "of at most 10,000 (tasks.max_call_bytes)" in text
@@ -133,7 +135,9 @@ async def test_a_call_too_large_for_a_task_is_a_tool_error_that_says_how_to_mend
         await ann.begin(name, text="x" * 5_000)
 
 
-async def test_a_call_that_does_not_become_a_task_may_be_as_large_as_a_request(tmp_path: Path) -> None:
+async def test_a_call_that_does_not_become_a_task_may_be_as_large_as_a_request(
+    tmp_path: Path,
+) -> None:
     async with tasked(tmp_path, *TOOLS, works=False, tasks={"max_call_bytes": 10_000}) as ann:
         params = {"name": "maybe", "arguments": {"text": "x" * 100_000, "go_on": False}}
         result = wire.valid_result("tools/call", (await ann.send("tools/call", params)).json())

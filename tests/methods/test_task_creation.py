@@ -20,7 +20,14 @@ from roundgate.storage.tasks import NewTask, TaskRef
 from tests.support import wire
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required
-from tests.support.task_client import DECLARED, MISSING, TaskClient, task_settings, tasked, valid_created
+from tests.support.task_client import (
+    DECLARED,
+    MISSING,
+    TaskClient,
+    task_settings,
+    tasked,
+    valid_created,
+)
 
 
 class Name(BaseModel):
@@ -76,7 +83,9 @@ BECOME_TASKS = {"goes_on", "asks_first", "no_context", "in_a_thread", "in_a_thre
 @pytest.mark.parametrize("declares", [True, False], ids=["declared", "undeclared"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", ["forbidden", "optional", "required"])
-async def test_tool_client_and_handler_decide_together(mode: str, name: str, declares: bool, tmp_path: Path) -> None:
+async def test_tool_client_and_handler_decide_together(
+    mode: str, name: str, declares: bool, tmp_path: Path
+) -> None:
     ran: list[str] = []
 
     @tool(task="optional")
@@ -94,7 +103,9 @@ async def test_tool_client_and_handler_decide_together(mode: str, name: str, dec
         if name == "asks_first":
             asked = valid_input_required(body)
             assert "taskId" not in asked
-            body = (await ann.send("tools/call", retry(params, asked, who=accept(name="Ann")))).json()
+            body = (
+                await ann.send("tools/call", retry(params, asked, who=accept(name="Ann")))
+            ).json()
         if mode == "required" or (mode == "optional" and declares and name in BECOME_TASKS):
             created = valid_created(body)
             assert created["status"] == ("completed" if name == "at_once" else "working")
@@ -106,7 +117,11 @@ async def test_tool_client_and_handler_decide_together(mode: str, name: str, dec
 
 @pytest.mark.parametrize(
     ("raised", "status"),
-    [(ToolError("no tea"), "completed"), (RuntimeError("?"), "completed"), (InvalidParams("no such"), "failed")],
+    [
+        (ToolError("no tea"), "completed"),
+        (RuntimeError("?"), "completed"),
+        (InvalidParams("no such"), "failed"),
+    ],
     ids=["tool error", "crash", "protocol error"],
 )
 async def test_a_call_that_must_be_a_task_is_one_also_when_it_fails_at_once(
@@ -133,7 +148,9 @@ async def test_what_must_be_asked_before_the_task_of_a_client_that_cannot_be_ask
     assert error["data"] == {"requiredCapabilities": {"elicitation": {"form": {}}}}
 
 
-async def test_what_was_known_before_the_task_is_known_in_it_and_nothing_of_it_is_shown(tmp_path: Path) -> None:
+async def test_what_was_known_before_the_task_is_known_in_it_and_nothing_of_it_is_shown(
+    tmp_path: Path,
+) -> None:
     done: list[str] = []
 
     @tool(task="optional")
@@ -165,7 +182,9 @@ async def test_what_was_known_before_the_task_is_known_in_it_and_nothing_of_it_i
     assert done == ["plan prod", "apply plan prod for Ann"]
 
 
-async def test_what_can_be_asked_at_once_is_asked_before_the_task_also_by_a_branch_beside(tmp_path: Path) -> None:
+async def test_what_can_be_asked_at_once_is_asked_before_the_task_also_by_a_branch_beside(
+    tmp_path: Path,
+) -> None:
     @tool(task="required")
     async def branches(ctx: Context) -> str:
         who, _ = await asyncio.gather(ctx.elicit("who", "Who?", Name), ctx.continue_as_task())
@@ -174,7 +193,9 @@ async def test_what_can_be_asked_at_once_is_asked_before_the_task_also_by_a_bran
     params: dict[str, Any] = {"name": "branches", "arguments": {}}
     async with tasked(tmp_path, branches) as ann:
         asked = valid_input_required((await ann.send("tools/call", params)).json())
-        created = valid_created((await ann.send("tools/call", retry(params, asked, who=accept(name="Ann")))).json())
+        created = valid_created(
+            (await ann.send("tools/call", retry(params, asked, who=accept(name="Ann")))).json()
+        )
         assert await ann.text(created["taskId"]) == "Ann"
 
 
@@ -193,7 +214,9 @@ def slow(mode: Any, ran: list[str]) -> Any:
     return three_steps
 
 
-async def test_a_call_that_runs_out_of_time_becomes_a_task_between_two_steps(tmp_path: Path) -> None:
+async def test_a_call_that_runs_out_of_time_becomes_a_task_between_two_steps(
+    tmp_path: Path,
+) -> None:
     ran: list[str] = []
     async with tasked(tmp_path, slow("optional", ran), limits={"call_timeout_s": 0.55}) as ann:
         task_id = await ann.begin("three_steps")
@@ -201,7 +224,9 @@ async def test_a_call_that_runs_out_of_time_becomes_a_task_between_two_steps(tmp
     assert ran == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize(("mode", "capabilities"), [("optional", CAPABILITIES), ("forbidden", DECLARED)])
+@pytest.mark.parametrize(
+    ("mode", "capabilities"), [("optional", CAPABILITIES), ("forbidden", DECLARED)]
+)
 async def test_where_it_may_not_it_gives_its_turn_back_and_goes_on_in_the_next_round(
     mode: str, capabilities: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -226,12 +251,16 @@ async def test_invalid_arguments_are_told_at_once_and_make_no_task(tmp_path: Pat
         return "counted"
 
     async with tasked(tmp_path, count) as ann:
-        result = wire.valid_result("tools/call", (await ann.call("count", {"number": "many"})).json())
+        result = wire.valid_result(
+            "tools/call", (await ann.call("count", {"number": "many"})).json()
+        )
     assert result["isError"]
     assert "number" in result["content"][0]["text"]
 
 
-async def test_a_tool_error_before_the_task_is_the_result_of_an_optional_one(tmp_path: Path) -> None:
+async def test_a_tool_error_before_the_task_is_the_result_of_an_optional_one(
+    tmp_path: Path,
+) -> None:
     @tool(task="optional")
     async def careful(ctx: Context) -> str:
         raise ToolError("not on a Sunday")
@@ -254,7 +283,9 @@ async def test_what_cannot_be_remembered_is_a_tool_error_and_no_task(tmp_path: P
 
 
 @pytest.mark.parametrize("approves", [True, False])
-async def test_an_approval_is_asked_for_before_there_is_a_task_and_once(tmp_path: Path, approves: bool) -> None:
+async def test_an_approval_is_asked_for_before_there_is_a_task_and_once(
+    tmp_path: Path, approves: bool
+) -> None:
     ran: list[str] = []
     functions = behaviours("required", ran)
     params: dict[str, Any] = {"name": "no_context", "arguments": {}}
@@ -262,7 +293,9 @@ async def test_an_approval_is_asked_for_before_there_is_a_task_and_once(tmp_path
         asked = valid_input_required((await ann.send("tools/call", params)).json())
         assert (list(asked["inputRequests"]), ran) == (["approve"], [])
         answer = accept(approve=approves)
-        created = valid_created((await ann.send("tools/call", retry(params, asked, approve=answer))).json())
+        created = valid_created(
+            (await ann.send("tools/call", retry(params, asked, approve=answer))).json()
+        )
         task = await ann.over(created["taskId"])
     assert (task["status"], ran) == ("completed", ["no_context"] if approves else [])
     assert task["result"].get("isError", False) is not approves
@@ -276,12 +309,16 @@ async def book(ctx: Context) -> str:
     return f"booked for {who.name}"
 
 
-async def test_the_retry_of_a_round_that_must_run_once_is_told_the_same_task(tmp_path: Path) -> None:
+async def test_the_retry_of_a_round_that_must_run_once_is_told_the_same_task(
+    tmp_path: Path,
+) -> None:
     params: dict[str, Any] = {"name": "book", "arguments": {}}
     async with tasked(tmp_path, book) as ann, tasked(tmp_path, book, works=False) as elsewhere:
         asked = valid_input_required((await ann.send("tools/call", params)).json())
         again = retry(params, asked, who=accept(name="Ann"))
-        first, second = await asyncio.gather(ann.send("tools/call", again), elsewhere.send("tools/call", again))
+        first, second = await asyncio.gather(
+            ann.send("tools/call", again), elsewhere.send("tools/call", again)
+        )
         third = await ann.send("tools/call", again)
         task_id = valid_created(first.json())["taskId"]
         assert {valid_created(one.json())["taskId"] for one in (second, third)} == {task_id}
@@ -318,7 +355,9 @@ class Broken:
 def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     """Real stores of which these have a method that is down."""
     made = make_stores(task_settings(directory), clock)
-    parts: dict[str, Any] = {name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")}
+    parts: dict[str, Any] = {
+        name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")
+    }
     parts |= {name: Broken(parts[name], method) for name, method in broken.items()}
     return Stores(**parts)
 
@@ -339,12 +378,19 @@ async def test_without_the_store_nothing_is_promised(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize(
-    ("method", "down"), [("tasks/get", "read"), ("tasks/update", "answer"), ("tasks/cancel", "cancel")]
+    ("method", "down"),
+    [("tasks/get", "read"), ("tasks/update", "answer"), ("tasks/cancel", "cancel")],
 )
-async def test_a_task_that_cannot_be_reached_is_not_said_to_be_unknown(tmp_path: Path, method: str, down: str) -> None:
+async def test_a_task_that_cannot_be_reached_is_not_said_to_be_unknown(
+    tmp_path: Path, method: str, down: str
+) -> None:
     stores = stores_with(tmp_path, Clock(), tasks=down)
-    async with tasked(tmp_path, *behaviours("required", []).values(), stores=stores, works=False) as ann:
-        response = await ann.send(method, {"taskId": await ann.begin("goes_on"), "inputResponses": {}})
+    async with tasked(
+        tmp_path, *behaviours("required", []).values(), stores=stores, works=False
+    ) as ann:
+        response = await ann.send(
+            method, {"taskId": await ann.begin("goes_on"), "inputResponses": {}}
+        )
     assert response.status_code == 503
     assert wire.valid_error(response)["message"] == "The store cannot be reached"
 
@@ -373,7 +419,9 @@ async def test_without_the_queue_answers_are_taken_and_found_by_the_sweep(tmp_pa
     clock = SkippingClock()
     stores = stores_with(tmp_path, clock, queue="send")
     stores.queue.down = False  # type: ignore[attr-defined]
-    async with tasked(tmp_path, ask_within, stores=stores, clock=clock, tasks={"sweep_every_s": 0.05}) as ann:
+    async with tasked(
+        tmp_path, ask_within, stores=stores, clock=clock, tasks={"sweep_every_s": 0.05}
+    ) as ann:
         task_id = await ann.begin("ask_within")
         await ann.asked(task_id)
         stores.queue.down = True  # type: ignore[attr-defined]
@@ -384,13 +432,17 @@ async def test_without_the_queue_answers_are_taken_and_found_by_the_sweep(tmp_pa
         assert await ann.text(task_id) == "Ann"
 
 
-async def test_a_round_that_must_run_once_comes_to_its_task_though_the_store_was_down(tmp_path: Path) -> None:
+async def test_a_round_that_must_run_once_comes_to_its_task_though_the_store_was_down(
+    tmp_path: Path,
+) -> None:
     stores = stores_with(tmp_path, Clock(), tasks="create")
     params: dict[str, Any] = {"name": "book", "arguments": {}}
     async with tasked(tmp_path, book, stores=stores) as ann:
         asked = valid_input_required((await ann.send("tools/call", params)).json())
         again = retry(params, asked, who=accept(name="Ann"))
-        first, second = [valid_input_required((await ann.send("tools/call", again)).json()) for _ in range(2)]
+        first, second = [
+            valid_input_required((await ann.send("tools/call", again)).json()) for _ in range(2)
+        ]
         assert first == second
         stores.tasks.down = False  # type: ignore[attr-defined]
         created = valid_created((await ann.send("tools/call", retry(params, first))).json())
@@ -423,9 +475,13 @@ class _Told:
         return call
 
 
-async def test_a_task_is_durable_before_its_message_is_sent_and_its_client_told(tmp_path: Path) -> None:
+async def test_a_task_is_durable_before_its_message_is_sent_and_its_client_told(
+    tmp_path: Path,
+) -> None:
     recorder = Recorder(tmp_path)
-    async with tasked(tmp_path, *behaviours("required", []).values(), stores=recorder.stores, works=False) as ann:
+    async with tasked(
+        tmp_path, *behaviours("required", []).values(), stores=recorder.stores, works=False
+    ) as ann:
         await ann.call("goes_on")
         assert recorder.seen == ["count_open", "create", "send"]
         recorder.seen.clear()
@@ -442,7 +498,9 @@ async def test_a_task_is_durable_before_its_message_is_sent_and_its_client_told(
 
 async def test_a_call_that_does_not_become_a_task_writes_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
-    async with tasked(tmp_path, *behaviours("optional", []).values(), stores=recorder.stores, works=False) as ann:
+    async with tasked(
+        tmp_path, *behaviours("optional", []).values(), stores=recorder.stores, works=False
+    ) as ann:
         wire.valid_result("tools/call", (await ann.call("at_once")).json())
         asked = await ann.call("asks_first")
         valid_input_required(asked.json())

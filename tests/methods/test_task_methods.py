@@ -54,9 +54,15 @@ async def idle(tmp_path: Path) -> AsyncIterator[TaskClient]:
 # ---- shapes
 
 
-async def test_creation_is_answered_with_a_flat_task_and_nothing_of_how_it_will_end(idle: TaskClient) -> None:
+async def test_creation_is_answered_with_a_flat_task_and_nothing_of_how_it_will_end(
+    idle: TaskClient,
+) -> None:
     created = valid_created((await idle.call("dig")).json())
-    assert (created["status"], created["ttlMs"], created["pollIntervalMs"]) == ("working", 86_400_000, 100)
+    assert (created["status"], created["ttlMs"], created["pollIntervalMs"]) == (
+        "working",
+        86_400_000,
+        100,
+    )
     assert created["createdAt"] == created["lastUpdatedAt"]
 
 
@@ -66,11 +72,17 @@ async def test_a_task_that_nobody_works_on_is_working(idle: TaskClient) -> None:
     assert {**task, "resultType": "task"} == created
 
 
-async def test_a_completed_task_has_the_result_that_the_call_would_have_had(ann: TaskClient) -> None:
+async def test_a_completed_task_has_the_result_that_the_call_would_have_had(
+    ann: TaskClient,
+) -> None:
     task = await ann.over(await ann.begin("dig", depth=7))
     assert task["status"] == "completed"
     text = {"type": "text", "text": '{"depth":7}'}
-    assert task["result"] == {"resultType": "complete", "content": [text], "structuredContent": {"depth": 7}}
+    assert task["result"] == {
+        "resultType": "complete",
+        "content": [text],
+        "structuredContent": {"depth": 7},
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,7 +102,9 @@ async def test_what_goes_wrong_with_a_tool_completes_its_task_with_an_error_resu
     assert SECRET not in json.dumps(task)
 
 
-async def test_an_answer_that_is_a_refusal_completes_the_task_with_an_error_result(ann: TaskClient) -> None:
+async def test_an_answer_that_is_a_refusal_completes_the_task_with_an_error_result(
+    ann: TaskClient,
+) -> None:
     task_id = await ann.begin("greet")
     await ann.answer(task_id, {key: {"action": "decline"} for key in await ann.asked(task_id)})
     task = await ann.over(task_id)
@@ -141,16 +155,22 @@ async def test_only_the_creation_has_the_result_type_task(ann: TaskClient) -> No
     await ann.asked(task_id)
     answers = [
         await ann.send("tasks/get", {"taskId": task_id}),
-        await ann.send("tasks/update", {"taskId": task_id, "inputResponses": {"who": accept(name="Ann")}}),
+        await ann.send(
+            "tasks/update", {"taskId": task_id, "inputResponses": {"who": accept(name="Ann")}}
+        ),
         await ann.send("tasks/cancel", {"taskId": task_id}),
         await ann.call("add", {"a": 1, "b": 2}),
         await ann.send("tools/list", {}),
         await ann.send("server/discover", {}),
     ]
-    assert [answer.json()["result"]["resultType"] for answer in answers] == ["complete"] * len(answers)
+    assert [answer.json()["result"]["resultType"] for answer in answers] == ["complete"] * len(
+        answers
+    )
 
 
-async def test_the_time_of_the_last_update_moves_with_what_the_client_can_see(tmp_path: Path) -> None:
+async def test_the_time_of_the_last_update_moves_with_what_the_client_can_see(
+    tmp_path: Path,
+) -> None:
     clock = SkippingClock()
     async with tasked(tmp_path, *JOBS, clock=clock) as ann:
         task_id = await ann.begin("both")
@@ -172,7 +192,10 @@ async def test_partial_answers_leave_the_rest_outstanding_at_once(ann: TaskClien
     assert list(asked) == ["first", "second"]
     await ann.answer(task_id, {"first": accept(name="one")})
     task = await ann.get(task_id)
-    assert (task["status"], task["inputRequests"]) == ("input_required", {"second": asked["second"]})
+    assert (task["status"], task["inputRequests"]) == (
+        "input_required",
+        {"second": asked["second"]},
+    )
     await ann.answer(task_id, {"second": accept(name="two")})
     assert (await ann.get(task_id))["status"] != "input_required"
     assert await ann.text(task_id) == "one and two"
@@ -244,18 +267,25 @@ async def test_a_plain_function_can_ask_within_its_task(ann: TaskClient) -> None
 @pytest.mark.parametrize(
     "task_id", [UNKNOWN, "x", "", "a.b", "../..", "ü", "x" * 65, "x" * 5000, "a\nb", " "], ids=ascii
 )
-async def test_an_id_that_we_never_gave_out_is_unknown(idle: TaskClient, method: str, task_id: str) -> None:
+async def test_an_id_that_we_never_gave_out_is_unknown(
+    idle: TaskClient, method: str, task_id: str
+) -> None:
     if task_id in ("", " "):  # an HTTP header cannot tell them from nothing
         idle.headers = {"mcp-name": "=?base64??=" if task_id == "" else "=?base64?IA==?="}
     status, error = await idle.error(method, params_of(method, task_id))
     assert (status, error["code"]) == (400, -32602)
-    assert error["message"] == "Unknown task: there is none with this id, it has expired, or it is not yours"
+    assert (
+        error["message"]
+        == "Unknown task: there is none with this id, it has expired, or it is not yours"
+    )
     assert "data" not in error
 
 
 @pytest.mark.parametrize("method", ON_A_TASK)
 @pytest.mark.parametrize("task_id", [None, 5, [], {}, True])
-async def test_an_id_that_is_no_string_is_invalid(idle: TaskClient, method: str, task_id: Any) -> None:
+async def test_an_id_that_is_no_string_is_invalid(
+    idle: TaskClient, method: str, task_id: Any
+) -> None:
     idle.headers = {"mcp-name": "x"}
     asked = wire.message(method, params_of(method, task_id), clientCapabilities=DECLARED)
     head = {**wire.headers(wire.message("tools/list")), "mcp-method": method, "mcp-name": "x"}
@@ -266,7 +296,9 @@ async def test_an_id_that_is_no_string_is_invalid(idle: TaskClient, method: str,
 @pytest.mark.parametrize("responses", [None, [], "x", 1])
 async def test_answers_that_are_no_object_are_invalid(idle: TaskClient, responses: Any) -> None:
     task_id = await idle.begin("dig")
-    status, error = await idle.error("tasks/update", {"taskId": task_id, "inputResponses": responses})
+    status, error = await idle.error(
+        "tasks/update", {"taskId": task_id, "inputResponses": responses}
+    )
     assert (status, error["code"]) == (400, -32602)
     assert "params.inputResponses" in error["message"]
 
@@ -279,7 +311,9 @@ async def test_an_update_without_answers_is_invalid(idle: TaskClient) -> None:
 NOT_DECLARED: dict[str, dict[str, Any]] = {
     "nothing": {},
     "other things": CAPABILITIES,
-    "the capability of an earlier revision": {"tasks": {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}},
+    "the capability of an earlier revision": {
+        "tasks": {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
+    },
     "another extension": {"extensions": {"example.com/tasks": {}}},
     "the extension as null": {"extensions": {EXTENSION: None}},
     "the extension as a flag": {"extensions": {EXTENSION: True}},
@@ -296,13 +330,17 @@ async def test_a_client_that_does_not_declare_the_extension_is_refused(
     task_id = await idle.begin("dig")
     before = await idle.get(task_id)
     for asked_for in (task_id, UNKNOWN):
-        status, error = await TaskClient(idle.mcp, capabilities).error(method, params_of(method, asked_for))
+        status, error = await TaskClient(idle.mcp, capabilities).error(
+            method, params_of(method, asked_for)
+        )
         assert (status, error["code"], error["data"]) == (400, -32021, MISSING)
     assert await idle.get(task_id) == before
 
 
 @pytest.mark.parametrize("capabilities", NOT_DECLARED.values(), ids=NOT_DECLARED.keys())
-async def test_a_call_of_such_a_client_is_no_task(tmp_path: Path, capabilities: dict[str, Any]) -> None:
+async def test_a_call_of_such_a_client_is_no_task(
+    tmp_path: Path, capabilities: dict[str, Any]
+) -> None:
     @tool(task="optional")
     async def either(ctx: Context) -> str:
         await ctx.continue_as_task()
@@ -330,7 +368,9 @@ async def test_settings_of_the_extension_that_we_do_not_know_do_not_matter(
     await TaskClient(idle.mcp, declared).begin("dig")
 
 
-async def test_the_extension_is_advertised_and_the_capability_of_the_earlier_revision_is_not(idle: TaskClient) -> None:
+async def test_the_extension_is_advertised_and_the_capability_of_the_earlier_revision_is_not(
+    idle: TaskClient,
+) -> None:
     capabilities = (await idle.mcp.result("server/discover"))["capabilities"]
     assert capabilities["extensions"] == {EXTENSION: {}}
     assert "tasks" not in capabilities
@@ -345,7 +385,11 @@ async def test_the_task_parameter_of_the_earlier_revision_is_ignored(ann: TaskCl
 
 @pytest.mark.parametrize(
     ("method", "successor"),
-    [("tasks/list", "tasks/get"), ("tasks/result", "tasks/get"), ("tasks/input_response", "tasks/update")],
+    [
+        ("tasks/list", "tasks/get"),
+        ("tasks/result", "tasks/get"),
+        ("tasks/input_response", "tasks/update"),
+    ],
 )
 async def test_methods_of_earlier_texts_are_gone_and_name_their_successors(
     idle: TaskClient, method: str, successor: str
@@ -365,7 +409,9 @@ async def test_a_gateway_without_such_tools_has_none_of_the_methods(method: str)
 
 @pytest.mark.parametrize("method", ON_A_TASK)
 @pytest.mark.parametrize("header", ["x", "=?base64?eA==?=", "DIG"])
-async def test_a_name_header_that_is_not_the_id_is_a_mismatch(idle: TaskClient, method: str, header: str) -> None:
+async def test_a_name_header_that_is_not_the_id_is_a_mismatch(
+    idle: TaskClient, method: str, header: str
+) -> None:
     task_id = await idle.begin("dig")
     before = await idle.get(task_id)
     other = TaskClient(idle.mcp, headers={"mcp-name": header})
@@ -383,7 +429,9 @@ async def test_a_method_header_of_another_method_is_a_mismatch(idle: TaskClient)
 # ---- cancellation, telling, time
 
 
-async def test_a_notification_that_a_request_is_cancelled_does_not_cancel_the_task(idle: TaskClient) -> None:
+async def test_a_notification_that_a_request_is_cancelled_does_not_cancel_the_task(
+    idle: TaskClient,
+) -> None:
     task_id = await idle.begin("dig")
     for params in ({"requestId": 1}, {"requestId": task_id}, {"taskId": task_id}):
         said = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
@@ -398,11 +446,15 @@ async def test_nothing_is_told_on_the_stream_of_the_call_once_it_is_a_task(ann: 
     response = await ann.send("tools/call", {"name": "tell", "arguments": {}}, **given)
     *told, last = wire.events(response.text)
     created = valid_created(last)
-    assert [(one["method"], one["params"].get("message") or one["params"]["data"]) for one in told] == [
+    assert [
+        (one["method"], one["params"].get("message") or one["params"]["data"]) for one in told
+    ] == [
         ("notifications/progress", "warming up"),
         ("notifications/message", "before"),
     ]
-    assert (await ann.until(created["taskId"], "input_required"))["statusMessage"] == "2 of 4: digging"
+    assert (await ann.until(created["taskId"], "input_required"))[
+        "statusMessage"
+    ] == "2 of 4: digging"
     for method in ON_A_TASK:
         answer = await ann.send(method, params_of(method, created["taskId"]), **given)
         assert answer.headers["content-type"] == "application/json"
@@ -410,7 +462,9 @@ async def test_nothing_is_told_on_the_stream_of_the_call_once_it_is_a_task(ann: 
 
 async def test_an_expired_task_is_unknown_though_its_row_is_there(tmp_path: Path) -> None:
     clock = SkippingClock()
-    async with tasked(tmp_path, greet, dig, clock=clock, tasks={"ttl_s": 60, "sweep_every_s": 3600}) as ann:
+    async with tasked(
+        tmp_path, greet, dig, clock=clock, tasks={"ttl_s": 60, "sweep_every_s": 3600}
+    ) as ann:
         asking, done = await ann.begin("greet"), await ann.begin("dig")
         await ann.asked(asking)
         assert (await ann.over(done))["ttlMs"] == 60_000
@@ -429,7 +483,10 @@ async def test_an_expired_task_is_unknown_though_its_row_is_there(tmp_path: Path
 
 
 async def test_a_task_can_be_had_everywhere_as_soon_as_it_is_told(tmp_path: Path) -> None:
-    async with tasked(tmp_path, dig, works=False) as one, tasked(tmp_path, dig, works=False) as other:
+    async with (
+        tasked(tmp_path, dig, works=False) as one,
+        tasked(tmp_path, dig, works=False) as other,
+    ):
         for _ in range(20):
             task_id = await one.begin("dig")
             assert (await other.get(task_id))["taskId"] == task_id
@@ -439,7 +496,9 @@ async def test_ids_are_long_random_and_fit_for_a_header(idle: TaskClient) -> Non
     ids = [await idle.begin("dig") for _ in range(60)]
     assert len(set(ids)) == 60
     assert {len(one) for one in ids} == {22}  # 128 bits, six a character
-    assert set("".join(ids)) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+    assert set("".join(ids)) <= set(
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    )
     for place in range(21):  # no character is fixed, counted up, or made from the time
         assert len({one[place] for one in ids}) > 20
     assert all(wire.encoded(one) == one for one in ids)

@@ -22,7 +22,15 @@ from tests.support.clocks import SkippingClock
 from tests.support.functions import change, note
 from tests.support.jobs import JOBS, dig
 from tests.support.rounds import CAPABILITIES, accept
-from tests.support.task_client import DECLARED, MISSING, TaskClient, serving, task_settings, tasked, valid_task
+from tests.support.task_client import (
+    DECLARED,
+    MISSING,
+    TaskClient,
+    serving,
+    task_settings,
+    tasked,
+    valid_task,
+)
 
 UNKNOWN = "AAAAAAAAAAAAAAAAAAAAAA"
 NOTIFICATION = "notifications/tasks"
@@ -30,18 +38,26 @@ NOTIFICATION = "notifications/tasks"
 
 @asynccontextmanager
 async def listening(
-    app: FastAPI, task_ids: list[str], acknowledged: list[str] | None = None, request_id: Any = 7, **wanted: Any
+    app: FastAPI,
+    task_ids: list[str],
+    acknowledged: list[str] | None = None,
+    request_id: Any = 7,
+    **wanted: Any,
 ) -> AsyncIterator[Exchange]:
     """An open stream for these tasks, of which those are acknowledged: all unless told otherwise."""
     notifications = {"taskIds": task_ids, **wanted}
     given = {"clientCapabilities": DECLARED, "logLevel": "debug", "progressToken": "p"}
-    asked = wire.message("subscriptions/listen", {"notifications": notifications}, request_id, **given)
+    asked = wire.message(
+        "subscriptions/listen", {"notifications": notifications}, request_id, **given
+    )
     async with Exchange(app, asked) as stream:
         first = await stream.event()
         assert first is not None
         assert first["method"] == "notifications/subscriptions/acknowledged"
         expected = task_ids if acknowledged is None else acknowledged
-        assert first["params"]["notifications"] == ({"taskIds": expected} if expected else {}) | wanted
+        assert (
+            first["params"]["notifications"] == ({"taskIds": expected} if expected else {}) | wanted
+        )
         yield stream
 
 
@@ -90,7 +106,8 @@ async def test_the_life_of_a_task_is_told_as_tasks_get_would_tell_it(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("job", "status"), [("dig", "completed"), ("refuse", "completed"), ("reject", "failed"), ("crash", "completed")]
+    ("job", "status"),
+    [("dig", "completed"), ("refuse", "completed"), ("reject", "failed"), ("crash", "completed")],
 )
 async def test_every_end_is_told(tmp_path: Path, job: str, status: str) -> None:
     async with serving(tmp_path, *JOBS, works=False) as idle, client(idle) as mcp:
@@ -129,13 +146,18 @@ async def test_a_task_that_is_over_is_told_once_and_looked_at_no_more(tmp_path: 
 async def test_what_is_asked_for_twice_is_told_once(tmp_path: Path) -> None:
     async with serving(tmp_path, *JOBS, works=False) as app, client(app) as mcp:
         task_id = await TaskClient(mcp).begin("dig")
-        async with listening(app, [task_id, UNKNOWN, task_id, "no.such/id"], acknowledged=[task_id]) as stream:
+        async with listening(
+            app, [task_id, UNKNOWN, task_id, "no.such/id"], acknowledged=[task_id]
+        ) as stream:
             assert (await said(stream))["taskId"] == task_id
             await silence(stream)
 
 
 async def test_a_stream_for_tasks_that_there_are_not_is_open_and_silent(tmp_path: Path) -> None:
-    async with serving(tmp_path, *JOBS) as app, listening(app, [UNKNOWN], acknowledged=[]) as stream:
+    async with (
+        serving(tmp_path, *JOBS) as app,
+        listening(app, [UNKNOWN], acknowledged=[]) as stream,
+    ):
         await silence(stream, 0.2)
 
 
@@ -144,7 +166,9 @@ async def test_other_subscriptions_on_the_same_stream_go_on(tmp_path: Path) -> N
         ann = TaskClient(mcp)
         task_id = await ann.begin("dig")
         await ann.over(task_id)
-        async with listening(app, [task_id], toolsListChanged=True, resourceSubscriptions=["note://one"]) as stream:
+        async with listening(
+            app, [task_id], toolsListChanged=True, resourceSubscriptions=["note://one"]
+        ) as stream:
             assert (await said(stream))["status"] == "completed"
             await mcp.text("change")
             methods = [event["method"] for _ in range(2) if (event := await stream.event())]
@@ -154,7 +178,9 @@ async def test_other_subscriptions_on_the_same_stream_go_on(tmp_path: Path) -> N
 async def test_progress_and_log_messages_of_a_task_stay_off_the_stream(tmp_path: Path) -> None:
     async with serving(tmp_path, *JOBS) as app, client(app) as mcp:
         ann = TaskClient(mcp)
-        task_id = valid_id(await ann.send("tools/call", {"name": "tell"}, progressToken="p", logLevel="debug"))
+        task_id = valid_id(
+            await ann.send("tools/call", {"name": "tell"}, progressToken="p", logLevel="debug")
+        )
         async with listening(app, [task_id]) as stream:
             asked = await until(stream, "input_required")
             assert asked["statusMessage"] == "2 of 4: digging"
@@ -168,30 +194,42 @@ def valid_id(response: Any) -> str:
     return task_id
 
 
-@pytest.mark.parametrize("capabilities", [{}, CAPABILITIES, {"tasks": {}}, {"extensions": {}}], ids=str)
+@pytest.mark.parametrize(
+    "capabilities", [{}, CAPABILITIES, {"tasks": {}}, {"extensions": {}}], ids=str
+)
 async def test_a_client_that_does_not_declare_the_extension_is_refused(
     tmp_path: Path, capabilities: dict[str, Any]
 ) -> None:
     async with tasked(tmp_path, *JOBS, works=False) as ann:
         for task_id in (await ann.begin("dig"), UNKNOWN):
             wanted = {"notifications": {"taskIds": [task_id], "toolsListChanged": True}}
-            status, error = await TaskClient(ann.mcp, capabilities).error("subscriptions/listen", wanted)
+            status, error = await TaskClient(ann.mcp, capabilities).error(
+                "subscriptions/listen", wanted
+            )
             assert (status, error["code"], error["data"]) == (400, -32021, MISSING)
 
 
 async def test_who_asks_for_no_task_needs_no_extension(tmp_path: Path) -> None:
     async with serving(tmp_path, *JOBS) as app:
-        asked = wire.message("subscriptions/listen", {"notifications": {"taskIds": [], "toolsListChanged": True}})
+        asked = wire.message(
+            "subscriptions/listen", {"notifications": {"taskIds": [], "toolsListChanged": True}}
+        )
         async with Exchange(app, asked) as stream:
             first = await stream.event()
     assert first is not None
     assert first["params"]["notifications"] == {"toolsListChanged": True}
 
 
-@pytest.mark.parametrize("task_ids", [None, "x", {}, [1], ["x"] * 101], ids=["null", "text", "map", "number", "101"])
-async def test_ids_of_the_wrong_shape_or_too_many_are_refused(tmp_path: Path, task_ids: Any) -> None:
+@pytest.mark.parametrize(
+    "task_ids", [None, "x", {}, [1], ["x"] * 101], ids=["null", "text", "map", "number", "101"]
+)
+async def test_ids_of_the_wrong_shape_or_too_many_are_refused(
+    tmp_path: Path, task_ids: Any
+) -> None:
     async with tasked(tmp_path, *JOBS, works=False) as ann:
-        status, error = await ann.error("subscriptions/listen", {"notifications": {"taskIds": task_ids}})
+        status, error = await ann.error(
+            "subscriptions/listen", {"notifications": {"taskIds": task_ids}}
+        )
     assert (status, error["code"]) == (400, -32602)
     assert "taskIds" in error["message"]
 
@@ -201,13 +239,17 @@ async def test_where_nothing_can_stream_tasks_are_polled(tmp_path: Path) -> None
     async with client(gateway(*JOBS, using=using)) as mcp:
         ann = TaskClient(mcp)
         task_id = await ann.begin("dig")
-        status, error = await ann.error("subscriptions/listen", {"notifications": {"taskIds": [task_id]}})
+        status, error = await ann.error(
+            "subscriptions/listen", {"notifications": {"taskIds": [task_id]}}
+        )
         assert (status, error["code"]) == (404, -32601)
         assert (await ann.get(task_id))["status"] == "working"
 
 
 async def test_a_gateway_without_such_tools_acknowledges_no_tasks() -> None:
-    async with listening(gateway(change, using=Settings()), [UNKNOWN], acknowledged=[], toolsListChanged=True):
+    async with listening(
+        gateway(change, using=Settings()), [UNKNOWN], acknowledged=[], toolsListChanged=True
+    ):
         pass
 
 
@@ -240,14 +282,21 @@ async def counted(tmp_path: Path) -> AsyncIterator[tuple[Counting, FastAPI, Clie
 async def test_a_task_is_looked_at_once_an_interval_however_many_watch_it(tmp_path: Path) -> None:
     async with counted(tmp_path) as (stores, app, mcp):
         task_id = await TaskClient(mcp).begin("dig")
-        async with listening(app, [task_id]) as one, listening(app, [task_id]) as two, listening(app, [task_id]):
+        async with (
+            listening(app, [task_id]) as one,
+            listening(app, [task_id]) as two,
+            listening(app, [task_id]),
+        ):
             await said(one)
             await said(two)
             stores.reads.clear()
             await asyncio.sleep(0.55)
             assert 2 <= stores.reads[task_id] <= 6
             await TaskClient(mcp).cancel(task_id)
-            assert [(await said(stream))["status"] for stream in (one, two)] == ["cancelled", "cancelled"]
+            assert [(await said(stream))["status"] for stream in (one, two)] == [
+                "cancelled",
+                "cancelled",
+            ]
 
 
 async def test_nobody_looks_once_nobody_listens(tmp_path: Path) -> None:
@@ -280,14 +329,19 @@ async def test_what_changes_while_the_store_is_down_is_told_when_it_is_back(tmp_
 async def test_a_listener_whose_tasks_cannot_be_read_is_asked_to_come_again(tmp_path: Path) -> None:
     async with counted(tmp_path) as (stores, _, mcp):
         stores.down = True
-        response = await TaskClient(mcp).send("subscriptions/listen", {"notifications": {"taskIds": [UNKNOWN]}})
+        response = await TaskClient(mcp).send(
+            "subscriptions/listen", {"notifications": {"taskIds": [UNKNOWN]}}
+        )
     assert response.status_code == 503
     assert wire.valid_error(response)["message"] == "The store cannot be reached"
 
 
 async def test_of_a_task_that_expires_nothing_more_is_said(tmp_path: Path) -> None:
     clock = SkippingClock()
-    async with serving(tmp_path, *JOBS, clock=clock, works=False, tasks={"ttl_s": 60}) as app, client(app) as mcp:
+    async with (
+        serving(tmp_path, *JOBS, clock=clock, works=False, tasks={"ttl_s": 60}) as app,
+        client(app) as mcp,
+    ):
         ann = TaskClient(mcp)
         short, other = await ann.begin("dig"), await ann.begin("dig")
         async with listening(app, [short, other]) as stream:
@@ -313,8 +367,13 @@ async def test_a_reader_who_is_late_is_told_the_last_state_of_each_task(tmp_path
             await asyncio.sleep(0.3)
             stream.reading.set()
             told = [await said(stream) for _ in ids]
-            if any(task["status"] != "completed" for task in told):  # one may have been on its way already
-                told = [*[task for task in told if task["status"] == "completed"], await said(stream)]
+            if any(
+                task["status"] != "completed" for task in told
+            ):  # one may have been on its way already
+                told = [
+                    *[task for task in told if task["status"] == "completed"],
+                    await said(stream),
+                ]
             assert sorted(task["taskId"] for task in told) == sorted(ids)
             assert {task["status"] for task in told} == {"completed"}
             await silence(stream)

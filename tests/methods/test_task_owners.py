@@ -62,7 +62,13 @@ async def houses(tmp_path: Path) -> AsyncIterator[Houses]:
         made: list[tuple[FastAPI, Client]] = []
         for issuer in (ISSUER, OTHER_ISSUER):
             auth = {"issuer": issuer, "scopes": []}
-            file = guarded(f"{keys.url}/jwks", greet, dig, auth=auth, tasks={"poll_interval_ms": 100, "ttl_s": 600})
+            file = guarded(
+                f"{keys.url}/jwks",
+                greet,
+                dig,
+                auth=auth,
+                tasks={"poll_interval_ms": 100, "ttl_s": 600},
+            )
             app = await stack.enter_async_context(stoppable(build_app(file, using, clock=clock)))
             made.append((app, await stack.enter_async_context(client(app))))
         yield Houses(made[0][1], made[1][1], made[0][0], clock)

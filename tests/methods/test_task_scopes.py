@@ -47,10 +47,14 @@ class Bank:
 
     def stream(self, task_ids: list[str], scope: str = "", **claims: Any) -> Exchange:
         asked = wire.message(
-            "subscriptions/listen", {"notifications": {"taskIds": task_ids}}, clientCapabilities=DECLARED
+            "subscriptions/listen",
+            {"notifications": {"taskIds": task_ids}},
+            clientCapabilities=DECLARED,
         )
         return Exchange(
-            self.app, asked, {**wire.headers(asked), "authorization": f"Bearer {token(scope=scope, **claims)}"}
+            self.app,
+            asked,
+            {**wire.headers(asked), "authorization": f"Bearer {token(scope=scope, **claims)}"},
         )
 
 
@@ -110,11 +114,15 @@ async def test_a_strangers_task_is_unknown_whatever_scopes_it_needs(bank: Bank) 
 
 async def test_a_task_of_a_tool_without_scopes_needs_none(bank: Bank) -> None:
     task_id = await bank.of("anything").begin("greet")
-    await bank.of().answer(task_id, {key: accept(name="Ann") for key in await bank.of().asked(task_id)})
+    await bank.of().answer(
+        task_id, {key: accept(name="Ann") for key in await bank.of().asked(task_id)}
+    )
     assert await bank.of().text(task_id) == "Hello, Ann!"
 
 
-async def test_a_stream_is_not_told_of_tasks_whose_tools_its_token_does_not_grant(bank: Bank) -> None:
+async def test_a_stream_is_not_told_of_tasks_whose_tools_its_token_does_not_grant(
+    bank: Bank,
+) -> None:
     hidden, open_ = await bank.of(GRANTED).begin("vault"), await bank.of(GRANTED).begin("greet")
     async with bank.stream([hidden, open_], scope="vault.open") as stream:
         first = await stream.event()
@@ -166,7 +174,9 @@ CLAIMS: dict[str, tuple[Any, float | None]] = {
 
 
 @pytest.mark.parametrize(("claim", "expires"), CLAIMS.values(), ids=CLAIMS.keys())
-async def test_the_expiry_that_an_authorizer_hands_over_is_known(claim: Any, expires: float | None) -> None:
+async def test_the_expiry_that_an_authorizer_hands_over_is_known(
+    claim: Any, expires: float | None
+) -> None:
     verifier = AuthorizerVerifier(AuthorizerConfig(authorizer="api-gateway", issuer="i"))
     principal = await verifier.principal(None, {"sub": "ann", "exp": claim})
     assert principal.expires_at_s == expires

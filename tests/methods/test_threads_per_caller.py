@@ -82,20 +82,29 @@ HOLDING: dict[str, tuple[str, dict[str, Any]]] = {
     "resources": ("resources/read", {"uri": "hold://a"}),
     "completions": (
         "completion/complete",
-        {"ref": {"type": "ref/prompt", "name": "hold_prompt"}, "argument": {"name": "word", "value": "a"}},
+        {
+            "ref": {"type": "ref/prompt", "name": "hold_prompt"},
+            "argument": {"name": "word", "value": "a"},
+        },
     ),
     "steps": ("tools/call", {"name": "hold_in_steps", "arguments": {}}),
 }
 
 
 @pytest.mark.parametrize("what", HOLDING)
-async def test_another_caller_gets_a_thread_while_one_holds_as_many_as_it_can(mcp: Client, what: str) -> None:
+async def test_another_caller_gets_a_thread_while_one_holds_as_many_as_it_can(
+    mcp: Client, what: str
+) -> None:
     method, params = HOLDING[what]
     ann = bearer(token(sub="ann"))
-    held = [asyncio.ensure_future(mcp.post(method, params, headers=ann)) for _ in range(2 * THREADS)]
+    held = [
+        asyncio.ensure_future(mcp.post(method, params, headers=ann)) for _ in range(2 * THREADS)
+    ]
     await asyncio.sleep(0.3)
     for name in ("quick", "quick_step"):
-        asked = mcp.post("tools/call", {"name": name, "arguments": {}}, headers=bearer(token(sub="eve")))
+        asked = mcp.post(
+            "tools/call", {"name": name, "arguments": {}}, headers=bearer(token(sub="eve"))
+        )
         answered = await asyncio.wait_for(asked, 30)
         assert answered.json()["result"]["content"][0]["text"] == "done"
     go.set()

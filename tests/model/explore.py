@@ -62,16 +62,34 @@ HONEST: Final = ("orders", "orders", "branches", "asks", "once", "restarts")
 PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
     {
         "everything": Profile(HONEST),
-        "answers": Profile(HONEST, weather=Weather(before=0.05, after=0.15, doubled=0.3), harm=0.002),
-        "stops": Profile(("orders", *HONEST), harm=0.03, budget=16, pauses=(0.5, 3.0), steps=(2, 4)),
+        "answers": Profile(
+            HONEST, weather=Weather(before=0.05, after=0.15, doubled=0.3), harm=0.002
+        ),
+        "stops": Profile(
+            ("orders", *HONEST), harm=0.03, budget=16, pauses=(0.5, 3.0), steps=(2, 4)
+        ),
         "away": Profile(HONEST, away_s=20.0, harm=0.002),
         "hangs": Profile(HONEST, weather=Weather(hang=0.06, doubled=0.3), harm=0.004, budget=14),
         "once": Profile(
-            ("once",), tasks=4, weather=Weather(hang=0.15, doubled=0.5), budget=40, harm=0.004, pauses=(0.1, 6.0)
+            ("once",),
+            tasks=4,
+            weather=Weather(hang=0.15, doubled=0.5),
+            budget=40,
+            harm=0.004,
+            pauses=(0.1, 6.0),
         ),
-        "cancels": Profile(HONEST, weather=Weather(doubled=0.3), harm=0.004, cancels=0.9, pauses=(1.0, 8.0)),
-        "poison": Profile(("dies", "orders", "orders", "blocks", "orders", "branches"), tasks=6, workers=2, budget=1),
-        "clocks": Profile(HONEST, workers=4, weather=Weather(lost=0.1, doubled=0.6), harm=0.002, pauses=(2.0, 9.0)),
+        "cancels": Profile(
+            HONEST, weather=Weather(doubled=0.3), harm=0.004, cancels=0.9, pauses=(1.0, 8.0)
+        ),
+        "poison": Profile(
+            ("dies", "orders", "orders", "blocks", "orders", "branches"),
+            tasks=6,
+            workers=2,
+            budget=1,
+        ),
+        "clocks": Profile(
+            HONEST, workers=4, weather=Weather(lost=0.1, doubled=0.6), harm=0.002, pauses=(2.0, 9.0)
+        ),
     }
 )
 POISON: Final = frozenset({"dies", "blocks"})
@@ -98,7 +116,12 @@ def run(seed: int, profile: str) -> Ran:
     """
     world, kind = World(seed), PROFILES[profile]
     config = TasksConfig(
-        lease_s=LEASE_S, clock_skew_s=SKEW_S, requeue_after_s=10, sweep_every_s=5, stop_grace_s=12, max_deaths=4
+        lease_s=LEASE_S,
+        clock_skew_s=SKEW_S,
+        requeue_after_s=10,
+        sweep_every_s=5,
+        stop_grace_s=12,
+        max_deaths=4,
     )
     shared = Shared(world, config, replace(kind.weather), kind.budget)
     before = random.getstate()
@@ -116,13 +139,17 @@ def run(seed: int, profile: str) -> Ran:
 
 def _ran(world: World, shared: Shared, profile: str) -> Ran:
     counts = shared.witness.counts
-    digest = hashlib.sha256(repr((world.told, sorted(counts.items()), world.steps)).encode()).hexdigest()
+    digest = hashlib.sha256(
+        repr((world.told, sorted(counts.items()), world.steps)).encode()
+    ).hexdigest()
     return Ran(world.seed, profile, world.steps, world.now_s, dict(counts), digest)
 
 
 def _report(world: World, profile: str, what: str) -> str:
     command = f"scripts/chaos model --seed {world.seed} --profile {profile}"
-    return "\n".join([f"seed {world.seed}, profile {profile}: {what}", *world.told, f"again: {command}"])
+    return "\n".join(
+        [f"seed {world.seed}, profile {profile}: {what}", *world.told, f"again: {command}"]
+    )
 
 
 class _Story:
@@ -138,19 +165,37 @@ class _Story:
 
     def _plan(self, number: int) -> Plan:
         chance, kind = self._world.chance, self._profile
-        tool = kind.tools[number % len(kind.tools)] if chance.random() < 0.5 else chance.choice(kind.tools)
-        pauses = [round(chance.uniform(*kind.pauses), 2) for _ in range(chance.randint(*kind.steps))]
+        tool = (
+            kind.tools[number % len(kind.tools)]
+            if chance.random() < 0.5
+            else chance.choice(kind.tools)
+        )
+        pauses = [
+            round(chance.uniform(*kind.pauses), 2) for _ in range(chance.randint(*kind.steps))
+        ]
         arguments: dict[str, Any] = {"pauses": pauses}
         if tool == "orders":
-            arguments |= {"nap_s": chance.choice([0, 0.5, 4]), "think_s": chance.choice([0, 0.5, 3])}
+            arguments |= {
+                "nap_s": chance.choice([0, 0.5, 4]),
+                "think_s": chance.choice([0, 0.5, 3]),
+            }
         if tool == "restarts":
             arguments["left"] = 1
         if tool == "blocks":
             arguments["pauses"] = [(LEASE_S + SKEW_S) * 1.5]
         if tool == "dies":
             arguments["pauses"] = [round(chance.uniform(0, 1.5), 2)]
-        cancels_s = chance.uniform(0, 30) if chance.random() < kind.cancels and tool not in POISON else None
-        return Plan(f"task{number}", tool, arguments, chance.uniform(0, 20), cancels_s, chance.choice([1, 1, 2]))
+        cancels_s = (
+            chance.uniform(0, 30) if chance.random() < kind.cancels and tool not in POISON else None
+        )
+        return Plan(
+            f"task{number}",
+            tool,
+            arguments,
+            chance.uniform(0, 20),
+            cancels_s,
+            chance.choice([1, 1, 2]),
+        )
 
     def play(self) -> None:
         """Everything that happens.
@@ -174,7 +219,9 @@ class _Story:
             raise Wrong(world.wrongs[0])
         if not is_over:
             waiting = [plan.id for plan in self._plans if plan.id not in self._settled]
-            raise Wrong(f"{', '.join(waiting)}: not over {world.now_s:.0f} s after the beginning ({world.steps} steps)")
+            raise Wrong(
+                f"{', '.join(waiting)}: not over {world.now_s:.0f} s after the beginning ({world.steps} steps)"
+            )
         (rows,) = shared.db.execute("select count(*) from tasks").fetchone()
         if rows != len(self._plans):
             raise Wrong(f"{rows} tasks came of {len(self._plans)} requests")
@@ -244,9 +291,13 @@ class _Story:
             return
         value = None if found is None else json.decode(found[0]).get("structuredContent")
         if status is not Status.COMPLETED or value is None or not right(plan, value):
-            raise Wrong(f"{plan.id} ({plan.tool} {plan.arguments}): {status} with {found}: {seen.row}")
+            raise Wrong(
+                f"{plan.id} ({plan.tool} {plan.arguments}): {status} with {found}: {seen.row}"
+            )
         if plan.tool == "asks" and value["values"][1] not in str(seen.answers.values()):
-            raise Wrong(f"{plan.id}: went on with another answer than the one taken: {value}, {seen.answers}")
+            raise Wrong(
+                f"{plan.id}: went on with another answer than the one taken: {value}, {seen.answers}"
+            )
 
 
 async def _insist(ask: Any) -> Any:
@@ -285,5 +336,9 @@ def main(arguments: argparse.Namespace) -> bool:
         if time.monotonic() >= until_s:
             break
         seed = chance.randrange(2**31)
-    print("model: " + ", ".join(f"{count} {what}" for what, count in totals.items()) + ", nothing wrong")
+    print(
+        "model: "
+        + ", ".join(f"{count} {what}" for what, count in totals.items())
+        + ", nothing wrong"
+    )
     return True

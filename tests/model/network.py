@@ -157,7 +157,9 @@ class Queue:
         for ref in refs:
             await self.send(ref)
 
-    async def receive(self, limit: int, wait_ms: int, *, skip: Collection[str] = ()) -> Sequence[Message]:
+    async def receive(
+        self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
+    ) -> Sequence[Message]:
         world, loop = self._process.world, asyncio.get_running_loop()
         until_s, answer = world.now_s + wait_ms / 1000, loop.create_future()
 
@@ -250,9 +252,15 @@ def _fate(process: Process) -> tuple[str, float, float]:
         return "before", there_s, back_s
     if drawn < weather.before + weather.after:
         return "after", there_s, back_s
-    if drawn < weather.before + weather.after + weather.hang and process.shared.may_disturb(process):
+    if drawn < weather.before + weather.after + weather.hang and process.shared.may_disturb(
+        process
+    ):
         process.shared.budget -= 1
         long_s = world.chance.uniform(0.3, 1.8) * process.shared.config.lease_s
         world.tell(f"{process.name}: a request hangs for {long_s:.1f} s")
-        return ("late", there_s + long_s, back_s) if world.chance.random() < 0.5 else ("late", there_s, back_s + long_s)
+        return (
+            ("late", there_s + long_s, back_s)
+            if world.chance.random() < 0.5
+            else ("late", there_s, back_s + long_s)
+        )
     return "well", there_s, back_s

@@ -88,7 +88,11 @@ class Process:
         self.main.add_done_callback(self._main_ended)
 
     def _main_ended(self, main: asyncio.Task[Any]) -> None:
-        if not main.cancelled() and not self.is_draining and (error := main.exception()) is not None:
+        if (
+            not main.cancelled()
+            and not self.is_draining
+            and (error := main.exception()) is not None
+        ):
             self.world.wrong(f"{self.name} ended with {error!r}")
 
     async def request(self, what: str, work: Callable[[], Any], lease: Lease | None = None) -> Any:
@@ -194,7 +198,9 @@ class Shared:
     def any_offset_s(self) -> float:
         """By how much a clock is off: two of them differ by no more than they may."""
         skew_s = self.config.clock_skew_s or 0.0
-        return self.world.chance.choice([-0.5, 0.5, self.world.chance.uniform(-0.5, 0.5)]) * (skew_s - 0.002)
+        return self.world.chance.choice([-0.5, 0.5, self.world.chance.uniform(-0.5, 0.5)]) * (
+            skew_s - 0.002
+        )
 
     def serve(self, catalog: Catalog, workers: int) -> None:
         """Begin so many workers."""
@@ -210,7 +216,14 @@ class Shared:
         self.workers.append(process)
         self.all.append(process)
 
-    def perform(self, process: Process, what: str, work: Callable[[], Any], lease: Lease | None, sent_s: float) -> Any:
+    def perform(
+        self,
+        process: Process,
+        what: str,
+        work: Callable[[], Any],
+        lease: Lease | None,
+        sent_s: float,
+    ) -> Any:
         """A request has arrived."""
         before = self.db.total_changes
         try:
@@ -245,7 +258,11 @@ class Shared:
 
     def disturb(self, process: Process) -> None:
         """Perhaps something happens to a worker now."""
-        if self.harm and isinstance(process, WorkerProcess) and self.world.chance.random() < self.harm:
+        if (
+            self.harm
+            and isinstance(process, WorkerProcess)
+            and self.world.chance.random() < self.harm
+        ):
             self.harm_now(process)
 
     def harm_now(self, process: WorkerProcess) -> None:
@@ -263,7 +280,9 @@ class Shared:
                 process.terminate()
             case "clock":
                 process.clock.set(self.any_offset_s())
-                self.world.tell(f"{process.name}: its clock is off by {process.clock.off_s:.1f} s now")
+                self.world.tell(
+                    f"{process.name}: its clock is off by {process.clock.off_s:.1f} s now"
+                )
 
     def _before_step(self, loop: ProcessLoop) -> bool:
         """Between any two callbacks something may happen; whether the loop still runs."""

@@ -40,9 +40,13 @@ def right(plan: Plan, value: Mapping[str, Any]) -> bool:
         case "orders":
             return bool(values == [f"order {number}" for number in range(len(pauses))])
         case "branches":
-            return bool(values == [[f"charge {number}", f"ship {number}"] for number in range(len(pauses))])
+            return bool(
+                values == [[f"charge {number}", f"ship {number}"] for number in range(len(pauses))]
+            )
         case "asks":
-            return bool(values[0] == "before" and values[1] in plan.accepted and values[2] == "after")
+            return bool(
+                values[0] == "before" and values[1] in plan.accepted and values[2] == "after"
+            )
         case "once":
             return all(one in (UNKNOWN, f"once {number}") for number, one in enumerate(values))
         case "restarts":
@@ -76,7 +80,9 @@ def serving(shared: Shared) -> Catalog:
         _worker(shared).stop(seconds)
         await asyncio.sleep(0)
 
-    async def orders(ctx: Context, pauses: Sequence[float], nap_s: float, think_s: float) -> dict[str, Any]:
+    async def orders(
+        ctx: Context, pauses: Sequence[float], nap_s: float, think_s: float
+    ) -> dict[str, Any]:
         values = []
         for number, seconds in enumerate(pauses):
             await asyncio.sleep(think_s)  # with nothing of the engine: nobody writes meanwhile
@@ -91,7 +97,9 @@ def serving(shared: Shared) -> Catalog:
             charged = await ctx.step("charge", work, f"charge {number}", seconds)
             return [charged, await ctx.step("ship", work, f"ship {number}", seconds)]
 
-        values = await asyncio.gather(*(one(number, seconds) for number, seconds in enumerate(pauses)))
+        values = await asyncio.gather(
+            *(one(number, seconds) for number, seconds in enumerate(pauses))
+        )
         return {"values": values}
 
     async def asks(ctx: Context, pauses: Sequence[float]) -> dict[str, Any]:
@@ -103,12 +111,16 @@ def serving(shared: Shared) -> Catalog:
         values = []
         for number, seconds in enumerate(pauses):
             try:
-                values.append(await ctx.step("once", work_once, f"once {number}", seconds, at_most_once=True))
+                values.append(
+                    await ctx.step("once", work_once, f"once {number}", seconds, at_most_once=True)
+                )
             except OutcomeUnknown:
                 values.append(UNKNOWN)
         return {"values": values}
 
-    async def restarts(ctx: Context, left: int, pauses: Sequence[float], values: Sequence[str] = ()) -> dict[str, Any]:
+    async def restarts(
+        ctx: Context, left: int, pauses: Sequence[float], values: Sequence[str] = ()
+    ) -> dict[str, Any]:
         done = await ctx.step("round", work, f"round {left}", pauses[0])
         if left:
             await ctx.restart(left=0, pauses=pauses, values=[*values, done])
@@ -124,7 +136,13 @@ def serving(shared: Shared) -> Catalog:
         return {"values": []}
 
     return catalog_of(
-        orders=orders, branches=branches, asks=asks, once=once, restarts=restarts, dies=dies, blocks=blocks
+        orders=orders,
+        branches=branches,
+        asks=asks,
+        once=once,
+        restarts=restarts,
+        dies=dies,
+        blocks=blocks,
     )
 
 

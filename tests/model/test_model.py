@@ -102,7 +102,11 @@ async def _sweep_nothing(self: Sweep) -> int:
 
 MUTANTS = {
     "no fence in the condition": Mutant(
-        sqlite_tasks, "_holds", _holds_without_fence, "stops", "has been claimed since|is remembered twice|twice though"
+        sqlite_tasks,
+        "_holds",
+        _holds_without_fence,
+        "stops",
+        "has been claimed since|is remembered twice|twice though",
     ),
     "no status in the condition": Mutant(
         sqlite_tasks, "_holds", _holds_without_status, "cancels", "is over and was changed"
@@ -123,7 +127,9 @@ MUTANTS = {
     "a lapsed lease is taken without regard to clocks": Mutant(
         Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
     ),
-    "innocents are blamed": Mutant(SqliteTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"),
+    "innocents are blamed": Mutant(
+        SqliteTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
+    ),
     "a worker that went on does not ask the row": Mutant(
         Checkpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
     ),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tests.model.processes import Process, Shared
 
 COLUMNS: Final = (
-    "n, id, status, status_message, revision, fence, lease_until_ms, wake_ms, attempts, deaths, suspect, alone"
+    "n, id, status, status_message, revision, fence, lease_until_ms, "
+    "wake_ms, attempts, deaths, suspect, alone"
 )
 GRACE_S: Final = 0.1
 
@@ -74,7 +75,9 @@ class Witness:
                 self._compare(process, lease, sent_s, seen, row)
                 seen.row = row
 
-    def _compare(self, process: Process, lease: Lease | None, sent_s: float, seen: Seen, row: dict[str, Any]) -> None:
+    def _compare(
+        self, process: Process, lease: Lease | None, sent_s: float, seen: Seen, row: dict[str, Any]
+    ) -> None:
         before, name = seen.row, row["id"]
         lease = lease if lease is not None and lease.ref.id == name else None
         has_changed = before != row or len(seen.journal) != self._entries(row)
@@ -94,7 +97,9 @@ class Witness:
         if before["status"] not in OPEN:
             self._wrong(row["id"], f"is over and was changed: {_difference(before, row)}")
         elif lease is not None and lease.fence != before["fence"]:
-            self._wrong(row["id"], f"was written under the lease {lease.fence}, and has been claimed since")
+            self._wrong(
+                row["id"], f"was written under the lease {lease.fence}, and has been claimed since"
+            )
         if row["deaths"] > before["deaths"] and not before["alone"]:
             self._wrong(row["id"], "is blamed for a death beside others")
 
@@ -107,7 +112,9 @@ class Witness:
             seen.ends[before["fence"]] = "lapsed"
             if now_s < seen.surely_until_s - 0.01:
                 left_s = seen.surely_until_s - now_s
-                self._wrong(row["id"], f"{process.name} took a lease that held for {left_s:.1f} s more")
+                self._wrong(
+                    row["id"], f"{process.name} took a lease that held for {left_s:.1f} s more"
+                )
         if (has_lapsed or before["suspect"]) and not row["alone"]:
             self._wrong(row["id"], f"{process.name} took a suspect and does not run it alone")
         seen.held_by, seen.surely_until_s = process, self._surely_until_s(process, sent_s, row)
@@ -157,9 +164,14 @@ class Witness:
         assert process is not None
         seen = self.seen[lease.ref.id]
         self.counts["steps"] += 1
-        self._shared.world.tell(f"{process.name} under {lease.fence} begins {place.key} of {lease.ref.id}")
+        self._shared.world.tell(
+            f"{process.name} under {lease.fence} begins {place.key} of {lease.ref.id}"
+        )
         if seen.row["fence"] != lease.fence:
-            self._wrong(lease.ref.id, f"step {place.key} begins under lease {lease.fence}, which is somebody else's")
+            self._wrong(
+                lease.ref.id,
+                f"step {place.key} begins under lease {lease.fence}, which is somebody else's",
+            )
         elif seen.row["status"] in OPEN and place.key in seen.remembered:
             self._wrong(lease.ref.id, f"step {place.key} begins though it is remembered")
         self._is_alone(process)
@@ -194,7 +206,10 @@ class Witness:
             return True
         owner = next(one for one in self._shared.all if one.name == before.process)
         grace_s = self._shared.config.stop_grace_s or 0.0
-        is_cut = owner.told_to_end_s is not None and self._shared.world.now_s - owner.told_to_end_s >= grace_s
+        is_cut = (
+            owner.told_to_end_s is not None
+            and self._shared.world.now_s - owner.told_to_end_s >= grace_s
+        )
         return is_cut or seen.row["status"] not in OPEN
 
     # who is to be spared
@@ -202,7 +217,11 @@ class Witness:
     def is_at_its_last(self, process: Process) -> bool:
         """Whether the process runs an innocent alone that would fail if it died again."""
         most = self._shared.config.max_deaths - 2
-        held = [seen.row for seen in self.seen.values() if seen.held_by is process and seen.row["lease_until_ms"]]
+        held = [
+            seen.row
+            for seen in self.seen.values()
+            if seen.held_by is process and seen.row["lease_until_ms"]
+        ]
         return any(row["deaths"] >= most and row["id"] not in self.poison for row in held)
 
     def _wrong(self, name: str, what: str) -> None:

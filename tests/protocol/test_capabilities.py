@@ -35,7 +35,11 @@ def missing(required: dict[str, Any], declared: dict[str, Any]) -> dict[str, Any
         ({"sampling": {}}, {"roots": {}}, {"sampling": {}}),
         ({"sampling": {"tools": {}}}, {"sampling": {}}, {"sampling": {"tools": {}}}),
         ({"sampling": {"tools": {}}}, {"sampling": {"context": {}}}, {"sampling": {"tools": {}}}),
-        ({"sampling": {"tools": {}, "context": {}}}, {"sampling": {"tools": {}}}, {"sampling": {"context": {}}}),
+        (
+            {"sampling": {"tools": {}, "context": {}}},
+            {"sampling": {"tools": {}}},
+            {"sampling": {"context": {}}},
+        ),
         ({"sampling": {}, "roots": {}}, {"roots": {"listChanged": True}}, {"sampling": {}}),
         ({"extensions": {TASKS: {}}}, {"extensions": {TASKS: {"polling": True}}}, {}),
         ({"extensions": {TASKS: {}}}, {"extensions": {}}, {"extensions": {TASKS: {}}}),
@@ -77,7 +81,9 @@ def test_settings_of_an_extension_are_compared_by_value() -> None:
     required = {"extensions": {"com.example/ui": {"mimeTypes": ["text/html"], "depth": 2}}}
     assert missing(required, required) == {}
     declared = {"extensions": {"com.example/ui": {"mimeTypes": ["text/plain"], "depth": 2}}}
-    assert missing(required, declared) == {"extensions": {"com.example/ui": {"mimeTypes": ["text/html"]}}}
+    assert missing(required, declared) == {
+        "extensions": {"com.example/ui": {"mimeTypes": ["text/html"]}}
+    }
 
 
 def test_the_error_says_what_needs_it() -> None:
@@ -98,11 +104,16 @@ def test_each_capability_is_an_object(capability: Any) -> None:
 
 
 def test_capabilities_that_no_one_knows_are_kept() -> None:
-    assert missing({"experimental": {"x": {}}, "new": {}}, {"experimental": {"x": {}}, "new": {}}) == {}
+    assert (
+        missing({"experimental": {"x": {}}, "new": {}}, {"experimental": {"x": {}}, "new": {}})
+        == {}
+    )
 
 
 TREES: st.SearchStrategy[dict[str, Any]] = st.recursive(
-    st.just({}), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8
+    st.just({}),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
 )
 
 
@@ -111,7 +122,9 @@ def merged(left: Any, right: Any) -> Any:
 
 
 @given(TREES, TREES)
-def test_declaring_what_was_missing_as_well_is_enough_and_needed(required: Any, declared: Any) -> None:
+def test_declaring_what_was_missing_as_well_is_enough_and_needed(
+    required: Any, declared: Any
+) -> None:
     lacking = missing(required, declared)
     assert missing(required, merged(declared, lacking)) == {}
     assert missing(lacking, declared) == lacking

@@ -27,7 +27,9 @@ from roundgate.protocol.content import (
     ToolResult,
 )
 
-ANNOTATIONS = Annotations(audience=("user", "assistant"), priority=0.7, last_modified="2025-05-03T14:30:00Z")
+ANNOTATIONS = Annotations(
+    audience=("user", "assistant"), priority=0.7, last_modified="2025-05-03T14:30:00Z"
+)
 META = MappingProxyType({"com.example/a": [1]})
 TEXT = TextResourceContents("file:///a.rs", "fn main() {}", "text/x-rust", META)
 BLOB = BlobResourceContents("file:///a.png", b"\x89PNG", "image/png", META)
@@ -42,7 +44,10 @@ VALUES: list[tuple[Any, Any]] = [
     (official.Icon, Icon("data:image/png;base64,AA==")),
     (official.TextContent, TextContent("hello", annotations=ANNOTATIONS, meta=META)),
     (official.TextContent, TextContent("")),
-    (official.ImageContent, ImageContent(b"\x89PNG", "image/png", annotations=ANNOTATIONS, meta=META)),
+    (
+        official.ImageContent,
+        ImageContent(b"\x89PNG", "image/png", annotations=ANNOTATIONS, meta=META),
+    ),
     (official.ImageContent, ImageContent("", "image/png")),
     (official.AudioContent, AudioContent(b"RIFF", "audio/wav", annotations=ANNOTATIONS, meta=META)),
     (official.AudioContent, AudioContent(b"", "audio/wav")),
@@ -54,7 +59,17 @@ VALUES: list[tuple[Any, Any]] = [
     (official.EmbeddedResource, EmbeddedResource(BLOB)),
     (
         official.ResourceLink,
-        ResourceLink("file:///a", "a", "A", "The first", "text/plain", 0, (ICON,), annotations=ANNOTATIONS, meta=META),
+        ResourceLink(
+            "file:///a",
+            "a",
+            "A",
+            "The first",
+            "text/plain",
+            0,
+            (ICON,),
+            annotations=ANNOTATIONS,
+            meta=META,
+        ),
     ),
     (official.ResourceLink, ResourceLink("file:///a", "a")),
     (official.PromptMessage, PromptMessage("user", "hello")),
@@ -73,7 +88,11 @@ def test_the_official_model_reads_every_member(model: Any, value: Any) -> None:
 
 def test_optional_members_are_absent_never_null() -> None:
     assert TextContent("hello").to_wire() == {"type": "text", "text": "hello"}
-    assert ResourceLink("file:///a", "a").to_wire() == {"type": "resource_link", "uri": "file:///a", "name": "a"}
+    assert ResourceLink("file:///a", "a").to_wire() == {
+        "type": "resource_link",
+        "uri": "file:///a",
+        "name": "a",
+    }
     assert TextResourceContents("file:///a", "").to_wire() == {"uri": "file:///a", "text": ""}
     assert Annotations().to_wire() == {}
 
@@ -87,7 +106,9 @@ def test_bytes_become_base64_and_text_is_taken_to_be_base64(data: bytes | str) -
 
 def test_an_image_comes_back_byte_for_byte() -> None:
     data = bytes(range(256))
-    assert base64.b64decode(ImageContent(data, "image/png").to_wire()["data"], validate=True) == data
+    assert (
+        base64.b64decode(ImageContent(data, "image/png").to_wire()["data"], validate=True) == data
+    )
 
 
 def test_a_value_does_not_change_with_what_was_made_of_it() -> None:
@@ -132,7 +153,10 @@ def test_an_empty_result_still_has_content() -> None:
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, {"a": [1]}])
 def test_any_json_is_a_structured_result_also_null(value: Any) -> None:
-    assert result(ToolResult(structured_content=value)) == {"content": [], "structuredContent": value}
+    assert result(ToolResult(structured_content=value)) == {
+        "content": [],
+        "structuredContent": value,
+    }
 
 
 def test_absent_is_not_null() -> None:
@@ -170,4 +194,8 @@ def test_a_cut_overrules_what_was_said_about_more_but_not_the_total() -> None:
 
 
 def test_the_total_may_be_said_without_a_cut() -> None:
-    assert Completion(["flask"], 1, False).to_wire() == {"values": ["flask"], "total": 1, "hasMore": False}
+    assert Completion(["flask"], 1, False).to_wire() == {
+        "values": ["flask"],
+        "total": 1,
+        "hasMore": False,
+    }

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from roundgate.protocol.header_lines import Headers
 
 Lines = list[tuple[bytes, bytes]]
-LINES = st.lists(st.tuples(st.sampled_from([b"accept", b"host", b"x"]) | st.binary(max_size=2), st.binary(max_size=3)))
+LINES = st.lists(
+    st.tuples(
+        st.sampled_from([b"accept", b"host", b"x"]) | st.binary(max_size=2), st.binary(max_size=3)
+    )
+)
 
 
 def test_lines_of_one_name_are_a_list() -> None:

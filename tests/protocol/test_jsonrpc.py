@@ -42,7 +42,9 @@ def test_a_notification_has_no_id() -> None:
 
 
 def test_members_that_json_rpc_does_not_know_are_ignored() -> None:
-    assert jsonrpc.parse(json.dumps({**REQUEST, "trace": [1]}).encode()) == Request(1, "tools/list", {})
+    assert jsonrpc.parse(json.dumps({**REQUEST, "trace": [1]}).encode()) == Request(
+        1, "tools/list", {}
+    )
 
 
 @pytest.mark.parametrize("request_id", ["", "1", "ünï", 0, -1, 2**63 - 1, -(2**63)])
@@ -52,7 +54,9 @@ def test_ids_keep_their_value_and_their_type(request_id: str | int) -> None:
     assert (message.id, type(message.id)) == (request_id, type(request_id))
 
 
-@pytest.mark.parametrize("request_id", [None, True, False, 1.0, 1.5, 1e300, 2**63, -(2**63) - 1, [], {}])
+@pytest.mark.parametrize(
+    "request_id", [None, True, False, 1.0, 1.5, 1e300, 2**63, -(2**63) - 1, [], {}]
+)
 def test_an_id_is_a_string_or_a_64_bit_integer(request_id: Any) -> None:
     error = refusal({**REQUEST, "id": request_id})
     assert error.request_id is None
@@ -60,7 +64,9 @@ def test_an_id_is_a_string_or_a_64_bit_integer(request_id: Any) -> None:
 
 
 def test_a_notification_must_not_carry_a_null_id() -> None:
-    assert '"id" must be' in str(refusal({"jsonrpc": "2.0", "id": None, "method": "notifications/cancelled"}))
+    assert '"id" must be' in str(
+        refusal({"jsonrpc": "2.0", "id": None, "method": "notifications/cancelled"})
+    )
 
 
 def test_a_request_without_an_id_is_told_so() -> None:
@@ -234,7 +240,9 @@ def test_a_parse_error_repeats_little_of_the_body() -> None:
 
 
 @given(value=json_values.values(), ascii_only=st.booleans(), indent=st.sampled_from([None, 2]))
-def test_all_json_is_read_as_the_standard_library_reads_it(value: Any, ascii_only: bool, indent: int | None) -> None:
+def test_all_json_is_read_as_the_standard_library_reads_it(
+    value: Any, ascii_only: bool, indent: int | None
+) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     assert repr(decode(text.encode())) == repr(json.loads(text))
 
@@ -262,7 +270,11 @@ def test_nothing_is_read_that_the_standard_library_would_not_read(text: str) -> 
     assert repr(value) == repr(json.loads(text, object_pairs_hook=unique))
 
 
-@given(st.one_of(st.binary(max_size=60), json_values.values().map(lambda value: json.dumps(value).encode())))
+@given(
+    st.one_of(
+        st.binary(max_size=60), json_values.values().map(lambda value: json.dumps(value).encode())
+    )
+)
 def test_any_bytes_are_a_message_or_a_protocol_error(body: bytes) -> None:
     try:
         message = jsonrpc.parse(body)
@@ -288,7 +300,8 @@ def test_integers_of_any_size_are_written_in_full(number: int) -> None:
 
 def test_a_lone_surrogate_becomes_a_question_mark_and_nothing_else_changes() -> None:
     assert (
-        encode({"\udfffé": ["a\ud800b", 2**64, "\r\n😀"]}) == '{"?é":["a?b",18446744073709551616,"\\r\\n😀"]}'.encode()
+        encode({"\udfffé": ["a\ud800b", 2**64, "\r\n😀"]})
+        == '{"?é":["a?b",18446744073709551616,"\\r\\n😀"]}'.encode()
     )
 
 

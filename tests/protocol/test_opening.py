@@ -34,7 +34,9 @@ def test_a_head_of_2026_07_28_leaves_nothing_open(version: str) -> None:
         (head(mcp_protocol_version="1999-01-01"), PLAIN),
     ],
 )
-def test_what_opens_a_session_or_belongs_to_one_is_older(headers: dict[bytes, bytes], body: Any) -> None:
+def test_what_opens_a_session_or_belongs_to_one_is_older(
+    headers: dict[bytes, bytes], body: Any
+) -> None:
     assert may_be_older(headers)
     assert is_older(headers, body)
 

@@ -50,7 +50,9 @@ def test_walking_all_pages_gives_the_list_once_and_in_order(keys: list[str], siz
 
 
 @given(KEYS, st.integers(1, 14))
-def test_no_page_is_larger_than_its_size_and_only_the_last_is_smaller(keys: list[str], size: int) -> None:
+def test_no_page_is_larger_than_its_size_and_only_the_last_is_smaller(
+    keys: list[str], size: int
+) -> None:
     whole = Pages(items(keys), size)
     page, full = whole.page(None), 0
     while page.next_cursor is not None:
@@ -76,7 +78,11 @@ def test_a_cursor_is_opaque_text_that_survives_any_transport() -> None:
 def test_cursors_are_the_same_every_time_and_on_every_replica() -> None:
     one, other = pages("abcdef", 2), pages("abcdef", 2)
     assert one.page(None) == one.page(None) == other.page(None)
-    assert one.page(cursor_after("b")) == other.page(cursor_after("b")) == Page(b"2,3", cursor_after("d"))
+    assert (
+        one.page(cursor_after("b"))
+        == other.page(cursor_after("b"))
+        == Page(b"2,3", cursor_after("d"))
+    )
 
 
 def test_pages_that_cursors_lead_to_are_kept() -> None:
@@ -131,7 +137,10 @@ def test_a_cursor_that_was_not_given_out_is_invalid(cursor: str) -> None:
         pages("abc", 2).page(cursor)
 
 
-@given(st.text(max_size=12) | st.binary(max_size=6).map(lambda raw: base64.b64encode(raw).decode().rstrip("=")))
+@given(
+    st.text(max_size=12)
+    | st.binary(max_size=6).map(lambda raw: base64.b64encode(raw).decode().rstrip("="))
+)
 def test_any_cursor_leads_to_the_end_of_the_list_or_is_invalid(cursor: str) -> None:
     try:
         page = pages("abcdef", 10).page(cursor)

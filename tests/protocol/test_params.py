@@ -50,13 +50,17 @@ def test_the_least_that_is_needed_is_enough(model: type[Params], params: dict[st
 
 
 @pytest.mark.parametrize(("model", "params"), LEAST)
-def test_members_that_we_do_not_read_are_ignored(model: type[Params], params: dict[str, Any]) -> None:
+def test_members_that_we_do_not_read_are_ignored(
+    model: type[Params], params: dict[str, Any]
+) -> None:
     more = {**params, "_meta": {"a": 1}, "task": {}, "x": [None]}
     assert validate(model, more) == validate(model, params)
 
 
 @pytest.mark.parametrize(("model", "params"), [pair for pair in LEAST if pair[1]])
-def test_each_required_member_is_missed_by_its_name(model: type[Params], params: dict[str, Any]) -> None:
+def test_each_required_member_is_missed_by_its_name(
+    model: type[Params], params: dict[str, Any]
+) -> None:
     for name in params:
         without = {key: value for key, value in params.items() if key != name}
         assert refusal(model, without) == f"Invalid params: params.{name}: Field required"
@@ -76,14 +80,34 @@ def test_each_required_member_is_missed_by_its_name(model: type[Params], params:
         (CompleteParams, {**COMPLETE, "ref": 5}, "ref"),
         (CompleteParams, {**COMPLETE, "ref": {"name": "p"}}, "ref"),
         (CompleteParams, {**COMPLETE, "ref": {"type": "ref/prompt"}}, "ref.ref/prompt.name"),
-        (CompleteParams, {**COMPLETE, "ref": {"type": "ref/resource", "name": "p"}}, "ref.ref/resource.uri"),
+        (
+            CompleteParams,
+            {**COMPLETE, "ref": {"type": "ref/resource", "name": "p"}},
+            "ref.ref/resource.uri",
+        ),
         (CompleteParams, {**COMPLETE, "argument": {"name": "a", "value": 1}}, "argument.value"),
         (CompleteParams, {**COMPLETE, "context": {"arguments": {"b": 1}}}, "context.arguments.b"),
         (ListenParams, {"notifications": True}, "notifications"),
-        (ListenParams, {"notifications": {"toolsListChanged": 1}}, "notifications.toolsListChanged"),
-        (ListenParams, {"notifications": {"promptsListChanged": "true"}}, "notifications.promptsListChanged"),
-        (ListenParams, {"notifications": {"resourceSubscriptions": "a"}}, "notifications.resourceSubscriptions"),
-        (ListenParams, {"notifications": {"resourceSubscriptions": [1]}}, "notifications.resourceSubscriptions.0"),
+        (
+            ListenParams,
+            {"notifications": {"toolsListChanged": 1}},
+            "notifications.toolsListChanged",
+        ),
+        (
+            ListenParams,
+            {"notifications": {"promptsListChanged": "true"}},
+            "notifications.promptsListChanged",
+        ),
+        (
+            ListenParams,
+            {"notifications": {"resourceSubscriptions": "a"}},
+            "notifications.resourceSubscriptions",
+        ),
+        (
+            ListenParams,
+            {"notifications": {"resourceSubscriptions": [1]}},
+            "notifications.resourceSubscriptions.0",
+        ),
         (
             ListenParams,
             {"notifications": {"resourceSubscriptions": ["a"] * 1001}},
@@ -98,7 +122,9 @@ def test_each_required_member_is_missed_by_its_name(model: type[Params], params:
         (UpdateTaskParams, {"taskId": "t", "inputResponses": []}, "inputResponses"),
     ],
 )
-def test_a_member_of_the_wrong_shape_is_named(model: type[Params], params: dict[str, Any], wrong: str) -> None:
+def test_a_member_of_the_wrong_shape_is_named(
+    model: type[Params], params: dict[str, Any], wrong: str
+) -> None:
     assert refusal(model, params).startswith(f"Invalid params: params.{wrong}: ")
 
 
@@ -116,12 +142,20 @@ def test_a_refusal_does_not_repeat_values(kind: Any) -> None:
 
 def test_a_refusal_is_short_whatever_was_sent() -> None:
     assert len(refusal(GetPromptParams, {"name": "a", "arguments": {"k" * 100_000: 1}})) < 1100
-    assert refusal(GetPromptParams, {"name": "a", "arguments": dict.fromkeys("abcdefgh", 1)}).count("params.") == 5
+    assert (
+        refusal(GetPromptParams, {"name": "a", "arguments": dict.fromkeys("abcdefgh", 1)}).count(
+            "params."
+        )
+        == 5
+    )
 
 
 def test_answers_to_a_task_may_be_of_any_shape() -> None:
     responses = {"a": None, "b": {"ignored": True}, "c": [1], "": "x"}
-    assert validate(UpdateTaskParams, {"taskId": "t", "inputResponses": responses}).input_responses == responses
+    assert (
+        validate(UpdateTaskParams, {"taskId": "t", "inputResponses": responses}).input_responses
+        == responses
+    )
 
 
 def test_a_cursor_may_be_null_or_empty() -> None:
@@ -138,12 +172,21 @@ def test_arguments_that_are_left_out_are_empty_and_shared_by_no_one() -> None:
 def test_a_reference_is_to_a_prompt_or_to_a_resource() -> None:
     assert validate(CompleteParams, COMPLETE).ref == PromptReference(type="ref/prompt", name="p")
     resource = ResourceReference(type="ref/resource", uri="file:///{a}")
-    assert validate(CompleteParams, {**COMPLETE, "ref": {"type": "ref/resource", "uri": "file:///{a}"}}).ref == resource
+    assert (
+        validate(
+            CompleteParams, {**COMPLETE, "ref": {"type": "ref/resource", "uri": "file:///{a}"}}
+        ).ref
+        == resource
+    )
 
 
-@pytest.mark.parametrize("asked", ["toolsListChanged", "promptsListChanged", "resourcesListChanged"])
+@pytest.mark.parametrize(
+    "asked", ["toolsListChanged", "promptsListChanged", "resourcesListChanged"]
+)
 def test_what_a_listener_does_not_ask_for_it_does_not_get(asked: str) -> None:
-    nothing = dict.fromkeys(["toolsListChanged", "promptsListChanged", "resourcesListChanged"], False)
+    nothing = dict.fromkeys(
+        ["toolsListChanged", "promptsListChanged", "resourcesListChanged"], False
+    )
     notifications = validate(ListenParams, {"notifications": {asked: True}}).notifications
     lists: dict[str, list[str]] = {"resourceSubscriptions": [], "taskIds": []}
     assert notifications.model_dump(by_alias=True) == {**nothing, **lists, asked: True}
@@ -151,14 +194,34 @@ def test_what_a_listener_does_not_ask_for_it_does_not_get(asked: str) -> None:
 
 KEYS = st.sampled_from(
     [
-        *("name", "arguments", "uri", "cursor", "ref", "type", "argument", "value", "context", "notifications"),
-        *("toolsListChanged", "resourceSubscriptions", "taskIds", "taskId", "inputResponses", "_meta"),
+        *(
+            "name",
+            "arguments",
+            "uri",
+            "cursor",
+            "ref",
+            "type",
+            "argument",
+            "value",
+            "context",
+            "notifications",
+        ),
+        *(
+            "toolsListChanged",
+            "resourceSubscriptions",
+            "taskIds",
+            "taskId",
+            "inputResponses",
+            "_meta",
+        ),
     ]
 )
 
 
 @given(st.sampled_from([model for model, _ in LEAST]), json_values.objects(KEYS))
-def test_any_object_is_params_or_invalid_params(model: type[Params], params: dict[str, Any]) -> None:
+def test_any_object_is_params_or_invalid_params(
+    model: type[Params], params: dict[str, Any]
+) -> None:
     try:
         assert isinstance(validate(model, params), model)
     except InvalidParams as error:

@@ -42,14 +42,18 @@ def test_an_error_is_answered_with_its_code_under_its_id(revision: Revision) -> 
 
 
 @EVERY
-def test_a_failed_task_keeps_the_same_error_as_its_call_would_have_been_answered_with(revision: Revision) -> None:
+def test_a_failed_task_keeps_the_same_error_as_its_call_would_have_been_answered_with(
+    revision: Revision,
+) -> None:
     error = MissingCapability("no capability", {"sampling": {}})
     _, body = revision.render(error, 1)
     assert json.loads(revision.kept_error(error)) == json.loads(body)["error"]
 
 
 @EVERY
-def test_a_completed_task_keeps_the_result_that_its_call_would_have_been_answered_with(revision: Revision) -> None:
+def test_a_completed_task_keeps_the_result_that_its_call_would_have_been_answered_with(
+    revision: Revision,
+) -> None:
     result = {"content": [{"type": "text", "text": "done"}]}
     written = json.loads(revision.result_format({"name": "gateway", "version": "1"}).write(result))
     written.pop("_meta", None)  # the reply in which the result is told has it
@@ -69,7 +73,10 @@ def test_a_row_holds_for_the_classes_below_unless_they_have_their_own() -> None:
     class Other(InvalidParams):
         """None."""
 
-    rows: dict[type[GatewayError], WireError] = {InvalidParams: WireError(-32602, 400), Odd: WireError(-32600, 409)}
+    rows: dict[type[GatewayError], WireError] = {
+        InvalidParams: WireError(-32602, 400),
+        Odd: WireError(-32600, 409),
+    }
     table = ErrorTable(rows)
     assert table.look_up(Odd("x")) == WireError(-32600, 409)
     assert table.look_up(Other("x")) == WireError(-32602, 400)

@@ -24,8 +24,16 @@ def problems(schema: dict[str, Any], value: Any) -> list[str]:
     ("schema", "value", "said"),
     [
         ({"type": "string"}, 5, ['arguments: 5 is not of type "string"']),
-        ({"properties": {"n": {"maximum": 9}}}, {"n": 10}, ["arguments.n: 10 is greater than the maximum of 9"]),
-        ({"items": {"required": ["a"]}}, [{"a": 1}, {}], ['arguments[1]: "a" is a required property']),
+        (
+            {"properties": {"n": {"maximum": 9}}},
+            {"n": 10},
+            ["arguments.n: 10 is greater than the maximum of 9"],
+        ),
+        (
+            {"items": {"required": ["a"]}},
+            [{"a": 1}, {}],
+            ['arguments[1]: "a" is a required property'],
+        ),
         (
             {"required": ["a", "b"]},
             {},
@@ -36,10 +44,16 @@ def problems(schema: dict[str, Any], value: Any) -> list[str]:
             {"b": 1},
             ["arguments: Additional properties are not allowed ('b' was unexpected)"],
         ),
-        ({"properties": {"a": {"enum": ["x", "y"]}}}, {"a": "z"}, ['arguments.a: "z" is not one of "x" or "y"']),
+        (
+            {"properties": {"a": {"enum": ["x", "y"]}}},
+            {"a": "z"},
+            ['arguments.a: "z" is not one of "x" or "y"'],
+        ),
     ],
 )
-def test_each_mistake_is_a_sentence_with_its_place(schema: dict[str, Any], value: Any, said: list[str]) -> None:
+def test_each_mistake_is_a_sentence_with_its_place(
+    schema: dict[str, Any], value: Any, said: list[str]
+) -> None:
     assert problems(schema, value) == said
     assert not Schema.compile(schema).is_valid(value)
 
@@ -50,10 +64,14 @@ def test_a_long_list_of_long_mistakes_is_cut() -> None:
     assert all(len(one) <= 240 for one in said)
 
 
-UNEXPLAINED = ["arguments: does not conform to the schema; with fewer values in it, the answer would say where"]
+UNEXPLAINED = [
+    "arguments: does not conform to the schema; with fewer values in it, the answer would say where"
+]
 
 
-@pytest.mark.parametrize("items", [{"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "boolean"}]}])
+@pytest.mark.parametrize(
+    "items", [{"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "boolean"}]}]
+)
 def test_a_million_mistakes_are_found_fast_and_not_explained(items: dict[str, Any]) -> None:
     schema = {"properties": {"a": {"items": items}}}
     started = time.process_time()
@@ -77,10 +95,14 @@ def test_a_mistake_deep_in_a_recursive_union_is_found_fast_and_not_explained() -
 
 def test_the_default_is_draft_2020_12_and_an_earlier_draft_may_be_named() -> None:
     tuples = {"type": "array", "items": [{"type": "string"}]}
-    assert problems({"$schema": DRAFT_7, **tuples}, [1]) == ['arguments[0]: 1 is not of type "string"']
+    assert problems({"$schema": DRAFT_7, **tuples}, [1]) == [
+        'arguments[0]: 1 is not of type "string"'
+    ]
     with pytest.raises(ValueError, match="not a usable JSON Schema"):
         Schema.compile(tuples)
-    assert problems({"prefixItems": [{"type": "string"}]}, [1]) == ['arguments[0]: 1 is not of type "string"']
+    assert problems({"prefixItems": [{"type": "string"}]}, [1]) == [
+        'arguments[0]: 1 is not of type "string"'
+    ]
 
 
 @pytest.mark.parametrize("value", [10**30, -(10**30), 1.0, 1e300])
@@ -97,12 +119,20 @@ def test_references_inside_the_schema_work_also_in_circles() -> None:
         "$defs": {"t": {"properties": {"sub": {"$ref": "#/$defs/t"}, "n": {"type": "integer"}}}},
         "$ref": "#/$defs/t",
     }
-    assert problems(tree, {"sub": {"sub": {"n": "x"}}}) == ['arguments.sub.sub.n: "x" is not of type "integer"']
-    embedded = {"$id": "http://h/r", "$defs": {"b": {"$id": "b", "type": "string"}}, "properties": {"a": {"$ref": "b"}}}
+    assert problems(tree, {"sub": {"sub": {"n": "x"}}}) == [
+        'arguments.sub.sub.n: "x" is not of type "integer"'
+    ]
+    embedded = {
+        "$id": "http://h/r",
+        "$defs": {"b": {"$id": "b", "type": "string"}},
+        "properties": {"a": {"$ref": "b"}},
+    }
     assert problems(embedded, {"a": 1}) == ['arguments.a: 1 is not of type "string"']
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"not": {"$ref": "#"}}])
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"not": {"$ref": "#"}}]
+)
 def test_a_schema_that_is_itself_and_nothing_else_ends(schema: dict[str, Any]) -> None:
     assert isinstance(Schema.compile(schema).is_valid({"a": 1}), bool)
 
@@ -125,7 +155,11 @@ def listener() -> Iterator[socket.socket]:
         {"$id": "URL", "properties": {"a": {"$ref": "other.json"}}},
         {"$id": "URL", "$ref": "other.json#/a"},
         {"$schema": DRAFT_7, "$ref": "URL"},
-        {"$schema": "http://json-schema.org/draft-04/schema#", "id": "URL", "properties": {"a": {"$ref": "b"}}},
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "id": "URL",
+            "properties": {"a": {"$ref": "b"}},
+        },
         {"$defs": {"unused": {"$ref": "URL"}}},
     ],
     ids=str,
@@ -173,7 +207,11 @@ def test_size_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "text"),
-    [("^(a+)+$", "a" * 5000 + "!"), (r"^(?=(a+)+$)b", "a" * 5000 + "!"), (r"^(a|aa)+\1$", "a" * 5000 + "!")],
+    [
+        ("^(a+)+$", "a" * 5000 + "!"),
+        (r"^(?=(a+)+$)b", "a" * 5000 + "!"),
+        (r"^(a|aa)+\1$", "a" * 5000 + "!"),
+    ],
 )
 def test_a_pattern_that_would_take_for_ever_gives_up(pattern: str, text: str) -> None:
     started = time.process_time()
@@ -186,7 +224,9 @@ def test_a_number_that_json_has_not_is_a_problem_and_no_exception(value: Any) ->
     assert problems({"type": "object", "properties": {"a": {"items": {"type": "number"}}}}, value)
 
 
-@pytest.mark.parametrize("schema", [{"type": 5}, {"pattern": "("}, {"minimum": "x"}, {"enum": {1, 2}}, {"$ref": "#/a"}])
+@pytest.mark.parametrize(
+    "schema", [{"type": 5}, {"pattern": "("}, {"minimum": "x"}, {"enum": {1, 2}}, {"$ref": "#/a"}]
+)
 def test_what_is_no_schema_is_refused_in_one_line(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\Anot a usable JSON Schema: \S.*\Z"):
         Schema.compile(schema)
@@ -201,7 +241,19 @@ ANY_JSON = st.recursive(
         st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["type", "$ref", "items", "properties", "allOf", "not", "if", "$id", "$anchor", "a", "const"]
+                [
+                    "type",
+                    "$ref",
+                    "items",
+                    "properties",
+                    "allOf",
+                    "not",
+                    "if",
+                    "$id",
+                    "$anchor",
+                    "a",
+                    "const",
+                ]
             ),
             inner,
             max_size=3,
@@ -212,7 +264,12 @@ ANY_JSON = st.recursive(
 
 
 @settings(max_examples=150)
-@given(st.dictionaries(st.sampled_from(["type", "properties", "items", "$ref", "anyOf", "$defs"]), ANY_JSON), ANY_JSON)
+@given(
+    st.dictionaries(
+        st.sampled_from(["type", "properties", "items", "$ref", "anyOf", "$defs"]), ANY_JSON
+    ),
+    ANY_JSON,
+)
 def test_any_object_is_a_schema_or_a_value_error_and_validity_is_having_no_problems(
     schema: dict[str, Any], value: Any
 ) -> None:

@@ -114,7 +114,9 @@ async def a_poll_in_place_of_a_step(ctx: Context, askers: Askers, other: bool) -
         await ctx.step("do", double, 1)
 
 
-async def a_map_over_other_items_of_the_same_keys(ctx: Context, askers: Askers, other: bool) -> None:
+async def a_map_over_other_items_of_the_same_keys(
+    ctx: Context, askers: Askers, other: bool
+) -> None:
     items = [[number, number + other] for number in ITEMS]
     await ctx.map(lambda item: askers.ask(ctx, double, item), items, key=lambda item: item[0])
 
@@ -167,7 +169,9 @@ async def test_a_set_of_coroutines_is_found_or_served_rightly() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_branches_that_ask_by_chance_are_never_told_what_belongs_to_another(seed: int) -> None:
+async def test_branches_that_ask_by_chance_are_never_told_what_belongs_to_another(
+    seed: int,
+) -> None:
     """A new run deals items, functions and nesting to branches at random; all names are the same."""
     askers, home = Askers(), Home()
     chances = random.Random(seed)

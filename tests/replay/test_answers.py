@@ -13,7 +13,16 @@ from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Answered, Asked, Journal
 from roundgate.replay.questions import Form
-from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
+from tests.support.replay import (
+    Effects,
+    Name,
+    asked_of,
+    error_of,
+    play,
+    play_to_the_end,
+    polite,
+    value_of,
+)
 from tests.support.rounds import accept, sampled
 
 
@@ -40,14 +49,21 @@ async def test_a_new_version_keeps_the_answers_it_needs_and_asks_only_what_is_ne
     new = asks(("who", "Who?"), ("new", "New?"))
     second = await play(new, first, {"who": accept(name="Ada"), "old": accept(name="gone")})
     assert messages(second) == {"new": "New?"}
-    assert value_of(await play(new, second, {"new": accept(name="N")})) == {"who": "Ada", "new": "N"}
+    assert value_of(await play(new, second, {"new": accept(name="N")})) == {
+        "who": "Ada",
+        "new": "N",
+    }
 
 
-async def test_an_answer_to_a_question_that_reads_differently_now_is_stale_and_asked_again() -> None:
+async def test_an_answer_to_a_question_that_reads_differently_now_is_stale_and_asked_again() -> (
+    None
+):
     first = await play(asks(("who", "Who?")))
     second = await play(asks(("who", "Whom?")), first, {"who": accept(name="Ada")})
     assert messages(second) == {"who~2": "Whom?"}
-    third = await play(asks(("who", "Whom?")), second, {"who": accept(name="stale"), "who~2": accept(name="Bob")})
+    third = await play(
+        asks(("who", "Whom?")), second, {"who": accept(name="stale"), "who~2": accept(name="Bob")}
+    )
     assert value_of(third) == {"who": "Bob"}
 
 
@@ -55,15 +71,17 @@ async def test_a_question_that_changed_before_it_was_answered_has_a_new_key_too(
     first = await play(asks(("who", "Who?")))
     second = await play(asks(("who", "Whom?")), first)
     assert messages(second) == {"who~2": "Whom?"}
-    assert messages(await play(asks(("who", "Whom?")), second, {"who": accept(name="to the old one")})) == {
-        "who~2": "Whom?"
-    }
+    assert messages(
+        await play(asks(("who", "Whom?")), second, {"who": accept(name="to the old one")})
+    ) == {"who~2": "Whom?"}
 
 
 @pytest.mark.parametrize(
     "before",
     [
-        Form("Who?", {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}}),
+        Form(
+            "Who?", {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}}
+        ),
         Form("Who?", {"type": "object", "properties": {"name": {"type": "string"}}}),
     ],
     ids=["a bound", "required"],
@@ -83,7 +101,9 @@ async def test_a_form_from_a_schema_written_in_another_order_is_the_same_questio
     async def other(ctx: Context) -> Any:
         return await ctx.elicit("who", "Who?", turned)
 
-    assert value_of(await play(other, await play(asks(("who", "Who?"))), {"who": accept(name="A")})) == {"name": "A"}
+    assert value_of(
+        await play(other, await play(asks(("who", "Who?"))), {"who": accept(name="A")})
+    ) == {"name": "A"}
 
 
 INVALID: list[Any] = [
@@ -105,7 +125,9 @@ INVALID: list[Any] = [
 
 
 @pytest.mark.parametrize("response", INVALID, ids=[f"{n}" for n in range(len(INVALID))])
-async def test_an_invalid_answer_is_never_delivered_and_asked_for_again_with_what_was_wrong(response: Any) -> None:
+async def test_an_invalid_answer_is_never_delivered_and_asked_for_again_with_what_was_wrong(
+    response: Any,
+) -> None:
     handler = asks(("who", "Who?"))
     second = await play(handler, await play(handler), {"who": response})
     said = messages(second)["who~2"]
@@ -163,7 +185,9 @@ async def test_answers_to_what_was_never_asked_are_dropped() -> None:
 async def test_an_answer_that_came_before_counts_until_the_call_ends() -> None:
     handler = asks(("a", "A?"), ("b", "B?"))
     second = await play(handler, await play(handler), {"a": accept(name="first")})
-    third = await play(handler, second, {"a": accept(name="changed my mind"), "b": accept(name="b")})
+    third = await play(
+        handler, second, {"a": accept(name="changed my mind"), "b": accept(name="b")}
+    )
     assert value_of(third) == {"a": "first", "b": "b"}
 
 
@@ -177,7 +201,11 @@ def unasked(**responses: Any) -> Journal:
 async def test_answers_without_any_state_are_taken_by_name() -> None:
     handler = asks(("who", "Who?"), ("why", "Why?"))
     assert value_of(
-        await play(handler, unasked(who=accept(name="a"), why=accept(name="b"), other=1), takes_unasked=True)
+        await play(
+            handler,
+            unasked(who=accept(name="a"), why=accept(name="b"), other=1),
+            takes_unasked=True,
+        )
     ) == {
         "who": "a",
         "why": "b",
@@ -199,7 +227,9 @@ async def test_once_taken_it_belongs_to_the_question_that_took_it() -> None:
         await ctx.elicit("who", message, Name)
         await ctx.roots()
 
-    first = await play(lambda_of(version, "Who?"), unasked(who=accept(name="a")), takes_unasked=True)
+    first = await play(
+        lambda_of(version, "Who?"), unasked(who=accept(name="a")), takes_unasked=True
+    )
     assert list(asked_of(first)) == ["roots"]
     assert list(asked_of(await play(lambda_of(version, "Who?"), first))) == ["roots"]
     assert messages(await play(lambda_of(version, "Whom?"), first)) == {"who~2": "Whom?"}
@@ -213,7 +243,9 @@ def lambda_of(function: Any, *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "never answered"])
-async def test_a_question_built_from_a_clock_ends_with_an_error_that_explains(answered: bool) -> None:
+async def test_a_question_built_from_a_clock_ends_with_an_error_that_explains(
+    answered: bool,
+) -> None:
     clock = itertools.count()
 
     async def handler(ctx: Context) -> None:
@@ -265,15 +297,26 @@ async def test_no_wire_key_ever_stands_for_two_questions() -> None:
             await ctx.elicit("who", f"Question {number} {index}?", Name)
 
     outcome: Any = None
-    for number, response in [(0, accept(name="x")), (1, 0), (1, accept(name="y")), (2, None), (2, accept(name="z"))]:
+    for number, response in [
+        (0, accept(name="x")),
+        (1, 0),
+        (1, accept(name="y")),
+        (2, None),
+        (2, accept(name="z")),
+    ]:
         outcome = await play(lambda_of(version, number), outcome)
         for key, message in messages(outcome).items():
             assert shown.setdefault(key, message) == message
-        outcome = await play(lambda_of(version, number), outcome, dict.fromkeys(asked_of(outcome), response))
+        outcome = await play(
+            lambda_of(version, number), outcome, dict.fromkeys(asked_of(outcome), response)
+        )
     assert len(shown) > 4
 
 
-RAW = {"method": "elicitation/create", "params": {"mode": "form", "message": "Raw?", "requestedSchema": {}}}
+RAW = {
+    "method": "elicitation/create",
+    "params": {"mode": "form", "message": "Raw?", "requestedSchema": {}},
+}
 
 
 async def test_the_low_level_form_asks_by_itself_and_looks_answers_up() -> None:
@@ -285,7 +328,12 @@ async def test_the_low_level_form_asks_by_itself_and_looks_answers_up() -> None:
             ctx.state["asked"] = ctx.state.get("asked", 0) + 1
             await ctx.request_input({"raw": RAW, "roots": {"method": "roots/list"}})
         effects.do("after")
-        return [response, ctx.input_response("roots"), ctx.input_response("other"), ctx.state["asked"]]
+        return [
+            response,
+            ctx.input_response("roots"),
+            ctx.input_response("other"),
+            ctx.state["asked"],
+        ]
 
     first = await play(handler)
     assert asked_of(first) == {"raw": RAW, "roots": {"method": "roots/list"}}
@@ -330,10 +378,15 @@ async def test_the_journal_says_what_is_outstanding_in_the_order_asked() -> None
 
 @pytest.mark.parametrize(
     ("message", "place"),
-    [({"role": "user", "content": Name(name="x")}, "content is Name"), ({"role": "user", 1: 2}, "has the key 1")],
+    [
+        ({"role": "user", "content": Name(name="x")}, "content is Name"),
+        ({"role": "user", 1: 2}, "has the key 1"),
+    ],
     ids=["a model", "a key"],
 )
-async def test_a_question_that_is_not_json_is_refused_with_its_place(message: Any, place: str) -> None:
+async def test_a_question_that_is_not_json_is_refused_with_its_place(
+    message: Any, place: str
+) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.sample("say", [message], max_tokens=5)
 

@@ -13,7 +13,15 @@ import pytest
 
 from roundgate.replay.engine import Completed, Outcome
 from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
-from tests.support.programs import Direct, Program, World, answer, perform, perform_blocking, program
+from tests.support.programs import (
+    Direct,
+    Program,
+    World,
+    answer,
+    perform,
+    perform_blocking,
+    program,
+)
 
 EXAMPLES = int(os.environ.get("HANDLERS", "150"))
 FIRST_SEED = int(os.environ.get("HANDLERS_SEED", "1"))
@@ -30,7 +38,9 @@ async def expected_of(body: Program) -> tuple[Any, World]:
     return json.loads(json.dumps(value)), world
 
 
-def story_of(body: Program, world: World, fate: Fate = nothing_happens, *, blocking: bool = False) -> Story:
+def story_of(
+    body: Program, world: World, fate: Fate = nothing_happens, *, blocking: bool = False
+) -> Story:
     async def handler(ctx: Any) -> Any:
         return await perform(ctx, body, world)
 
@@ -54,11 +64,17 @@ def doubled(world: World, expected: World, deaths: int) -> list[str]:
     certain = {what for what in expected.effects if not what.startswith("?")}
     missing = [what for what in certain if world.effects[what] < expected.effects[what]]
     usual = {what: 3 if what in world.retried else 1 for what in world.effects}
-    many = [what for what, count in world.effects.items() if count - max(expected.effects[what], usual[what]) > deaths]
+    many = [
+        what
+        for what, count in world.effects.items()
+        if count - max(expected.effects[what], usual[what]) > deaths
+    ]
     return missing + many + [what for what in world.at_most_once if world.effects[what] > 1]
 
 
-async def told(body: Program, fate: Fate, expected: Any, plain: World, *, blocking: bool = False) -> Story:
+async def told(
+    body: Program, fate: Fate, expected: Any, plain: World, *, blocking: bool = False
+) -> Story:
     """A story that ends as it should."""
     world = World()
     story = story_of(body, world, fate, blocking=blocking)
@@ -75,12 +91,18 @@ async def check(seed: int, *, blocking: bool = False) -> None:
     """A handler whom nothing happens to, one that has to let go again and again, and one whose processes die too."""
     body = program(seed, blocking=blocking)
     expected, plain = await expected_of(body)
-    for fate in (nothing_happens, AtRandom(random.Random(seed), 0.0, 0.3), AtRandom(random.Random(seed), 0.15, 0.1)):
+    for fate in (
+        nothing_happens,
+        AtRandom(random.Random(seed), 0.0, 0.3),
+        AtRandom(random.Random(seed), 0.15, 0.1),
+    ):
         await told(body, fate, expected, plain, blocking=blocking)
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + EXAMPLES, BATCH))
-def test_lived_through_any_number_of_processes_a_handler_ends_as_if_nothing_had_happened(first: int) -> None:
+def test_lived_through_any_number_of_processes_a_handler_ends_as_if_nothing_had_happened(
+    first: int,
+) -> None:
     for seed in range(first, first + BATCH):
         asyncio.run(check(seed))
 

@@ -30,7 +30,10 @@ Program: TypeAlias = list[Any]
 
 SIMPLE = st.one_of(
     st.tuples(st.just("step"), st.sampled_from(["returns", "in a thread", "raises", "tells"])),
-    st.tuples(st.just("ask"), st.lists(st.sampled_from(["form", "url", "sample", "roots"]), min_size=1, max_size=3)),
+    st.tuples(
+        st.just("ask"),
+        st.lists(st.sampled_from(["form", "url", "sample", "roots"]), min_size=1, max_size=3),
+    ),
     st.just(("shed",)),
 )
 SEQUENCES = st.lists(SIMPLE, max_size=6)
@@ -38,7 +41,11 @@ PROGRAMS: st.SearchStrategy[Program] = st.recursive(
     st.lists(SIMPLE, max_size=4),
     lambda inner: st.lists(
         st.one_of(
-            SIMPLE, st.tuples(st.sampled_from(["loop", "gather", "group"]), st.lists(inner, min_size=1, max_size=3))
+            SIMPLE,
+            st.tuples(
+                st.sampled_from(["loop", "gather", "group"]),
+                st.lists(inner, min_size=1, max_size=3),
+            ),
         ),
         max_size=4,
     ),
@@ -99,7 +106,9 @@ class World:
             self._happens(what)
             raise ToolError(what)
 
-        return {"returns": returns, "in a thread": self._happens, "raises": raises, "tells": tells}[how]
+        return {"returns": returns, "in a thread": self._happens, "raises": raises, "tells": tells}[
+            how
+        ]
 
     def _happens(self, what: str) -> Any:
         self.effects[what] += 1
@@ -124,7 +133,9 @@ class Direct:
         """Nothing to give back."""
 
 
-async def perform(ctx: Context | Direct, program: Program, world: World, place: str = "at") -> list[Any]:
+async def perform(
+    ctx: Context | Direct, program: Program, world: World, place: str = "at"
+) -> list[Any]:
     """Runs a program; what each operation does is made of all that was learned before it. Names repeat."""
     learned: list[Any] = []
     for index, operation in enumerate(program):
@@ -132,19 +143,28 @@ async def perform(ctx: Context | Direct, program: Program, world: World, place: 
         match operation:
             case "step", how:
                 try:
-                    learned.append(await ctx.step(f"{place}.step", world.function(how), f"{about}/{index}"))
+                    learned.append(
+                        await ctx.step(f"{place}.step", world.function(how), f"{about}/{index}")
+                    )
                 except (StepFailed, ToolError) as error:
                     learned.append([type(error).__name__, str(error)])
             case "ask", kinds:
-                asked = {f"{place}.{number}": question(kind, about) for number, kind in enumerate(kinds)}
+                asked = {
+                    f"{place}.{number}": question(kind, about) for number, kind in enumerate(kinds)
+                }
                 learned.append(known(await ctx.ask(asked)))
             case ("shed",):
                 await ctx.shed(f"{place}.shed")
             case "loop", bodies:
-                learned.append([await perform(ctx, body, world, f"{place}.{index}") for body in bodies])
+                learned.append(
+                    [await perform(ctx, body, world, f"{place}.{index}") for body in bodies]
+                )
             case "gather", branches:
                 places = [f"{place}.{index}.{number}" for number in range(len(branches))]
-                runs = (perform(ctx, branch, world, at) for branch, at in zip(branches, places, strict=True))
+                runs = (
+                    perform(ctx, branch, world, at)
+                    for branch, at in zip(branches, places, strict=True)
+                )
                 learned.append(await asyncio.gather(*runs))
             case "group", branches:
                 async with asyncio.TaskGroup() as group:

@@ -134,7 +134,10 @@ async def test_questions_of_branches_are_answered_each_for_itself_in_any_order()
 
     played = await play_to_the_end(handler, client)
     assert played.value == [f"{number}: Who takes {number}?" for number in ORDERS]
-    assert sorted({key for keys in played.rounds for key in keys}) == ["who", *(f"who#{n}" for n in range(2, 7))]
+    assert sorted({key for keys in played.rounds for key in keys}) == [
+        "who",
+        *(f"who#{n}" for n in range(2, 7)),
+    ]
 
 
 async def test_two_sleeps_side_by_side_keep_their_lengths() -> None:
@@ -174,7 +177,9 @@ async def test_tasks_of_libraries_and_of_steps_shift_nobody() -> None:
             return value
 
         runs.append(1)
-        await asyncio.gather(*(connection() for _ in range(len(runs))))  # another number in every run
+        await asyncio.gather(
+            *(connection() for _ in range(len(runs)))
+        )  # another number in every run
         await ctx.step("before", effects.do, 1)
         return await asyncio.gather(order(1), order(2))
 
@@ -197,7 +202,9 @@ async def test_an_item_of_a_map_keeps_its_place_when_another_is_added_before_it(
 
     first = await play(version("b", "c"))
     assert isinstance(first, Suspended)
-    second = await play(version("a", "b", "c"), first, {key: accept(name=key) for key in first.requests})
+    second = await play(
+        version("a", "b", "c"), first, {key: accept(name=key) for key in first.requests}
+    )
     assert isinstance(second, Suspended)
     assert list(second.requests) == ["who#3"]
     assert value_of(await play(version("a", "b", "c"), second, {"who#3": accept(name="new")})) == [
@@ -338,10 +345,15 @@ def two() -> int:
     return 2
 
 
-OTHER_WAYS: dict[str, tuple[Callable[[Context], Awaitable[Any]], Callable[[Context], Awaitable[Any]]]] = {
+OTHER_WAYS: dict[
+    str, tuple[Callable[[Context], Awaitable[Any]], Callable[[Context], Awaitable[Any]]]
+] = {
     "other arguments": (lambda ctx: ctx.step("s", abs, -1), lambda ctx: ctx.step("s", abs, -2)),
     "another function": (lambda ctx: ctx.step("s", one), lambda ctx: ctx.step("s", two)),
-    "a poll, not a step": (lambda ctx: ctx.step("s", one), lambda ctx: ctx.poll("s", one, every_s=1)),
+    "a poll, not a step": (
+        lambda ctx: ctx.step("s", one),
+        lambda ctx: ctx.poll("s", one, every_s=1),
+    ),
     "another sleep": (lambda ctx: ctx.sleep(0.01), lambda ctx: ctx.sleep(0.02)),
     "other keywords": (lambda ctx: ctx.step("s", dict, a=1), lambda ctx: ctx.step("s", dict, b=1)),
     "branches in another order": (
@@ -353,7 +365,9 @@ OTHER_WAYS: dict[str, tuple[Callable[[Context], Awaitable[Any]], Callable[[Conte
 
 @pytest.mark.parametrize("way", OTHER_WAYS)
 @pytest.mark.parametrize("swallows", [False, True], ids=["", "and swallows what tells it so"])
-async def test_a_replay_that_goes_another_way_is_found_and_never_served(way: str, swallows: bool) -> None:
+async def test_a_replay_that_goes_another_way_is_found_and_never_served(
+    way: str, swallows: bool
+) -> None:
     went_on = Effects()
 
     def handler(goes: Callable[[Context], Awaitable[Any]]) -> Any:

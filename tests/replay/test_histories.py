@@ -16,8 +16,15 @@ from roundgate.replay.journal import Journal
 from tests.replay.histories.handlers import STORIES, Story
 from tests.replay.histories.record import HERE, one_round
 
-PATHS = {f"{path.parent.name} {path.stem}": path for path in sorted([*HERE.glob("*.json"), *HERE.glob("v2/*.json")])}
-ROUNDS = [(name, number) for name, path in PATHS.items() for number in range(len(json.loads(path.read_text("utf-8"))))]
+PATHS = {
+    f"{path.parent.name} {path.stem}": path
+    for path in sorted([*HERE.glob("*.json"), *HERE.glob("v2/*.json")])
+}
+ROUNDS = [
+    (name, number)
+    for name, path in PATHS.items()
+    for number in range(len(json.loads(path.read_text("utf-8"))))
+]
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
@@ -33,7 +40,9 @@ def test_there_is_a_history_of_every_story() -> None:
     assert {name.partition(" ")[2] for name, _ in ROUNDS} == set(STORIES)
 
 
-@pytest.mark.parametrize(("name", "number"), ROUNDS, ids=[f"{name} {number}" for name, number in ROUNDS])
+@pytest.mark.parametrize(
+    ("name", "number"), ROUNDS, ids=[f"{name} {number}" for name, number in ROUNDS]
+)
 async def test_a_recorded_round_does_today_what_it_did_then(name: str, number: int) -> None:
     then = recorded(name)[number]
     _, now = await one_round(story_of(name), Journal.from_json(then["journal"]), then["responses"])
@@ -44,8 +53,14 @@ BEGUN = [(name, number) for name, number in ROUNDS if number > 0 or name.startsw
 """What begins today is written in today's version; what began in an earlier one goes on in that."""
 
 
-@pytest.mark.parametrize(("name", "number"), BEGUN, ids=[f"{name} {number}" for name, number in BEGUN])
+@pytest.mark.parametrize(
+    ("name", "number"), BEGUN, ids=[f"{name} {number}" for name, number in BEGUN]
+)
 async def test_what_it_writes_is_what_the_next_round_began_with(name: str, number: int) -> None:
     then, *later = recorded(name)[number:]
-    after, _ = await one_round(story_of(name), Journal.from_json(then["journal"]), then["responses"])
-    assert [after and after.to_json()] == [one["journal"] for one in later[:1]] or (after is None and not later)
+    after, _ = await one_round(
+        story_of(name), Journal.from_json(then["journal"]), then["responses"]
+    )
+    assert [after and after.to_json()] == [one["journal"] for one in later[:1]] or (
+        after is None and not later
+    )

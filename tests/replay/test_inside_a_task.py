@@ -52,7 +52,9 @@ async def test_a_status_message_is_cut_to_a_length_that_stores_can_take() -> Non
     ],
     ids=str,
 )
-async def test_progress_becomes_the_status_message_and_no_notification(told: tuple[Any, ...], message: str) -> None:
+async def test_progress_becomes_the_status_message_and_no_notification(
+    told: tuple[Any, ...], message: str
+) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.progress(*told)
 
@@ -67,10 +69,14 @@ async def test_progress_of_a_call_is_a_notification_and_no_status_message() -> N
 
     home = Home(task_id=None)
     assert await message_of(home, handler) is None
-    assert home.notified == [("notifications/progress", {"progressToken": "token", "progress": 1, "total": 2})]
+    assert home.notified == [
+        ("notifications/progress", {"progressToken": "token", "progress": 1, "total": 2})
+    ]
 
 
-async def test_a_log_message_goes_to_the_log_and_to_no_client(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_message_goes_to_the_log_and_to_no_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.log("warning", {"left": 3}, "disk")
 
@@ -141,5 +147,7 @@ async def test_a_step_goes_on_only_when_it_is_written() -> None:
 
     await Slow().run(handler)
     assert order == [
-        text for name in ("one", "two") for text in (name, f"writing {name}", f"written {name}", f"after {name}")
+        text
+        for name in ("one", "two")
+        for text in (name, f"writing {name}", f"written {name}", f"after {name}")
     ]

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate import json
-from roundgate.replay.journal import Answered, Asked, Entry, Finished, Journal, Passed, Raised, wire_key
+from roundgate.replay.journal import (
+    Answered,
+    Asked,
+    Entry,
+    Finished,
+    Journal,
+    Passed,
+    Raised,
+    wire_key,
+)
 from tests.support import json_values
 from tests.support.replay import elsewhere
 from tests.support.rounds import accept
@@ -28,7 +37,9 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
 
 @settings(max_examples=60)
 @given(st.lists(ENTRIES, max_size=6), json_values.objects())
-def test_a_journal_comes_back_from_its_bytes_as_it_was(entries: list[Entry], state: dict[str, Any]) -> None:
+def test_a_journal_comes_back_from_its_bytes_as_it_was(
+    entries: list[Entry], state: dict[str, Any]
+) -> None:
     journal = Journal(state=state)
     for entry in entries:
         journal.add(entry)
@@ -38,13 +49,20 @@ def test_a_journal_comes_back_from_its_bytes_as_it_was(entries: list[Entry], sta
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(1, 30)), unique=True, max_size=12))
-def test_no_two_attempts_at_any_two_questions_share_a_wire_key(attempts: list[tuple[str, int]]) -> None:
+def test_no_two_attempts_at_any_two_questions_share_a_wire_key(
+    attempts: list[tuple[str, int]],
+) -> None:
     assert len({wire_key(key, attempt) for key, attempt in attempts}) == len(attempts)
 
 
 @settings(max_examples=60)
-@given(st.lists(ENTRIES, max_size=5), st.dictionaries(KEYS | st.just("who~2"), json_values.SCALARS, max_size=4))
-def test_only_outstanding_questions_receive_anything(entries: list[Entry], responses: dict[str, Any]) -> None:
+@given(
+    st.lists(ENTRIES, max_size=5),
+    st.dictionaries(KEYS | st.just("who~2"), json_values.SCALARS, max_size=4),
+)
+def test_only_outstanding_questions_receive_anything(
+    entries: list[Entry], responses: dict[str, Any]
+) -> None:
     journal = Journal()
     for entry in [*entries, Asked("who", "d" * 22, 2)]:
         journal.add(entry)

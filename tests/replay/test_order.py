@@ -116,7 +116,9 @@ async def lived(home: Home, handler: Callable[[Context], Awaitable[Any]]) -> Any
     raise AssertionError("it never ends")
 
 
-@pytest.mark.parametrize("parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts))
+@pytest.mark.parametrize(
+    "parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts)
+)
 async def test_what_came_first_comes_first_in_every_run(parts: tuple[Part, ...]) -> None:
     clock = SkippingClock()
     home = Home(clock=clock)
@@ -126,8 +128,12 @@ async def test_what_came_first_comes_first_in_every_run(parts: tuple[Part, ...])
     assert value_of(await home.run(race(*parts))) == first
 
 
-@pytest.mark.parametrize("parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts))
-async def test_so_it_does_when_a_process_dies_before_or_after_any_write(parts: tuple[Part, ...]) -> None:
+@pytest.mark.parametrize(
+    "parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts)
+)
+async def test_so_it_does_when_a_process_dies_before_or_after_any_write(
+    parts: tuple[Part, ...],
+) -> None:
     counting = DiesAt(-1)
     await told(parts, counting)
     for number in range(counting.seen):

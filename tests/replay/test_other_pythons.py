@@ -30,7 +30,9 @@ EXAMPLES = int(os.environ.get("HANDLERS", "150")) // 10
 
 @contextmanager
 def interpreter(version: str) -> Iterator[subprocess.Popen[str]]:
-    python = Path(sys.executable) if version == THIS else ROOT / f".venv-{version}" / "bin" / "python"
+    python = (
+        Path(sys.executable) if version == THIS else ROOT / f".venv-{version}" / "bin" / "python"
+    )
     if not python.exists():
         pytest.skip(
             f"Python {version} has no environment here: PYTHON=python{version} VENV=.venv-{version} scripts/setup"
@@ -68,8 +70,12 @@ def told_by_turns(seed: int, pythons: list[subprocess.Popen[str]]) -> tuple[Any,
     raise AssertionError("it never ended")
 
 
-@pytest.mark.parametrize("other", [version for version in ("3.11", "3.12", "3.13", "3.14") if version != THIS])
-def test_a_handler_that_goes_from_one_python_to_another_and_back_ends_as_if_it_had_not(other: str) -> None:
+@pytest.mark.parametrize(
+    "other", [version for version in ("3.11", "3.12", "3.13", "3.14") if version != THIS]
+)
+def test_a_handler_that_goes_from_one_python_to_another_and_back_ends_as_if_it_had_not(
+    other: str,
+) -> None:
     with interpreter(THIS) as this, interpreter(other) as that:
         for seed in range(1, 1 + EXAMPLES):
             for pythons in ([this, that], [that, this]):

@@ -26,9 +26,18 @@ from tests.support import json_values
 from tests.support.replay import Name
 from tests.support.rounds import accept, sampled
 
-DEFINITIONS: dict[str, Any] = json.loads(Path(__file__).with_name("input_requests.schema.json").read_text("utf-8"))
+DEFINITIONS: dict[str, Any] = json.loads(
+    Path(__file__).with_name("input_requests.schema.json").read_text("utf-8")
+)
 FIELDS = (
-    *("String", "Number", "Boolean", "UntitledSingleSelectEnum", "TitledSingleSelectEnum", "LegacyTitledEnum"),
+    *(
+        "String",
+        "Number",
+        "Boolean",
+        "UntitledSingleSelectEnum",
+        "TitledSingleSelectEnum",
+        "LegacyTitledEnum",
+    ),
     *("UntitledMultiSelectEnum", "TitledMultiSelectEnum"),
 )
 
@@ -36,9 +45,12 @@ FIELDS = (
 def validator(name: str) -> jsonschema_rs.Validator:
     """A definition of the revision; those of a form's fields closed, so that a keyword they do not have shows."""
     closed = {
-        f"{field}Schema": {**DEFINITIONS["$defs"][f"{field}Schema"], "additionalProperties": False} for field in FIELDS
+        f"{field}Schema": {**DEFINITIONS["$defs"][f"{field}Schema"], "additionalProperties": False}
+        for field in FIELDS
     }
-    return jsonschema_rs.validator_for({"$defs": {**DEFINITIONS["$defs"], **closed}, "$ref": f"#/$defs/{name}"})
+    return jsonschema_rs.validator_for(
+        {"$defs": {**DEFINITIONS["$defs"], **closed}, "$ref": f"#/$defs/{name}"}
+    )
 
 
 INPUT_REQUEST, INPUT_RESPONSE = validator("InputRequest"), validator("InputResponse")
@@ -48,7 +60,9 @@ def on_the_wire(question: Question) -> dict[str, Any]:
     """The request as a client parses it: valid by the schema and by the official model."""
     wire = decode(encode(question.to_wire()))
     assert [error.message for error in INPUT_REQUEST.iter_errors(wire)] == []
-    official.InputRequiredResult.model_validate({"resultType": "input_required", "inputRequests": {"q": wire}})
+    official.InputRequiredResult.model_validate(
+        {"resultType": "input_required", "inputRequests": {"q": wire}}
+    )
     return wire  # type: ignore[no-any-return]
 
 
@@ -70,7 +84,9 @@ def model(kind: Any, **more: Any) -> type[BaseModel]:
 
 
 def field_of(kind: Any, **more: Any) -> dict[str, Any]:
-    schema: dict[str, Any] = on_the_wire(Form("?", model(kind, **more)))["params"]["requestedSchema"]
+    schema: dict[str, Any] = on_the_wire(Form("?", model(kind, **more)))["params"][
+        "requestedSchema"
+    ]
     field: dict[str, Any] = schema["properties"]["v"]
     field.pop("title", None)
     return field | {"required": "v" in schema.get("required", ())}
@@ -84,15 +100,27 @@ PERMITTED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "int": (int, {}, {"type": "integer"}),
     "float": (float, {}, {"type": "number"}),
     "bool": (bool, {}, {"type": "boolean"}),
-    "described": (str, {"description": "Full name"}, {"type": "string", "description": "Full name"}),
-    "bounded str": (str, {"min_length": 1, "max_length": 9}, {"type": "string", "minLength": 1, "maxLength": 9}),
+    "described": (
+        str,
+        {"description": "Full name"},
+        {"type": "string", "description": "Full name"},
+    ),
+    "bounded str": (
+        str,
+        {"min_length": 1, "max_length": 9},
+        {"type": "string", "minLength": 1, "maxLength": 9},
+    ),
     "bounded int": (int, {"ge": 1, "le": 9}, {"type": "integer", "minimum": 1, "maximum": 9}),
     "bounded float": (float, {"ge": 0.5}, {"type": "number", "minimum": 0.5}),
     "what clients cannot show": (str, {"pattern": "^a+$"}, {"type": "string"}),
     "exclusive bound": (int, {"gt": 0}, {"type": "integer"}),
     "Annotated": (Annotated[int, Field(ge=3)], {}, {"type": "integer", "minimum": 3}),
     "optional str": (str | None, {"default": None}, {"type": "string"}),
-    "optional bounded": (Annotated[int, Field(le=3)] | None, {"default": None}, {"type": "integer", "maximum": 3}),
+    "optional bounded": (
+        Annotated[int, Field(le=3)] | None,
+        {"default": None},
+        {"type": "integer", "maximum": 3},
+    ),
     "optional enum": (Color | None, {"default": None}, COLORS),
     "optional list": (list[Color] | None, {"default": None}, SEVERAL),
     "str default": (str, {"default": "x"}, {"type": "string", "default": "x"}),
@@ -106,13 +134,25 @@ PERMITTED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "Literal of ints": (Literal[1, 2], {}, {"type": "integer"}),
     "IntEnum": (Size, {}, {"type": "integer"}),
     "list of Literal": (list[Literal["red", "blue"]], {}, SEVERAL),
-    "list of one": (list[Literal["red"]], {}, {"type": "array", "items": {"type": "string", "enum": ["red"]}}),
-    "set of enum": (set[Color], {"min_length": 1, "max_length": 2}, {**SEVERAL, "minItems": 1, "maxItems": 2}),
+    "list of one": (
+        list[Literal["red"]],
+        {},
+        {"type": "array", "items": {"type": "string", "enum": ["red"]}},
+    ),
+    "set of enum": (
+        set[Color],
+        {"min_length": 1, "max_length": 2},
+        {**SEVERAL, "minItems": 1, "maxItems": 2},
+    ),
     "titled": (str, {"json_schema_extra": {"oneOf": TITLED}}, {"type": "string", "oneOf": TITLED}),
     "date": (datetime.date, {}, {"type": "string", "format": "date"}),
     "datetime": (datetime.datetime, {}, {"type": "string", "format": "date-time"}),
     "url": (pydantic.AnyUrl, {}, {"type": "string", "format": "uri", "minLength": 1}),
-    "email": (str, {"json_schema_extra": {"format": "email"}}, {"type": "string", "format": "email"}),
+    "email": (
+        str,
+        {"json_schema_extra": {"format": "email"}},
+        {"type": "string", "format": "email"},
+    ),
 }
 
 
@@ -167,14 +207,39 @@ class Tree(BaseModel):
         ({"type": "object", "properties": {"v": {"type": "object"}}}, "field 'v'"),
         ({"type": "object", "properties": {"v": {"type": "null"}}}, "field 'v'"),
         ({"type": "object", "properties": {"v": {"$ref": "#/$defs/nowhere"}}}, "field 'v'"),
-        ({"type": "object", "properties": {"v": {"type": "string", "writeOnly": True}}}, "ctx.elicit_url"),
-        ({"type": "object", "properties": {"v": {"type": "string", "format": "password"}}}, "ctx.elicit_url"),
+        (
+            {"type": "object", "properties": {"v": {"type": "string", "writeOnly": True}}},
+            "ctx.elicit_url",
+        ),
+        (
+            {"type": "object", "properties": {"v": {"type": "string", "format": "password"}}},
+            "ctx.elicit_url",
+        ),
         ({"type": "object", "properties": {}, "required": ["v"]}, "requires v"),
-        ({"type": "object", "properties": {"v": {"type": "string", "minLength": "three"}}}, "not a usable JSON Schema"),
+        (
+            {"type": "object", "properties": {"v": {"type": "string", "minLength": "three"}}},
+            "not a usable JSON Schema",
+        ),
     ],
     ids=[
-        *("array", "properties is a list", "root model", "recursive model", "true", "two types", "items true"),
-        *("object", "null", "dangling $ref", "writeOnly", "password", "requires what it has not", "no schema"),
+        *(
+            "array",
+            "properties is a list",
+            "root model",
+            "recursive model",
+            "true",
+            "two types",
+            "items true",
+        ),
+        *(
+            "object",
+            "null",
+            "dangling $ref",
+            "writeOnly",
+            "password",
+            "requires what it has not",
+            "no schema",
+        ),
     ],
 )
 def test_so_is_a_schema_that_is_no_form(fields: Any, said: str) -> None:
@@ -186,7 +251,10 @@ def test_so_is_a_schema_that_is_no_form(fields: Any, said: str) -> None:
 SCHEMA_FIELDS = {
     "a nullable": ({"type": ["string", "null"]}, {"type": "string"}),
     "untyped choices": ({"type": "array", "items": {"enum": COLORS["enum"]}}, SEVERAL),
-    "titled choices": ({"type": "array", "items": {"anyOf": TITLED}}, {"type": "array", "items": {"anyOf": TITLED}}),
+    "titled choices": (
+        {"type": "array", "items": {"anyOf": TITLED}},
+        {"type": "array", "items": {"anyOf": TITLED}},
+    ),
     "a tool's annotations": ({"type": "string", "x-mcp-header": "Region"}, {"type": "string"}),
 }
 
@@ -194,8 +262,14 @@ SCHEMA_FIELDS = {
 @pytest.mark.parametrize("name", SCHEMA_FIELDS)
 def test_a_field_of_a_json_schema_is_shown_as_far_as_clients_can(name: str) -> None:
     given_, shown = SCHEMA_FIELDS[name]
-    form = Form("?", {"type": "object", "properties": {"v": given_}, "additionalProperties": False, "$defs": {}})
-    assert on_the_wire(form)["params"]["requestedSchema"] == {"type": "object", "properties": {"v": shown}}
+    form = Form(
+        "?",
+        {"type": "object", "properties": {"v": given_}, "additionalProperties": False, "$defs": {}},
+    )
+    assert on_the_wire(form)["params"]["requestedSchema"] == {
+        "type": "object",
+        "properties": {"v": shown},
+    }
 
 
 def test_a_form_without_fields_only_asks_for_a_yes() -> None:
@@ -241,11 +315,19 @@ RESPONSES = st.dictionaries(
     st.sampled_from(["action", "content", "role", "roots", "model"]),
     WORDS | json_values.values(json_values.SCALARS | WORDS, INNER_KEYS),
 )
-QUESTIONS = [Form("?", Name), Url("?", "https://x.example/"), Sample("?", 1), Roots(), Raw({"method": "roots/list"})]
+QUESTIONS = [
+    Form("?", Name),
+    Url("?", "https://x.example/"),
+    Sample("?", 1),
+    Roots(),
+    Raw({"method": "roots/list"}),
+]
 
 
 @given(st.sampled_from(QUESTIONS), RESPONSES | json_values.values())
-def test_any_response_is_an_answer_or_a_bad_answer_and_nothing_else(question: Question, response: Any) -> None:
+def test_any_response_is_an_answer_or_a_bad_answer_and_nothing_else(
+    question: Question, response: Any
+) -> None:
     try:
         assert question.read("q", response).action in ("accept", "decline", "cancel")
     except UnfitAnswer as error:
@@ -254,7 +336,11 @@ def test_any_response_is_an_answer_or_a_bad_answer_and_nothing_else(question: Qu
 
 def test_a_page_to_go_to_is_shown_with_its_message() -> None:
     wire = on_the_wire(Url("Sign in", "https://example.com/sign-in?x=1"))
-    assert wire["params"] == {"mode": "url", "message": "Sign in", "url": "https://example.com/sign-in?x=1"}
+    assert wire["params"] == {
+        "mode": "url",
+        "message": "Sign in",
+        "url": "https://example.com/sign-in?x=1",
+    }
 
 
 NO_PAGES = {
@@ -287,7 +373,12 @@ def test_a_user_is_sent_to_https_or_to_http_on_their_own_machine_and_nowhere_els
         Url("Look", url)
     assert ascii(url)[1:-1] in str(refused.value)
     with pytest.raises(ValueError, match=NO_PAGES[url]):
-        Raw({"method": "elicitation/create", "params": {"mode": "url", "message": "Look", "url": url}})
+        Raw(
+            {
+                "method": "elicitation/create",
+                "params": {"mode": "url", "message": "Look", "url": url},
+            }
+        )
 
 
 @pytest.mark.parametrize(
@@ -312,7 +403,10 @@ def test_a_raw_request_whose_page_is_no_text_is_refused() -> None:
         Raw({"method": "elicitation/create", "params": {"mode": "url", "message": "Look"}})
 
 
-TOOL = {"name": "search", "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}}}
+TOOL = {
+    "name": "search",
+    "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}},
+}
 
 
 def test_sampling_with_everything_is_as_the_schema_has_it() -> None:
@@ -320,10 +414,17 @@ def test_sampling_with_everything_is_as_the_schema_has_it() -> None:
         [
             PromptMessage("user", "What is on it?"),
             PromptMessage("user", ImageContent(b"png", "image/png")),
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "search", "input": {"q": "x"}}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "1", "name": "search", "input": {"q": "x"}}],
+            },
             {
                 "role": "user",
-                "content": {"type": "tool_result", "toolUseId": "1", "content": [{"type": "text", "text": "y"}]},
+                "content": {
+                    "type": "tool_result",
+                    "toolUseId": "1",
+                    "content": [{"type": "text", "text": "y"}],
+                },
             },
         ],
         max_tokens=100,
@@ -341,7 +442,10 @@ def test_sampling_with_everything_is_as_the_schema_has_it() -> None:
 
 def test_sampling_with_little_says_no_more_than_that() -> None:
     question = Sample("Hi", 5)
-    params = {"messages": [{"role": "user", "content": {"type": "text", "text": "Hi"}}], "maxTokens": 5}
+    params = {
+        "messages": [{"role": "user", "content": {"type": "text", "text": "Hi"}}],
+        "maxTokens": 5,
+    }
     assert on_the_wire(question) == {"method": "sampling/createMessage", "params": params}
     assert question.requires == {"sampling": {}}
 
@@ -363,7 +467,12 @@ def test_what_a_model_said_has_its_blocks_and_its_text(content: Any, text: str) 
     response = {"role": "assistant", "content": content, "model": "parrot", "stopReason": "endTurn"}
     assert INPUT_RESPONSE.is_valid(response)
     said = Sample("?", 1).read("q", response).get()
-    assert (said.text, said.role, said.model, said.stop_reason) == (text, "assistant", "parrot", "endTurn")
+    assert (said.text, said.role, said.model, said.stop_reason) == (
+        text,
+        "assistant",
+        "parrot",
+        "endTurn",
+    )
     assert said.content == (content if isinstance(content, list) else [content])
 
 
@@ -391,7 +500,9 @@ def test_roots_are_asked_for_and_read() -> None:
     assert Roots().read("q", response).get() == [Root("file:///a", "A"), Root("file:///b")]
 
 
-@pytest.mark.parametrize("response", [{}, {"roots": {}}, {"roots": [{}]}, {"roots": ["file:///a"]}], ids=json.dumps)
+@pytest.mark.parametrize(
+    "response", [{}, {"roots": {}}, {"roots": [{}]}, {"roots": ["file:///a"]}], ids=json.dumps
+)
 def test_roots_without_uris_are_a_bad_answer(response: Any) -> None:
     with pytest.raises(UnfitAnswer):
         Roots().read("q", response)
@@ -399,7 +510,13 @@ def test_roots_without_uris_are_a_bad_answer(response: Any) -> None:
 
 @pytest.mark.parametrize(
     "question",
-    [Form("Go?", Name), Url("Go?", "https://x.example/"), Sample("Go?", 5, tools=[TOOL]), Sample("Go?", 5), Roots()],
+    [
+        Form("Go?", Name),
+        Url("Go?", "https://x.example/"),
+        Sample("Go?", 5, tools=[TOOL]),
+        Sample("Go?", 5),
+        Roots(),
+    ],
     ids=["form", "url", "sampling with tools", "sampling", "roots"],
 )
 def test_a_raw_request_needs_what_the_question_of_its_shape_needs(question: Question) -> None:
@@ -410,7 +527,9 @@ def test_a_raw_request_needs_what_the_question_of_its_shape_needs(question: Ques
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-@pytest.mark.parametrize("question", [Form("?", Order), Url("?", "https://x.example/")], ids=["form", "url"])
+@pytest.mark.parametrize(
+    "question", [Form("?", Order), Url("?", "https://x.example/")], ids=["form", "url"]
+)
 def test_a_refusal_is_an_answer_without_a_value(question: Question, action: str) -> None:
     answer = question.read("who", {"action": action})
     assert (answer.accepted, answer.action, answer.value) == (False, action, None)

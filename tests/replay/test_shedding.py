@@ -13,7 +13,16 @@ from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
-from tests.support.replay import Effects, Name, asked_of, error_of, play, play_to_the_end, polite, value_of
+from tests.support.replay import (
+    Effects,
+    Name,
+    asked_of,
+    error_of,
+    play,
+    play_to_the_end,
+    polite,
+    value_of,
+)
 
 
 class Work(Effects):
@@ -78,7 +87,12 @@ async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
         (100, 125 + SHED_MARGIN_MS - 1, True),
         (100, 125 + SHED_MARGIN_MS, False),
     ],
-    ids=["no room for another second", "just room", "no room for a short one", "just room for a short one"],
+    ids=[
+        "no room for another second",
+        "just room",
+        "no room for a short one",
+        "just room for a short one",
+    ],
 )
 async def test_the_next_step_is_begun_if_one_that_is_a_quarter_longer_than_any_so_far_would_fit(
     step_ms: int, left_ms: int, sheds: bool
@@ -106,7 +120,9 @@ async def test_a_first_step_is_begun_however_little_time_is_left() -> None:
 
 async def test_a_call_without_a_deadline_never_sheds() -> None:
     work = Work(1_000)
-    assert (await play_to_the_end(lambda_of(ninety_steps, work), polite, clock=work.clock)).rounds == []
+    assert (
+        await play_to_the_end(lambda_of(ninety_steps, work), polite, clock=work.clock)
+    ).rounds == []
 
 
 async def test_branches_shed_together_and_what_is_asked_beside_them_comes_out_too() -> None:
@@ -116,7 +132,9 @@ async def test_branches_shed_together_and_what_is_asked_beside_them_comes_out_to
         return [await ctx.step(branch, work.work, f"{branch}{number}") for number in range(4)]
 
     async def handler(ctx: Context) -> Any:
-        *branches, who = await asyncio.gather(steps(ctx, "a"), steps(ctx, "b"), ctx.elicit("who", "Who?", Name))
+        *branches, who = await asyncio.gather(
+            steps(ctx, "a"), steps(ctx, "b"), ctx.elicit("who", "Who?", Name)
+        )
         return [*branches, who.name]
 
     played = await play_to_the_end(handler, polite, clock=work.clock, within_ms=3_000)
@@ -135,7 +153,9 @@ async def test_what_a_round_finished_is_kept_when_the_deadline_of_a_later_one_is
         await ctx.step("two", asyncio.Event().wait)
 
     shed = await play(handler, clock=work.clock, within_ms=1_010)
-    assert isinstance(error_of(await play(handler, shed, clock=work.clock, within_ms=10)), CallTimeout)
+    assert isinstance(
+        error_of(await play(handler, shed, clock=work.clock, within_ms=10)), CallTimeout
+    )
     assert work.seen == [1]
 
 

@@ -21,7 +21,16 @@ from roundgate.errors import NotJson, StepFailed, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.journal import MAX_DEPTH, plain
 from tests.support import json_values
-from tests.support.replay import Effects, Name, elsewhere, error_of, play, play_to_the_end, polite, value_of
+from tests.support.replay import (
+    Effects,
+    Name,
+    elsewhere,
+    error_of,
+    play,
+    play_to_the_end,
+    polite,
+    value_of,
+)
 
 
 class Color(enum.StrEnum):
@@ -64,7 +73,17 @@ def test_any_json_is_the_same_in_the_run_that_made_it_and_in_its_replay(value: A
         ("\x00 é \U0001f980 \u2028", "\x00 é \U0001f980 \u2028"),
         (None, None),
     ],
-    ids=["tuple", "tuple in a dict", "dict subclasses", "StrEnum", "str Enum", "big int", "-0.0", "any text", "None"],
+    ids=[
+        "tuple",
+        "tuple in a dict",
+        "dict subclasses",
+        "StrEnum",
+        "str Enum",
+        "big int",
+        "-0.0",
+        "any text",
+        "None",
+    ],
 )
 async def test_the_value_of_a_step_is_what_json_makes_of_it(value: Any, remembered: Any) -> None:
     first, replayed = await first_and_replayed(value)
@@ -93,7 +112,11 @@ def holding_itself() -> Any:
     ("value", "place", "what"),
     [
         (Name(name="x"), "step 'it' is Name", "model_dump"),
-        ({"a": [0, datetime.datetime(2026, 7, 28)]}, "step 'it'.a[1] is datetime", "JSON cannot hold"),
+        (
+            {"a": [0, datetime.datetime(2026, 7, 28)]},
+            "step 'it'.a[1] is datetime",
+            "JSON cannot hold",
+        ),
         ([math.nan], "step 'it'[0] is nan", "JSON cannot hold"),
         ({"x": -math.inf}, "step 'it'.x is -inf", "JSON cannot hold"),
         ({"a": {1: 2}}, "step 'it'.a has the key 1", "strings as keys"),
@@ -107,11 +130,23 @@ def holding_itself() -> Any:
         (holding_itself(), "step 'it'[0][0]", "contains itself"),
     ],
     ids=[
-        *("a model", "a datetime", "NaN", "infinity", "an int key", "a None key", "bytes", "a set", "an IntEnum"),
+        *(
+            "a model",
+            "a datetime",
+            "NaN",
+            "infinity",
+            "an int key",
+            "a None key",
+            "bytes",
+            "a set",
+            "an IntEnum",
+        ),
         *("half a surrogate pair", "such a key", "too deep", "itself"),
     ],
 )
-async def test_a_value_that_is_not_json_is_refused_at_once_with_its_place(value: Any, place: str, what: str) -> None:
+async def test_a_value_that_is_not_json_is_refused_at_once_with_its_place(
+    value: Any, place: str, what: str
+) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.step("it", lambda: value)
 
@@ -141,7 +176,13 @@ class Callable_:
 
 @pytest.mark.parametrize(
     "function",
-    [returns, returns_async, functools.partial(returns_async), Callable_(), lambda x, by: returns_async(x, by=by)],
+    [
+        returns,
+        returns_async,
+        functools.partial(returns_async),
+        Callable_(),
+        lambda x, by: returns_async(x, by=by),
+    ],
     ids=["plain", "async", "partial", "object", "lambda of async"],
 )
 async def test_anything_that_can_be_called_can_be_a_step(function: Any) -> None:
@@ -189,9 +230,15 @@ async def test_a_name_used_again_is_the_next_step_of_that_name() -> None:
 )
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "in a thread"])
 async def test_an_error_of_a_step_is_remembered_and_raised_the_same_in_every_run(
-    raised: Exception, kind: type[Exception], text: str, in_thread: bool, caplog: pytest.LogCaptureFixture
+    raised: Exception,
+    kind: type[Exception],
+    text: str,
+    in_thread: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "roundgate.replay")  # pytest-xdist cannot carry the text that is no Unicode
+    caplog.set_level(
+        logging.CRITICAL, "roundgate.replay"
+    )  # pytest-xdist cannot carry the text that is no Unicode
     effects, seen = Effects(), list[Exception]()
 
     def fails() -> None:
@@ -217,7 +264,9 @@ async def test_an_error_of_a_step_is_remembered_and_raised_the_same_in_every_run
 
 @pytest.mark.parametrize("use", ["ask", "step", "shed", "request_input"])
 @pytest.mark.parametrize("in_thread", [False, True], ids=["async", "in a thread"])
-async def test_a_step_is_one_piece_that_neither_asks_nor_has_steps_nor_sheds(use: str, in_thread: bool) -> None:
+async def test_a_step_is_one_piece_that_neither_asks_nor_has_steps_nor_sheds(
+    use: str, in_thread: bool
+) -> None:
     async def handler(ctx: Context) -> Any:
         async def outer() -> Any:
             match use:
@@ -296,7 +345,11 @@ async def test_a_state_that_is_not_json_is_refused_with_its_place() -> None:
         elsewhere(outcome.journal)  # type: ignore[union-attr]
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.floats(), lambda x: st.lists(x)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text() | st.floats(), lambda x: st.lists(x)
+    )
+)
 def test_what_plain_takes_is_what_json_reads_back(value: Any) -> None:
     try:
         taken = plain(value, "it")

@@ -119,7 +119,9 @@ async def test_a_checkpoint_is_finished_though_its_handler_is_being_cancelled() 
     task = Slow()
     assert value_of(await task.run(handler)) == "late"
     assert [(entry.key, type(entry)) for entry in task.written] == [("one", Finished), ("one", Cut)]
-    assert value_of(await task.run(handler)) == "late"  # as it was seen, though the step had got through
+    assert (
+        value_of(await task.run(handler)) == "late"
+    )  # as it was seen, though the step had got through
 
 
 async def test_a_sleep_beside_a_busy_branch_wakes_on_its_time() -> None:
@@ -244,7 +246,9 @@ async def test_a_moment_without_a_time_zone_is_refused(task: Home) -> None:
 
 async def test_a_question_has_a_default_after_its_time(task: Home) -> None:
     async def handler(ctx: Context) -> Any:
-        return (await ctx.elicit("who", "Who?", Name, timeout_s=60, default=Name(name="nobody"))).name
+        return (
+            await ctx.elicit("who", "Who?", Name, timeout_s=60, default=Name(name="nobody"))
+        ).name
 
     outcome = await task.run(handler)
     assert isinstance(outcome, Suspended)
@@ -305,11 +309,16 @@ async def test_when_all_attempts_have_failed_the_last_error_is_remembered(task: 
         await ctx.step("fails", fails, retries=2, backoff=0)
 
     for _ in range(2):
-        assert str(error_of(await task.run(handler))) == "step 'fails' failed: ConnectionError: attempt 3"
+        assert (
+            str(error_of(await task.run(handler)))
+            == "step 'fails' failed: ConnectionError: attempt 3"
+        )
     assert len(tries) == 3
 
 
-@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"retries": -1}, {"retries": 1, "at_most_once": True}])
+@pytest.mark.parametrize(
+    "options", [{"timeout_s": 0}, {"retries": -1}, {"retries": 1, "at_most_once": True}]
+)
 async def test_options_that_make_no_sense_are_refused(task: Home, options: dict[str, Any]) -> None:
     async def handler(ctx: Context) -> Any:
         await ctx.step("one", lambda: 1, **options)
@@ -337,12 +346,16 @@ async def test_of_a_step_at_most_once_that_was_begun_nobody_knows_the_outcome(ta
     assert effects.seen == ["charge"]
 
 
-async def test_a_step_at_most_once_does_not_begin_if_its_beginning_took_longer_to_write_than_the_lease_lasts() -> None:
+async def test_a_step_at_most_once_does_not_begin_if_its_beginning_took_longer_to_write_than_the_lease_lasts() -> (
+    None
+):
     effects = Effects()
 
     class Late(Home):
         async def admit(self) -> None:
-            if self.written:  # by the time it is, somebody else may have found that it was begun, and looked
+            if (
+                self.written
+            ):  # by the time it is, somebody else may have found that it was begun, and looked
                 raise Suspend
 
     async def handler(ctx: Context) -> Any:
@@ -366,10 +379,15 @@ async def test_at_most_once_makes_a_call_a_task_that_can_become_one() -> None:
     assert effects.seen == []
 
 
-async def test_a_key_for_services_is_the_same_in_every_run_and_another_for_each_place(task: Home) -> None:
+async def test_a_key_for_services_is_the_same_in_every_run_and_another_for_each_place(
+    task: Home,
+) -> None:
     async def handler(ctx: Context) -> list[str]:
         keys = [await ctx.idempotency_key("charge"), await ctx.idempotency_key("charge")]
-        return [*keys, *await asyncio.gather(ctx.idempotency_key("charge"), ctx.idempotency_key("charge"))]
+        return [
+            *keys,
+            *await asyncio.gather(ctx.idempotency_key("charge"), ctx.idempotency_key("charge")),
+        ]
 
     first, second = await twice(task, handler)
     assert first == second
@@ -426,7 +444,9 @@ async def test_sys_exit_in_a_step_of_a_branch_is_a_failure_of_the_step(task: Hom
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-async def test_what_would_end_the_process_ends_a_branch_of_the_handler_alone(error: BaseException) -> None:
+async def test_what_would_end_the_process_ends_a_branch_of_the_handler_alone(
+    error: BaseException,
+) -> None:
     async def leaves() -> None:
         raise error
 
@@ -438,7 +458,9 @@ async def test_what_would_end_the_process_ends_a_branch_of_the_handler_alone(err
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a moment"])
-async def test_a_handler_that_goes_on_asking_is_ended(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handler_that_goes_on_asking_is_ended(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_module, "MAX_REFUSALS", 10)
     turns = Counter[str]()
 
@@ -478,7 +500,10 @@ async def test_a_handler_that_waits_for_something_else_after_its_end_is_cancelle
         except BaseException:
             await asyncio.sleep(60)
 
-    for outcome in (await asyncio.wait_for(play(handler), 30), await asyncio.wait_for(Home().run(handler), 30)):
+    for outcome in (
+        await asyncio.wait_for(play(handler), 30),
+        await asyncio.wait_for(Home().run(handler), 30),
+    ):
         assert list(asked_of(outcome)) == ["who"]
 
 

@@ -143,7 +143,9 @@ SWALLOWERS = [
 
 
 @pytest.mark.parametrize("handler", SWALLOWERS, ids=[handler.__name__ for handler in SWALLOWERS])
-async def test_a_swallowed_suspension_never_skips_its_question(handler: Callable[[Context], Awaitable[str]]) -> None:
+async def test_a_swallowed_suspension_never_skips_its_question(
+    handler: Callable[[Context], Awaitable[str]],
+) -> None:
     played = await play_to_the_end(handler, polite)
     assert (played.value, played.rounds) == ("who", [["who"]])
 
@@ -173,7 +175,11 @@ async def test_after_a_swallowed_suspension_nothing_more_is_asked_run_or_shed() 
 
 
 async def side_by_side_in_gather(ctx: Context) -> list[Any]:
-    return list(await asyncio.gather(ctx.elicit("a", "A?", Name), ctx.sample("b", "B?", max_tokens=1), ctx.roots("c")))
+    return list(
+        await asyncio.gather(
+            ctx.elicit("a", "A?", Name), ctx.sample("b", "B?", max_tokens=1), ctx.roots("c")
+        )
+    )
 
 
 async def side_by_side_in_a_group(ctx: Context) -> list[Any]:
@@ -229,18 +235,26 @@ async def test_they_do_also_when_a_sibling_runs_a_slow_step_before_it_asks(in_th
 
 async def test_a_branch_that_is_refused_an_answer_leaves_the_others_theirs() -> None:
     async def handler(ctx: Context) -> list[Any]:
-        answers = await ctx.ask({"a": Form("A?", Name), "b": Url("B?", "https://example.com/"), "c": Form("C?", Name)})
+        answers = await ctx.ask(
+            {"a": Form("A?", Name), "b": Url("B?", "https://example.com/"), "c": Form("C?", Name)}
+        )
         return [answer.action for answer in answers.values()]
 
     first = await play(handler)
     partly = await play(handler, first, {"a": {"action": "decline"}, "b": {"action": "cancel"}})
     assert list(asked_of(partly)) == ["c"]
-    assert value_of(await play(handler, partly, {"c": accept(name="x")})) == ["decline", "cancel", "accept"]
+    assert value_of(await play(handler, partly, {"c": accept(name="x")})) == [
+        "decline",
+        "cancel",
+        "accept",
+    ]
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 @pytest.mark.parametrize("grouped", [False, True], ids=["alone", "in a TaskGroup"])
-async def test_a_refusal_that_is_not_caught_ends_the_call_politely(action: str, grouped: bool) -> None:
+async def test_a_refusal_that_is_not_caught_ends_the_call_politely(
+    action: str, grouped: bool
+) -> None:
     handler = in_a_group if grouped else under_a_timeout
     error = error_of(await play(handler, await play(handler), {"who": {"action": action}}))
     assert isinstance(error, Declined)
@@ -280,15 +294,24 @@ async def test_an_unexpected_error_beside_it_is_not_hidden_by_a_tool_error() -> 
     [
         ({}, {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}),
         ({"elicitation": {}}, {"elicitation": {"url": {}}, "sampling": {"tools": {}}, "roots": {}}),
-        ({"elicitation": {"url": {}}, "roots": {}}, {"elicitation": {"form": {}}, "sampling": {"tools": {}}}),
         (
-            {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {"listChanged": True}},
+            {"elicitation": {"url": {}}, "roots": {}},
+            {"elicitation": {"form": {}}, "sampling": {"tools": {}}},
+        ),
+        (
+            {
+                "elicitation": {"form": {}, "url": {}},
+                "sampling": {},
+                "roots": {"listChanged": True},
+            },
             {"sampling": {"tools": {}}},
         ),
     ],
     ids=["nothing declared", "forms", "urls and roots", "all but tools"],
 )
-async def test_several_questions_name_all_that_is_missing_and_ask_nothing(declared: Any, missing: Any) -> None:
+async def test_several_questions_name_all_that_is_missing_and_ask_nothing(
+    declared: Any, missing: Any
+) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.ask(
             {
@@ -322,7 +345,9 @@ async def test_a_handler_may_ask_something_else_of_a_client_that_lacks_a_capabil
 
 async def test_an_answer_that_is_there_needs_no_capability() -> None:
     first = await play(in_a_group)
-    assert value_of(await play(in_a_group, first, {"who": accept(name="x")}, capabilities={})) == "x"
+    assert (
+        value_of(await play(in_a_group, first, {"who": accept(name="x")}, capabilities={})) == "x"
+    )
 
 
 async def test_the_cancellation_of_the_call_passes_through() -> None:
@@ -371,8 +396,12 @@ async def test_a_timeout_of_the_handlers_own_is_not_the_deadline() -> None:
     assert str(error) == "the database"
 
 
-@pytest.mark.parametrize("ending", [ValueError("beside"), ToolError("beside"), None], ids=["fails", "tells", "returns"])
-async def test_a_branch_left_behind_begins_nothing_after_the_end_of_the_call(ending: Exception | None) -> None:
+@pytest.mark.parametrize(
+    "ending", [ValueError("beside"), ToolError("beside"), None], ids=["fails", "tells", "returns"]
+)
+async def test_a_branch_left_behind_begins_nothing_after_the_end_of_the_call(
+    ending: Exception | None,
+) -> None:
     effects, going_on, left = Effects(), asyncio.Event(), []
 
     async def late(ctx: Context) -> None:

@@ -52,7 +52,14 @@ async def test_it_asks_one_thing_after_the_other_and_runs_its_steps_once() -> No
         said = ctx.sample("say", "Say", max_tokens=5, temperature=0.5).text
         roots = [root.uri for root in ctx.roots("where")]
         second = ctx.step("second", effects.do_async, "second")
-        return [first, name, said, roots, second, threading.current_thread() is threading.main_thread()]
+        return [
+            first,
+            name,
+            said,
+            roots,
+            second,
+            threading.current_thread() is threading.main_thread(),
+        ]
 
     played = await play_to_the_end(handler, polite)
     assert played.rounds == [["who"], ["look"], ["say"], ["where"]]
@@ -63,7 +70,10 @@ async def test_it_asks_one_thing_after_the_other_and_runs_its_steps_once() -> No
 async def test_it_asks_several_things_at_once() -> None:
     def handler(ctx: SyncContext) -> list[str]:
         return [
-            answer.action for answer in ctx.ask({"a": Form("A?", Name), "b": Roots(), "c": Sample("C?", 1)}).values()
+            answer.action
+            for answer in ctx.ask(
+                {"a": Form("A?", Name), "b": Roots(), "c": Sample("C?", 1)}
+            ).values()
         ]
 
     played = await play_to_the_end(handler, polite)
@@ -157,7 +167,9 @@ async def test_a_step_of_it_is_one_piece_too() -> None:
     def handler(ctx: SyncContext) -> Any:
         return ctx.step("outer", lambda: ctx.roots("inner"))
 
-    assert "step 'outer' contains the question 'inner'" in str(error_of(await play(handler, within_ms=5_000)))
+    assert "step 'outer' contains the question 'inner'" in str(
+        error_of(await play(handler, within_ms=5_000))
+    )
 
 
 async def test_after_the_deadline_its_thread_begins_nothing_more() -> None:
@@ -192,6 +204,14 @@ async def test_the_cancellation_of_the_call_passes_through_while_a_thread_works(
 
 async def test_it_knows_what_its_client_can_be_asked() -> None:
     def handler(ctx: SyncContext) -> list[bool]:
-        return [ctx.supports(Form("?", Name)), ctx.supports(Roots()), ctx.supports({"sampling": {}}, Roots())]
+        return [
+            ctx.supports(Form("?", Name)),
+            ctx.supports(Roots()),
+            ctx.supports({"sampling": {}}, Roots()),
+        ]
 
-    assert value_of(await play(handler, capabilities={"elicitation": {}, "sampling": {}})) == [True, False, False]
+    assert value_of(await play(handler, capabilities={"elicitation": {}, "sampling": {}})) == [
+        True,
+        False,
+        False,
+    ]

@@ -139,7 +139,9 @@ async def test_a_question_that_nobody_waits_for_any_more_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.3, 30])
-async def test_a_sleep_that_a_timeout_ended_is_ended_by_it_also_when_its_time_is_over(seconds: float) -> None:
+async def test_a_sleep_that_a_timeout_ended_is_ended_by_it_also_when_its_time_is_over(
+    seconds: float,
+) -> None:
     async def handler(ctx: Context) -> Any:
         said = "slept"
         try:
@@ -157,7 +159,9 @@ async def test_a_sleep_that_a_timeout_ended_is_ended_by_it_also_when_its_time_is
     assert value_of(await home.run(handler)) == "timed out"
 
 
-async def test_a_question_that_a_limit_ended_is_ended_by_it_also_when_an_answer_comes_later() -> None:
+async def test_a_question_that_a_limit_ended_is_ended_by_it_also_when_an_answer_comes_later() -> (
+    None
+):
     async def handler(ctx: Context) -> Any:
         who = "nobody"
         with suppress(TimeoutError):
@@ -175,7 +179,9 @@ async def test_a_question_that_a_limit_ended_is_ended_by_it_also_when_an_answer_
 
 
 @pytest.mark.parametrize("at_most_once", [False, True])
-async def test_a_step_given_up_while_it_is_being_noted_is_given_up_in_every_run(at_most_once: bool) -> None:
+async def test_a_step_given_up_while_it_is_being_noted_is_given_up_in_every_run(
+    at_most_once: bool,
+) -> None:
     async def handler(ctx: Context) -> Any:
         try:
             async with asyncio.timeout(0.05):
@@ -200,7 +206,9 @@ async def test_wait_for_ends_a_long_sleep_of_a_task() -> None:
 
 
 @pytest.mark.parametrize("beside", [None, 10_000])
-async def test_a_turn_that_is_given_back_is_given_back_whatever_limit_is_around_it(beside: float | None) -> None:
+async def test_a_turn_that_is_given_back_is_given_back_whatever_limit_is_around_it(
+    beside: float | None,
+) -> None:
     async def handler(ctx: Context) -> Any:
         async with asyncio.timeout(50), asyncio.TaskGroup() as group:
             group.create_task(ctx.shed("turn"))
@@ -237,7 +245,9 @@ async def test_a_branch_that_nobody_cuts_again_does_not_hold_the_others_up() -> 
 
 
 @pytest.mark.parametrize("milliseconds", range(12, 24))
-async def test_a_timeout_that_fires_in_the_very_turn_in_which_all_looks_still_ends_its_wait(milliseconds: int) -> None:
+async def test_a_timeout_that_fires_in_the_very_turn_in_which_all_looks_still_ends_its_wait(
+    milliseconds: int,
+) -> None:
     async def handler(ctx: Context) -> str:
         hold_up(20)
         try:
@@ -390,7 +400,9 @@ async def test_objects_that_as_completed_would_start_in_any_order_are_refused() 
 
 async def test_nobody_complains_of_a_suspended_task_that_nobody_waits_for() -> None:
     complaints: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: complaints.append(context)
+    )
 
     async def handler(ctx: Context) -> Any:
         asks = asyncio.create_task(ctx.elicit("aside", "?", Name))
@@ -438,7 +450,9 @@ class Unset:
 
 
 @pytest.mark.parametrize(
-    "argument", [Remote(), Unset(1), 10**5000, "\udcff", {1: "a", "b": None}, {3, "a"}], ids=range(6)
+    "argument",
+    [Remote(), Unset(1), 10**5000, "\udcff", {1: "a", "b": None}, {3, "a"}],
+    ids=range(6),
 )
 async def test_any_argument_of_a_step_has_a_digest(argument: Any) -> None:
     async def takes(what: Any) -> str:
@@ -452,7 +466,9 @@ async def test_any_argument_of_a_step_has_a_digest(argument: Any) -> None:
     assert [value_of(outcome) for outcome in outcomes] == ["taken", "taken"]
 
 
-async def test_thousands_of_questions_side_by_side_take_no_time_that_grows_with_their_square() -> None:
+async def test_thousands_of_questions_side_by_side_take_no_time_that_grows_with_their_square() -> (
+    None
+):
     async def handler(ctx: Context) -> Any:
         async def ask(number: int) -> Any:
             return await ctx.elicit("who", f"Who is {number}?", Name)

@@ -68,7 +68,9 @@ def start(all_effects: Effects, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Start gateways, each from a directory of its own; without `store` each has a store of its own, too."""
     with ExitStack() as stack, ThreadPoolExecutor(8) as pool:
 
-        def one(directory: Path, store: Path | None, limits: str, environment: dict[str, str]) -> Server:
+        def one(
+            directory: Path, store: Path | None, limits: str, environment: dict[str, str]
+        ) -> Server:
             shutil.copytree(SERVED, directory, dirs_exist_ok=True)
             config = directory / "gateway.yaml"
             config.write_text(f"{config.read_text()}limits: {limits}\n")
@@ -80,6 +82,8 @@ def start(all_effects: Effects, tmp_path_factory: pytest.TempPathFactory) -> Ite
             count: int = 1, *, store: Path | None = None, limits: str = "{}", **environment: str
         ) -> list[Server]:
             directories = [tmp_path_factory.mktemp("replica") for _ in range(count)]
-            return list(pool.map(lambda directory: one(directory, store, limits, environment), directories))
+            return list(
+                pool.map(lambda directory: one(directory, store, limits, environment), directories)
+            )
 
         yield several

@@ -19,7 +19,11 @@ from tests.support.asgi import Client
 from tests.support.rounds import Conversation, accept, names_in, sampled, tool
 from tests.support.server import Server
 
-ANSWERS = {"who": accept(name="Ada"), "blurb": sampled("bright"), "folders": {"roots": [{"uri": "file:///trips"}]}}
+ANSWERS = {
+    "who": accept(name="Ada"),
+    "blurb": sampled("bright"),
+    "folders": {"roots": [{"uri": "file:///trips"}]},
+}
 STEPS = ["offer Oslo", "hold for Ada", "print bright", "save in file:///trips"]
 RESULT = "[offer Oslo] [hold for Ada] [print bright] [save in file:///trips]"
 ASKED = [["who"], ["blurb"], ["folders"]]
@@ -76,7 +80,9 @@ async def test_a_process_that_is_killed_between_rounds_is_not_missed(
 class Tour(httpx2.AsyncBaseTransport):
     """Sends each tools/call to the next of several gateways; `before(n)` is called before the nth."""
 
-    def __init__(self, servers: Sequence[Server], before: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(
+        self, servers: Sequence[Server], before: Callable[[int], None] = lambda number: None
+    ) -> None:
         self._ports = [server.port for server in servers]
         self._before = before
         self._inner = httpx2.AsyncHTTPTransport()
@@ -149,4 +155,6 @@ async def test_nothing_is_left_in_any_replica(fleet: Sequence[Server], effects: 
     async with clients(fleet) as four:
         await Conversation(ANSWERS).have(four, *tool("book", city="Oslo"))
     assert [names_in(server.log.parent) for server in fleet] == before
-    assert not [name for names in before for name in names if "sqlite" in name or name.endswith(".key")]
+    assert not [
+        name for names in before for name in names if "sqlite" in name or name.endswith(".key")
+    ]

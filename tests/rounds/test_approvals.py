@@ -52,7 +52,9 @@ async def loose(**arguments: Any) -> str:
 @tool(once=False)
 async def deploy(ctx: Context, env: str) -> str:
     """Asks something of its own after it was approved."""
-    who = await ctx.elicit("who", "Who?", {"type": "object", "properties": {"name": {"type": "string"}}})
+    who = await ctx.elicit(
+        "who", "Who?", {"type": "object", "properties": {"name": {"type": "string"}}}
+    )
     ran.append((env, who.get("name")))
     return f"deployed to {env}"
 
@@ -65,8 +67,12 @@ async def guarded(*functions: Callable[..., Any], **backend: Any) -> AsyncIterat
         yield made
 
 
-async def send(mcp: Client, params: dict[str, Any], capabilities: dict[str, Any] = CAPABILITIES) -> dict[str, Any]:
-    body: dict[str, Any] = (await mcp.post("tools/call", params, clientCapabilities=capabilities)).json()
+async def send(
+    mcp: Client, params: dict[str, Any], capabilities: dict[str, Any] = CAPABILITIES
+) -> dict[str, Any]:
+    body: dict[str, Any] = (
+        await mcp.post("tools/call", params, clientCapabilities=capabilities)
+    ).json()
     return body
 
 
@@ -80,9 +86,13 @@ async def question(mcp: Client, name: str, **arguments: Any) -> str:
 # ---- an approval that nobody was asked for
 
 
-@pytest.mark.parametrize("capabilities", [{}, CAPABILITIES], ids=["a client without capabilities", "one with all"])
+@pytest.mark.parametrize(
+    "capabilities", [{}, CAPABILITIES], ids=["a client without capabilities", "one with all"]
+)
 @pytest.mark.parametrize("key", ["approve", "approve~2", "approve~3"])
-async def test_an_approval_that_comes_unasked_is_none(key: str, capabilities: dict[str, Any]) -> None:
+async def test_an_approval_that_comes_unasked_is_none(
+    key: str, capabilities: dict[str, Any]
+) -> None:
     _, params = rounds.tool("erase", path="/")
     async with guarded(erase) as mcp:
         body = await send(mcp, {**params, "inputResponses": {key: YES}}, capabilities)
@@ -99,15 +109,26 @@ async def test_dropping_the_state_does_not_move_an_approval_to_other_arguments()
         asked = await rounds.ask(mcp, "tools/call", params)
         await send(mcp, retry(params, asked, approve=YES))
         ran.clear()
-        await send(mcp, {"name": "erase", "arguments": {"path": "/"}, "inputResponses": {"approve": YES}})
+        await send(
+            mcp, {"name": "erase", "arguments": {"path": "/"}, "inputResponses": {"approve": YES}}
+        )
     assert ran == []
 
 
 async def test_an_approval_is_not_taken_in_the_round_before_it_is_asked_for() -> None:
     arguments = {"count": {"required": True, "schema": {"type": "integer"}}}
-    declared = {"name": "order", "method": "POST", "path": "/o", "arguments": arguments, "ask_for": ["count"]}
+    declared = {
+        "name": "order",
+        "method": "POST",
+        "path": "/o",
+        "arguments": arguments,
+        "ask_for": ["count"],
+    }
     params = {"name": "order", "arguments": {}}
-    async with service(answer(b"{}")) as told, gateway_to(told.url, declared, approve="always") as mcp:
+    async with (
+        service(answer(b"{}")) as told,
+        gateway_to(told.url, declared, approve="always") as mcp,
+    ):
         form = await rounds.ask(mcp, "tools/call", params)
         early = retry(params, form, arguments=accept(count=3), approve=YES)
         again = await rounds.ask(mcp, "tools/call", early)
@@ -225,7 +246,10 @@ async def test_marks_that_pile_up_over_other_text_are_escaped() -> None:
 
 
 async def test_members_within_members_are_shown_each() -> None:
-    value = {"to": {"street": "y" * 300, "city": "Oslo"}, "items": [{"id": n, "note": "z" * 50} for n in range(5)]}
+    value = {
+        "to": {"street": "y" * 300, "city": "Oslo"},
+        "items": [{"id": n, "note": "z" * 50} for n in range(5)],
+    }
     async with guarded(take_any) as mcp:
         shown = await question(mcp, "take_any", value=value)
     assert '\n- value.to.city: "Oslo"' in shown
@@ -248,7 +272,11 @@ async def test_a_call_without_arguments_says_so() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [[f"/home/{number}" for number in range(1_000)], {f"k{n}": "v" * 300 for n in range(100)}, "x" * 3_000_000],
+    [
+        [f"/home/{number}" for number in range(1_000)],
+        {f"k{n}": "v" * 300 for n in range(100)},
+        "x" * 3_000_000,
+    ],
     ids=["a thousand members", "thirty thousand characters", "three million characters"],
 )
 async def test_what_is_too_much_to_show_is_refused_and_does_not_run(value: Any) -> None:
@@ -331,7 +359,9 @@ HINTS: list[tuple[dict[str, bool], bool]] = [
 
 
 @pytest.mark.parametrize(("hints", "asks"), HINTS, ids=[str(hints) for hints, _ in HINTS])
-async def test_what_does_not_say_that_it_is_harmless_is_destructive(hints: dict[str, Any], asks: bool) -> None:
+async def test_what_does_not_say_that_it_is_harmless_is_destructive(
+    hints: dict[str, Any], asks: bool
+) -> None:
     async def some() -> str:
         """Something."""
         return "done"

@@ -51,11 +51,16 @@ async def test_the_last_round_that_is_allowed_may_still_finish() -> None:
     @tool
     async def twice(ctx: Context) -> str:
         """Asks twice."""
-        one, two = await ctx.elicit("who", "Who?", Name), await ctx.elicit("other", "Who else?", Name)
+        one, two = (
+            await ctx.elicit("who", "Who?", Name),
+            await ctx.elicit("other", "Who else?", Name),
+        )
         return f"{one.name} and {two.name}"
 
     async with client(gateway(twice, using=USING, state={"max_rounds": 3})) as mcp:
-        result = await Conversation({"who": ADA, "other": ADA}).have([mcp] * 3, *rounds.tool("twice"))
+        result = await Conversation({"who": ADA, "other": ADA}).have(
+            [mcp] * 3, *rounds.tool("twice")
+        )
     assert result["content"][0]["text"] == "Ada and Ada"
 
 
@@ -124,9 +129,14 @@ async def test_a_prompt_or_resource_that_remembers_too_much_is_an_internal_error
         await ctx.elicit("who", "Who?", Name)
         return "never"
 
-    app = gateway(prompt(name="hoard")(resource("hoard://all")(hoard)), using=USING, state={"max_bytes": 2048})
+    app = gateway(
+        prompt(name="hoard")(resource("hoard://all")(hoard)), using=USING, state={"max_bytes": 2048}
+    )
     async with client(app) as mcp:
-        for method, params in (("prompts/get", {"name": "hoard"}), ("resources/read", {"uri": "hoard://all"})):
+        for method, params in (
+            ("prompts/get", {"name": "hoard"}),
+            ("resources/read", {"uri": "hoard://all"}),
+        ):
             caplog.clear()
             status, error = await mcp.error(method, params, clientCapabilities=CAPABILITIES)
             said, reference = failure(caplog)
@@ -139,7 +149,14 @@ CYCLE["self"] = CYCLE
 DEEP: list[Any] = []
 for _ in range(2_000):
     DEEP = [DEEP]
-NOT_JSON = {"a set": {1}, "bytes": b"x", "an object": object(), "nan": float("nan"), "a key": {1: 2}, "a cycle": CYCLE}
+NOT_JSON = {
+    "a set": {1},
+    "bytes": b"x",
+    "an object": object(),
+    "nan": float("nan"),
+    "a key": {1: 2},
+    "a cycle": CYCLE,
+}
 
 
 @pytest.mark.parametrize("value", NOT_JSON.values(), ids=NOT_JSON.keys())
@@ -160,7 +177,9 @@ async def test_a_state_that_is_not_json_is_a_tool_error_and_explained_in_the_log
 
 
 @pytest.mark.parametrize("value", ["\ud800", 2**80, DEEP], ids=["surrogate", "huge", "deep"])
-async def test_an_odd_state_comes_back_or_is_explained(caplog: pytest.LogCaptureFixture, value: Any) -> None:
+async def test_an_odd_state_comes_back_or_is_explained(
+    caplog: pytest.LogCaptureFixture, value: Any
+) -> None:
     @tool
     async def odd(ctx: Context) -> str:
         """Keeps what many JSON libraries cannot hold."""
@@ -172,7 +191,9 @@ async def test_an_odd_state_comes_back_or_is_explained(caplog: pytest.LogCapture
     async with client(gateway(odd, using=USING)) as mcp:
         body = (await mcp.post(method, params, clientCapabilities=CAPABILITIES)).json()["result"]
         if not body.get("isError"):
-            result = await mcp.result(method, retry(params, body, who=ADA), clientCapabilities=CAPABILITIES)
+            result = await mcp.result(
+                method, retry(params, body, who=ADA), clientCapabilities=CAPABILITIES
+            )
             assert result["content"][0]["text"] == "the same"
         else:
             assert failure(caplog)[1] in body["content"][0]["text"]
@@ -188,5 +209,7 @@ async def test_state_is_there_again_in_every_round() -> None:
         return ctx.state["rounds"]  # type: ignore[no-any-return]
 
     async with client(gateway(counts, using=USING)) as mcp:
-        result = await Conversation({"who": ADA, "other": ADA}).have([mcp] * 3, *rounds.tool("counts"))
+        result = await Conversation({"who": ADA, "other": ADA}).have(
+            [mcp] * 3, *rounds.tool("counts")
+        )
     assert result["structuredContent"] == [0, 1, 2]

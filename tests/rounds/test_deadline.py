@@ -63,4 +63,6 @@ async def test_a_single_step_that_is_too_long_is_a_timeout(effects: Effects) -> 
     async with client(gateway(crawl, limits={"call_timeout_s": 0.2})) as mcp:
         result = await mcp.call("crawl", {"steps": 1, "step_s": 5})
     assert result["isError"]
-    assert re.search(r"did not finish within 0\.[12]\d* s", result["content"][0]["text"])  # less what it took to begin
+    assert re.search(
+        r"did not finish within 0\.[12]\d* s", result["content"][0]["text"]
+    )  # less what it took to begin

@@ -21,26 +21,44 @@ SIZE = {
     "method": "elicitation/create",
     "params": {
         "message": "Which size?",
-        "requestedSchema": {"type": "object", "properties": {"size": {"type": "string"}}, "required": ["size"]},
+        "requestedSchema": {
+            "type": "object",
+            "properties": {"size": {"type": "string"}},
+            "required": ["size"],
+        },
     },
 }
 MOTTO = {
     "method": "sampling/createMessage",
-    "params": {"messages": [{"role": "user", "content": {"type": "text", "text": "A motto."}}], "maxTokens": 9},
+    "params": {
+        "messages": [{"role": "user", "content": {"type": "text", "text": "A motto."}}],
+        "maxTokens": 9,
+    },
 }
 BUY = rounds.tool("buy", what="shirt")
 ANSWERS = {"size": accept(size="M"), "motto": sampled("Onward")}
 DONE = answer(b'{"bought":"shirt"}')
 
 
-def asks(requests: Any, state: Any = SECRET, status: str = "200 OK", content_type: str = INPUT_REQUIRED) -> bytes:
-    return answer(json.dumps({"inputRequests": requests, "state": state}).encode(), status, content_type)
+def asks(
+    requests: Any, state: Any = SECRET, status: str = "200 OK", content_type: str = INPUT_REQUIRED
+) -> bytes:
+    return answer(
+        json.dumps({"inputRequests": requests, "state": state}).encode(), status, content_type
+    )
 
 
 @asynccontextmanager
 async def shop(*answers: bytes, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     arguments = {"what": {"required": True}}
-    declared = {"name": "buy", "method": "POST", "path": "/buy", "interactive": True, "arguments": arguments, **changes}
+    declared = {
+        "name": "buy",
+        "method": "POST",
+        "path": "/buy",
+        "interactive": True,
+        "arguments": arguments,
+        **changes,
+    }
     async with AsyncExitStack() as stack:
         told = await stack.enter_async_context(service(*answers))
         yield await stack.enter_async_context(gateway_to(told.url, declared)), told
@@ -48,14 +66,25 @@ async def shop(*answers: bytes, **changes: Any) -> AsyncIterator[tuple[Client, S
 
 async def test_the_service_asks_twice_and_gets_its_answers_and_its_state_back() -> None:
     call = Conversation(ANSWERS)
-    async with shop(asks({"size": SIZE}, {"cart": 1}), asks({"motto": MOTTO}, [2, None]), DONE) as (mcp, told):
+    async with shop(asks({"size": SIZE}, {"cart": 1}), asks({"motto": MOTTO}, [2, None]), DONE) as (
+        mcp,
+        told,
+    ):
         result = await call.have([mcp] * 3, *BUY)
         bodies = [json.loads(told.body(number)) for number in range(len(told.requests))]
     assert (result["structuredContent"], call.asked) == ({"bought": "shirt"}, [["size"], ["motto"]])
     assert bodies == [
         {"what": "shirt"},
-        {"body": {"what": "shirt"}, "inputResponses": {"size": ANSWERS["size"]}, "state": {"cart": 1}},
-        {"body": {"what": "shirt"}, "inputResponses": {"motto": ANSWERS["motto"]}, "state": [2, None]},
+        {
+            "body": {"what": "shirt"},
+            "inputResponses": {"size": ANSWERS["size"]},
+            "state": {"cart": 1},
+        },
+        {
+            "body": {"what": "shirt"},
+            "inputResponses": {"motto": ANSWERS["motto"]},
+            "state": [2, None],
+        },
     ]
     assert told.request_lines == ["POST /buy HTTP/1.1"] * 3
     assert [told.header("content-type", n) for n in range(3)] == [
@@ -127,16 +156,30 @@ MALFORMED: dict[str, Any] = {
     "an odd key": {"si ze": SIZE},
     "params that are a list": {"size": {"method": "elicitation/create", "params": []}},
     "no params": {"size": {"method": "elicitation/create"}},
-    "no message": {"size": {"method": "elicitation/create", "params": {"requestedSchema": {"type": "object"}}}},
-    "an odd mode": {"size": {"method": "elicitation/create", "params": {"message": "?", "mode": "telepathy"}}},
-    "a mode that is a list": {"size": {"method": "elicitation/create", "params": {"message": "?", "mode": []}}},
-    "a form that asks for a secret": {
-        "size": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": PASSWORD}}
+    "no message": {
+        "size": {"method": "elicitation/create", "params": {"requestedSchema": {"type": "object"}}}
     },
-    "a url that is none": {"size": {"method": "elicitation/create", "params": {"message": "?", "mode": "url"}}},
+    "an odd mode": {
+        "size": {"method": "elicitation/create", "params": {"message": "?", "mode": "telepathy"}}
+    },
+    "a mode that is a list": {
+        "size": {"method": "elicitation/create", "params": {"message": "?", "mode": []}}
+    },
+    "a form that asks for a secret": {
+        "size": {
+            "method": "elicitation/create",
+            "params": {"message": "?", "requestedSchema": PASSWORD},
+        }
+    },
+    "a url that is none": {
+        "size": {"method": "elicitation/create", "params": {"message": "?", "mode": "url"}}
+    },
     **{
         f"a page at {url}": {
-            "size": {"method": "elicitation/create", "params": {"message": "?", "mode": "url", "url": url}}
+            "size": {
+                "method": "elicitation/create",
+                "params": {"message": "?", "mode": "url", "url": url},
+            }
         }
         for url in (
             "javascript://example.com/%0aalert(1)",
@@ -156,8 +199,12 @@ MALFORMED: dict[str, Any] = {
             "https://example.com/" + "x" * 2_100,
         )
     },
-    "sampling without messages": {"size": {"method": "sampling/createMessage", "params": {"maxTokens": 1}}},
-    "sampling without a limit": {"size": {"method": "sampling/createMessage", "params": {"messages": []}}},
+    "sampling without messages": {
+        "size": {"method": "sampling/createMessage", "params": {"maxTokens": 1}}
+    },
+    "sampling without a limit": {
+        "size": {"method": "sampling/createMessage", "params": {"messages": []}}
+    },
 }
 
 
@@ -187,25 +234,40 @@ async def test_an_envelope_with_another_status_does_not_give_the_state_away(stat
 
 
 async def test_the_envelope_may_have_parameters_and_any_case() -> None:
-    async with shop(asks({"size": SIZE}, content_type=f"{INPUT_REQUIRED.upper()}; charset=utf-8")) as (mcp, _):
+    async with shop(
+        asks({"size": SIZE}, content_type=f"{INPUT_REQUIRED.upper()}; charset=utf-8")
+    ) as (mcp, _):
         assert (await rounds.ask(mcp, *BUY))["inputRequests"].keys() == {"size"}
 
 
 async def test_a_service_that_fails_in_a_later_round_is_a_tool_error() -> None:
-    async with shop(asks({"size": SIZE}), answer(b'{"why":"sold out"}', "409 Conflict")) as (mcp, _):
+    async with shop(asks({"size": SIZE}), answer(b'{"why":"sold out"}', "409 Conflict")) as (
+        mcp,
+        _,
+    ):
         result = await Conversation(ANSWERS).have([mcp] * 2, *BUY)
     assert result["isError"]
     assert "409" in result["content"][0]["text"]
 
 
 async def test_arguments_in_path_and_query_are_sent_in_every_exchange() -> None:
-    arguments = {"what": {"in": "query", "required": True}, "size": {"in": "header", "as": "x-size"}}
+    arguments = {
+        "what": {"in": "query", "required": True},
+        "size": {"in": "header", "as": "x-size"},
+    }
     call = Conversation(ANSWERS)
-    async with shop(asks({"size": SIZE}), DONE, path="/buy/{shop}", arguments=arguments) as (mcp, told):
+    async with shop(asks({"size": SIZE}), DONE, path="/buy/{shop}", arguments=arguments) as (
+        mcp,
+        told,
+    ):
         await call.have([mcp] * 2, *rounds.tool("buy", what="shirt", shop="a b", size="M"))
         assert told.request_lines == ["POST /buy/a%20b?what=shirt HTTP/1.1"] * 2
         assert [told.header("x-size", number) for number in range(2)] == [["M"], ["M"]]
-        assert json.loads(told.body()) == {"body": None, "inputResponses": {"size": ANSWERS["size"]}, "state": SECRET}
+        assert json.loads(told.body()) == {
+            "body": None,
+            "inputResponses": {"size": ANSWERS["size"]},
+            "state": SECRET,
+        }
 
 
 async def test_a_service_that_asks_for_ever_is_stopped() -> None:

@@ -65,7 +65,9 @@ async def test_order_asks_both_things_in_one_round(mcp: Client) -> None:
     ],
     ids=["accepted", "declined", "cancelled"],
 )
-async def test_quote_goes_on_whatever_the_answer(mcp: Client, answer: dict[str, Any], text: str) -> None:
+async def test_quote_goes_on_whatever_the_answer(
+    mcp: Client, answer: dict[str, Any], text: str
+) -> None:
     assert (await text_of(mcp, "quote", {}, address=answer))[0] == text
 
 
@@ -83,8 +85,12 @@ async def test_greet_asks_whom_it_can(mcp: Client) -> None:
 async def test_add_up_keeps_its_sum_between_rounds(mcp: Client) -> None:
     params: dict[str, Any] = {"name": "add_up", "arguments": {}}
     for number in (3, 4, 0):
-        asked = (await mcp.post("tools/call", params, clientCapabilities={"elicitation": {}})).json()["result"]
+        asked = (
+            await mcp.post("tools/call", params, clientCapabilities={"elicitation": {}})
+        ).json()["result"]
         (key,) = asked["inputRequests"]
         params |= {"inputResponses": {key: accept(n=number)}, "requestState": asked["requestState"]}
-    result = (await mcp.post("tools/call", params, clientCapabilities={"elicitation": {}})).json()["result"]
+    result = (await mcp.post("tools/call", params, clientCapabilities={"elicitation": {}})).json()[
+        "result"
+    ]
     assert result["content"][0]["text"] == "the sum is 7"

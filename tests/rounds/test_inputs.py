@@ -60,7 +60,9 @@ async def ledger(ctx: Context, year: int) -> str:
 GREET = rounds.tool("greet")
 LETTER = ("prompts/get", {"name": "letter", "arguments": {"tone": "kind"}})
 DIARY = ("resources/read", {"uri": "diary://today"})
-ASKING = pytest.mark.parametrize(("method", "params"), [GREET, LETTER, DIARY], ids=["tool", "prompt", "resource"])
+ASKING = pytest.mark.parametrize(
+    ("method", "params"), [GREET, LETTER, DIARY], ids=["tool", "prompt", "resource"]
+)
 ADA = accept(name="Ada")
 SHARED = {"read": {"ttl_ms": 60_000, "scope": "public"}}
 
@@ -80,7 +82,9 @@ async def refused(mcp: Client, method: str, params: dict[str, Any]) -> tuple[int
 
 
 @ASKING
-async def test_all_three_methods_ask_and_go_on(mcp: Client, method: str, params: dict[str, Any]) -> None:
+async def test_all_three_methods_ask_and_go_on(
+    mcp: Client, method: str, params: dict[str, Any]
+) -> None:
     call = Conversation({"who": ADA})
     result = await call.have([mcp, mcp], method, params)
     assert call.asked == [["who"]]
@@ -91,7 +95,9 @@ async def test_all_three_methods_ask_and_go_on(mcp: Client, method: str, params:
 async def test_a_client_that_cannot_be_asked_is_told_what_it_lacks(
     mcp: Client, method: str, params: dict[str, Any]
 ) -> None:
-    _, error = await mcp.error(method, params, clientCapabilities={"sampling": {}, "elicitation": {"url": {}}})
+    _, error = await mcp.error(
+        method, params, clientCapabilities={"sampling": {}, "elicitation": {"url": {}}}
+    )
     assert error["code"] == -32021
     assert error["data"] == {"requiredCapabilities": {"elicitation": {"form": {}}}}
 
@@ -102,7 +108,9 @@ async def test_responses_that_are_no_object_are_invalid(
     mcp: Client, method: str, params: dict[str, Any], responses: Any
 ) -> None:
     for state in ({}, {"requestState": (await rounds.ask(mcp, method, params))["requestState"]}):
-        status, code, message = await refused(mcp, method, params | state | {"inputResponses": responses})
+        status, code, message = await refused(
+            mcp, method, params | state | {"inputResponses": responses}
+        )
         assert (status, code, "params.inputResponses" in message) == (400, -32602, True)
 
 
@@ -132,12 +140,18 @@ async def test_a_response_that_does_not_fit_is_asked_for_again_saying_why(
     again = await rounds.ask(mcp, method, retry(params, first, who=response))
     ((key, request),) = again["inputRequests"].items()
     assert (key, "could not be used" in request["params"]["message"]) == ("who~2", True)
-    body = (await mcp.post(method, retry(params, again, **{"who~2": ADA}), clientCapabilities=CAPABILITIES)).json()
+    body = (
+        await mcp.post(
+            method, retry(params, again, **{"who~2": ADA}), clientCapabilities=CAPABILITIES
+        )
+    ).json()
     assert "Ada" in str(wire.valid_result(method, body))
 
 
 @ASKING
-async def test_responses_that_nobody_asked_for_are_ignored(mcp: Client, method: str, params: dict[str, Any]) -> None:
+async def test_responses_that_nobody_asked_for_are_ignored(
+    mcp: Client, method: str, params: dict[str, Any]
+) -> None:
     first = await rounds.ask(mcp, method, params)
     sent = retry(params, first, who=ADA, other=12, more={"action": "x"})
     result = await mcp.result(method, sent, clientCapabilities=CAPABILITIES)
@@ -145,8 +159,12 @@ async def test_responses_that_nobody_asked_for_are_ignored(mcp: Client, method: 
 
 
 @ASKING
-async def test_a_state_that_is_null_is_none(mcp: Client, method: str, params: dict[str, Any]) -> None:
-    assert (await rounds.ask(mcp, method, params | {"requestState": None}))["inputRequests"].keys() == {"who"}
+async def test_a_state_that_is_null_is_none(
+    mcp: Client, method: str, params: dict[str, Any]
+) -> None:
+    assert (await rounds.ask(mcp, method, params | {"requestState": None}))[
+        "inputRequests"
+    ].keys() == {"who"}
 
 
 FORGED = [7, "", "x", "v1", "v1..", "v1.AAAAAAAA.AAAA", {}, [], True, "x" * 200_000]
@@ -194,8 +212,13 @@ async def test_a_read_that_asked_nobody_is_cached_as_configured(mcp: Client) -> 
 
 
 @pytest.mark.parametrize("responses", [{"who": ADA}, {}], ids=["answers", "empty"])
-async def test_a_read_that_came_with_responses_is_not_to_be_cached(mcp: Client, responses: dict[str, Any]) -> None:
-    assert await hint(mcp, {"uri": "almanac://today", "inputResponses": responses}) == (0, "private")
+async def test_a_read_that_came_with_responses_is_not_to_be_cached(
+    mcp: Client, responses: dict[str, Any]
+) -> None:
+    assert await hint(mcp, {"uri": "almanac://today", "inputResponses": responses}) == (
+        0,
+        "private",
+    )
 
 
 async def test_a_read_that_came_with_state_is_not_to_be_cached(mcp: Client) -> None:
@@ -207,14 +230,20 @@ async def test_a_read_that_came_with_state_is_not_to_be_cached(mcp: Client) -> N
 
 
 @ASKING
-async def test_a_round_that_asks_carries_no_caching_hint(mcp: Client, method: str, params: dict[str, Any]) -> None:
+async def test_a_round_that_asks_carries_no_caching_hint(
+    mcp: Client, method: str, params: dict[str, Any]
+) -> None:
     assert not {"ttlMs", "cacheScope"} & (await rounds.ask(mcp, method, params)).keys()
 
 
-async def test_declining_ends_a_tool_call_politely_and_the_others_with_an_error(mcp: Client) -> None:
+async def test_declining_ends_a_tool_call_politely_and_the_others_with_an_error(
+    mcp: Client,
+) -> None:
     no = {"action": "decline"}
     first = await rounds.ask(mcp, *GREET)
-    result = await mcp.result(GREET[0], retry(GREET[1], first, who=no), clientCapabilities=CAPABILITIES)
+    result = await mcp.result(
+        GREET[0], retry(GREET[1], first, who=no), clientCapabilities=CAPABILITIES
+    )
     assert result["isError"]
     assert "declined" in result["content"][0]["text"]
     for method, params in (LETTER, DIARY):

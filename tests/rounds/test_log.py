@@ -12,7 +12,9 @@ from tests.support.rounds import CAPABILITIES, Conversation, accept, retry, samp
 SECRET = "tell-nobody-4711"
 
 
-async def test_a_line_says_how_a_round_ended_and_nothing_of_what_was_said(start: Start, effects: Effects) -> None:
+async def test_a_line_says_how_a_round_ended_and_nothing_of_what_was_said(
+    start: Start, effects: Effects
+) -> None:
     (server,) = start(GATEWAY_LOG_LEVEL="debug")
     states: list[str] = []
     answers = {
@@ -30,9 +32,15 @@ async def test_a_line_says_how_a_round_ended_and_nothing_of_what_was_said(start:
         states.append(asked["requestState"])
         again = await rounds.ask(mcp, method, retry(params, asked, who=accept(name=[SECRET])))
         states.append(again["requestState"])
-        forged = {**params, "requestState": asked["requestState"] + SECRET, "inputResponses": {"who": SECRET}}
+        forged = {
+            **params,
+            "requestState": asked["requestState"] + SECRET,
+            "inputResponses": {"who": SECRET},
+        }
         await mcp.error(method, forged, clientCapabilities=CAPABILITIES)
-        await mcp.error(method, params | {"inputResponses": SECRET}, clientCapabilities=CAPABILITIES)
+        await mcp.error(
+            method, params | {"inputResponses": SECRET}, clientCapabilities=CAPABILITIES
+        )
         await mcp.error(method, params, clientCapabilities={})
     written = server.log.read_text()
     assert SECRET not in written
@@ -56,6 +64,11 @@ async def test_every_line_has_its_facts(start: Start, effects: Effects) -> None:
     async with httpx.AsyncClient(base_url=server.url) as http:
         await rounds.ask(Client(http), *rounds.tool("book", city="Oslo"))
     line = server.logged(method="tools/call")
-    assert {"name": "book", "status": 200, "outcome": "input_required", "subject": "local"}.items() <= line.items()
+    assert {
+        "name": "book",
+        "status": 200,
+        "outcome": "input_required",
+        "subject": "local",
+    }.items() <= line.items()
     assert line["bytes"] > 0
     assert "error" not in line

@@ -78,7 +78,9 @@ async def confirmed(mcp: Client, name: str = "pay", **arguments: Any) -> dict[st
 
 
 async def send(mcp: Client, params: dict[str, Any]) -> dict[str, Any]:
-    body: dict[str, Any] = (await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)).json()
+    body: dict[str, Any] = (
+        await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)
+    ).json()
     return body
 
 
@@ -132,7 +134,9 @@ async def hang_up(mcp: Client, params: dict[str, Any], effects: Effects) -> None
         await sent
 
 
-async def test_a_client_that_hangs_up_gets_the_outcome_with_its_retry(two: list[Client], effects: Effects) -> None:
+async def test_a_client_that_hangs_up_gets_the_outcome_with_its_retry(
+    two: list[Client], effects: Effects
+) -> None:
     params = await confirmed(two[0], amount=5, takes_s=0.6)
     await hang_up(two[0], params, effects)
     receipts = [await text(mcp, params) for mcp in two]
@@ -140,10 +144,14 @@ async def test_a_client_that_hangs_up_gets_the_outcome_with_its_retry(two: list[
     assert (len(set(receipts)), effects()) == (1, ["pay 5"])
 
 
-async def test_a_client_that_hangs_up_on_a_stream_gets_the_outcome_too(two: list[Client], effects: Effects) -> None:
+async def test_a_client_that_hangs_up_on_a_stream_gets_the_outcome_too(
+    two: list[Client], effects: Effects
+) -> None:
     params = await confirmed(two[0], amount=10, takes_s=0.4)
     asked = wire.message("tools/call", params, clientCapabilities=CAPABILITIES, progressToken="p")
-    async with two[0].http.stream("POST", "/mcp", json=asked, headers=wire.headers(asked)) as response:
+    async with two[0].http.stream(
+        "POST", "/mcp", json=asked, headers=wire.headers(asked)
+    ) as response:
         assert "progress" in await anext(response.aiter_text())
     assert (await text(two[1], params)).startswith("receipt ")
     assert effects() == ["pay 10"]
@@ -207,7 +215,9 @@ async def fickle(ctx: Context, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["asks again", "sheds", "refuses", "crashes"])
-async def test_whatever_a_round_ended_in_is_its_outcome(tmp_path: Path, effects: Effects, how: str) -> None:
+async def test_whatever_a_round_ended_in_is_its_outcome(
+    tmp_path: Path, effects: Effects, how: str
+) -> None:
     async with client(replica(tmp_path / "gateway.sqlite3", fickle)) as mcp:
         params = await confirmed(mcp, "fickle", how=how)
         first, second = [(await send(mcp, params))["result"] for _ in range(2)]
@@ -218,9 +228,15 @@ async def test_an_error_is_an_outcome_too(tmp_path: Path, effects: Effects) -> N
     async with client(replica(tmp_path / "gateway.sqlite3", fickle)) as mcp:
         params = await confirmed(mcp, "fickle", how="asks again")
         poor: dict[str, Any] = {"elicitation": {"url": {}}}
-        answers = [(await mcp.post("tools/call", params, clientCapabilities=poor)).json()["error"] for _ in range(2)]
+        answers = [
+            (await mcp.post("tools/call", params, clientCapabilities=poor)).json()["error"]
+            for _ in range(2)
+        ]
     assert answers[0] == answers[1]
-    assert (answers[0]["code"], answers[0]["data"]) == (-32021, {"requiredCapabilities": {"elicitation": {"form": {}}}})
+    assert (answers[0]["code"], answers[0]["data"]) == (
+        -32021,
+        {"requiredCapabilities": {"elicitation": {"form": {}}}},
+    )
     assert effects() == ["asks again"]
 
 
@@ -233,18 +249,26 @@ async def test_the_log_says_how_a_once_round_ended(
             params = await confirmed(mcp, "fickle", how=how)
             await send(mcp, params)
             await send(mcp, params)
-    outcomes = [record.__dict__["fields"]["outcome"] for record in caplog.records if record.name == "roundgate.request"]
+    outcomes = [
+        record.__dict__["fields"]["outcome"]
+        for record in caplog.records
+        if record.name == "roundgate.request"
+    ]
     assert outcomes == ["input_required"] * 3 + ["input_required"] + ["tool_error"] * 2
 
 
-async def test_nothing_is_written_down_before_there_are_answers(tmp_path: Path, effects: Effects) -> None:
+async def test_nothing_is_written_down_before_there_are_answers(
+    tmp_path: Path, effects: Effects
+) -> None:
     async with client(replica(tmp_path / "gateway.sqlite3")) as mcp:
         for amount in range(20):
             await rounds.ask(mcp, *rounds.tool("pay", amount=amount))
     assert names_in(tmp_path) == []
 
 
-async def test_a_record_is_forgotten_once_its_token_has_expired(tmp_path: Path, effects: Effects) -> None:
+async def test_a_record_is_forgotten_once_its_token_has_expired(
+    tmp_path: Path, effects: Effects
+) -> None:
     store = tmp_path / "gateway.sqlite3"
     async with client(replica(store)) as mcp:
         await text(mcp, await confirmed(mcp, amount=8))

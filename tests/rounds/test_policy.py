@@ -45,7 +45,9 @@ async def approving(when: str) -> AsyncIterator[Client]:
     file = config_file(erase, look)
     raw = file.config.model_dump(exclude_unset=True)
     raw["backends"][0]["approve"] = when
-    app = build_app(ConfigFile(GatewayConfig.model_validate(raw), file.origin), Settings(state_keys=KEYS))
+    app = build_app(
+        ConfigFile(GatewayConfig.model_validate(raw), file.origin), Settings(state_keys=KEYS)
+    )
     async with client(app) as made:
         yield made
 
@@ -54,15 +56,21 @@ ERASE = rounds.tool("erase", path="/home/ada/thesis.txt")
 LOOK = rounds.tool("look", path="/home/ada/thesis.txt")
 
 
-async def decided(mcp: Client, response: dict[str, Any], call: tuple[str, dict[str, Any]] = ERASE) -> dict[str, Any]:
+async def decided(
+    mcp: Client, response: dict[str, Any], call: tuple[str, dict[str, Any]] = ERASE
+) -> dict[str, Any]:
     """The result of a call that asks for approval and gets this response."""
     method, params = call
     asked = await rounds.ask(mcp, method, params)
     assert asked["inputRequests"].keys() == {"approve"}
-    return await mcp.result(method, retry(params, asked, approve=response), clientCapabilities=CAPABILITIES)
+    return await mcp.result(
+        method, retry(params, asked, approve=response), clientCapabilities=CAPABILITIES
+    )
 
 
-@pytest.mark.parametrize(("when", "asking"), [("never", []), ("destructive", ["erase"]), ("always", ["erase", "look"])])
+@pytest.mark.parametrize(
+    ("when", "asking"), [("never", []), ("destructive", ["erase"]), ("always", ["erase", "look"])]
+)
 async def test_who_asks_for_approval(when: str, asking: list[str]) -> None:
     async with approving(when) as mcp:
         kinds = {}
@@ -84,7 +92,10 @@ async def test_the_confirmation_shows_the_tool_and_its_arguments() -> None:
 async def test_approval_runs_the_tool_once() -> None:
     async with approving("destructive") as mcp:
         result = await decided(mcp, accept(approve=True))
-    assert (result["content"][0]["text"], erased) == ("erased /home/ada/thesis.txt", ["/home/ada/thesis.txt"])
+    assert (result["content"][0]["text"], erased) == (
+        "erased /home/ada/thesis.txt",
+        ["/home/ada/thesis.txt"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +110,9 @@ async def test_anything_else_does_nothing(response: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "response", [{"action": "accept"}, accept(), accept(approve="yes"), accept(approve=1), 5], ids=repr
+    "response",
+    [{"action": "accept"}, accept(), accept(approve="yes"), accept(approve=1), 5],
+    ids=repr,
 )
 async def test_an_unclear_approval_is_none(response: Any) -> None:
     method, params = ERASE
@@ -113,7 +126,9 @@ async def test_an_approval_is_for_the_arguments_that_were_shown() -> None:
     method, params = ERASE
     async with approving("destructive") as mcp:
         asked = await rounds.ask(mcp, method, params)
-        other = retry({**params, "arguments": {"path": "/etc"}}, asked, approve=accept(approve=True))
+        other = retry(
+            {**params, "arguments": {"path": "/etc"}}, asked, approve=accept(approve=True)
+        )
         _, error = await mcp.error(method, other, clientCapabilities=CAPABILITIES)
     assert (error["code"], error["message"], erased) == (-32602, rounds.REFUSAL, [])
 
@@ -130,7 +145,10 @@ ORDER = {
     "method": "POST",
     "path": "/orders/{item}",
     "arguments": {
-        "size": {"required": True, "schema": {"type": "string", "enum": ["S", "M"], "title": "Size"}},
+        "size": {
+            "required": True,
+            "schema": {"type": "string", "enum": ["S", "M"], "title": "Size"},
+        },
         "count": {"required": True, "schema": {"type": "integer", "minimum": 1, "maximum": 9}},
         "code": {"required": True, "schema": {"type": "string", "pattern": "^[a-z]+$"}},
     },
@@ -144,7 +162,10 @@ async def shop(**changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     backend = {name: changes.pop(name) for name in ("approve",) if name in changes}
     async with AsyncExitStack() as stack:
         told = await stack.enter_async_context(service(answer(b'{"ordered":true}')))
-        yield await stack.enter_async_context(gateway_to(told.url, {**ORDER, **changes}, **backend)), told
+        yield (
+            await stack.enter_async_context(gateway_to(told.url, {**ORDER, **changes}, **backend)),
+            told,
+        )
 
 
 async def test_the_schema_no_longer_requires_what_the_user_is_asked_for() -> None:
@@ -168,7 +189,9 @@ async def test_the_form_has_the_fields_of_the_missing_arguments() -> None:
 
 async def test_the_service_gets_what_the_model_and_the_user_said() -> None:
     async with shop() as (mcp, told):
-        result = await Conversation({"arguments": accept(size="M", count=2)}).have([mcp, mcp], *SHIRT)
+        result = await Conversation({"arguments": accept(size="M", count=2)}).have(
+            [mcp, mcp], *SHIRT
+        )
     assert result["structuredContent"] == {"ordered": True}
     assert told.request_lines == ["POST /orders/shirt HTTP/1.1"]
     assert json.loads(told.body()) == {"size": "M", "count": 2, "code": "x"}
@@ -181,7 +204,9 @@ async def test_nobody_is_asked_for_what_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "filled", [accept(size="XL", count=2), accept(size="M", count=0), accept(size="M")], ids=["enum", "range", "gone"]
+    "filled",
+    [accept(size="XL", count=2), accept(size="M", count=0), accept(size="M")],
+    ids=["enum", "range", "gone"],
 )
 async def test_values_that_the_schema_refuses_are_asked_for_again(filled: dict[str, Any]) -> None:
     method, params = SHIRT
@@ -196,7 +221,9 @@ async def test_what_a_form_cannot_show_is_checked_all_the_same() -> None:
     async with shop(ask_for=["code"]) as (mcp, told):
         asked = await rounds.ask(mcp, method, params)
         assert "pattern" not in str(asked["inputRequests"])
-        again = await rounds.ask(mcp, method, retry(params, asked, arguments=accept(code="NOT LOWER")))
+        again = await rounds.ask(
+            mcp, method, retry(params, asked, arguments=accept(code="NOT LOWER"))
+        )
     assert (list(again["inputRequests"]), told.requests) == (["arguments~2"], [])
 
 
@@ -225,7 +252,9 @@ async def test_approval_comes_after_the_form_and_shows_what_was_filled_in() -> N
     method, params = SHIRT
     async with shop(approve="always") as (mcp, told):
         form = await rounds.ask(mcp, method, params)
-        confirmation = await rounds.ask(mcp, method, retry(params, form, arguments=accept(size="M", count=2)))
+        confirmation = await rounds.ask(
+            mcp, method, retry(params, form, arguments=accept(size="M", count=2))
+        )
         shown = confirmation["inputRequests"]["approve"]["params"]["message"]
         assert [f"- {name}: " in shown for name in ("item", "code", "size", "count")] == [True] * 4
         assert told.requests == []
@@ -238,12 +267,23 @@ async def test_approval_comes_after_the_form_and_shows_what_was_filled_in() -> N
     ("changes", "says"),
     [
         ({"ask_for": ["colour"]}, "ask_for names colour"),
-        ({"ask_for": ["size"], "arguments": {"size": {"schema": {"type": "object"}}}}, "field 'size'"),
-        ({"ask_for": ["pin"], "arguments": {"pin": {"schema": {"type": "string", "format": "password"}}}}, "secrets"),
+        (
+            {"ask_for": ["size"], "arguments": {"size": {"schema": {"type": "object"}}}},
+            "field 'size'",
+        ),
+        (
+            {
+                "ask_for": ["pin"],
+                "arguments": {"pin": {"schema": {"type": "string", "format": "password"}}},
+            },
+            "secrets",
+        ),
     ],
     ids=["unknown", "not flat", "secret"],
 )
-async def test_a_question_that_could_never_be_asked_is_found_at_the_start(changes: dict[str, Any], says: str) -> None:
+async def test_a_question_that_could_never_be_asked_is_found_at_the_start(
+    changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         async with shop(**changes):
             pass

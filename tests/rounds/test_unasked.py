@@ -64,11 +64,15 @@ ASKING = {
 
 
 @pytest.mark.parametrize(("method", "params"), ASKING.values(), ids=ASKING.keys())
-async def test_an_answer_without_a_state_answers_nothing(method: str, params: dict[str, Any]) -> None:
+async def test_an_answer_without_a_state_answers_nothing(
+    method: str, params: dict[str, Any]
+) -> None:
     async with client(gateway(greet, letter, diary, using=USING)) as mcp:
         asked = await rounds.ask(mcp, method, params | {"inputResponses": {"who": ADA}})
         assert asked["inputRequests"].keys() == {"who"}
-        result = await mcp.result(method, retry(params, asked, who=ADA), clientCapabilities=CAPABILITIES)
+        result = await mcp.result(
+            method, retry(params, asked, who=ADA), clientCapabilities=CAPABILITIES
+        )
     assert "Ada" in str(result)
 
 
@@ -99,7 +103,9 @@ async def test_a_tool_may_take_answers_that_nobody_asked_for() -> None:
 async def test_also_there_an_answer_that_does_not_fit_is_asked_for() -> None:
     _, params = rounds.tool("welcome")
     async with client(gateway(welcome, using=USING)) as mcp:
-        asked = await rounds.ask(mcp, "tools/call", params | {"inputResponses": {"who": accept(name=5)}})
+        asked = await rounds.ask(
+            mcp, "tools/call", params | {"inputResponses": {"who": accept(name=5)}}
+        )
     ((_, request),) = asked["inputRequests"].items()
     assert request["method"] == "elicitation/create"
 

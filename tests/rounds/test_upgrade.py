@@ -45,14 +45,21 @@ def version_b(drawn: list[str]) -> Callable[..., Any]:
     async def order(ctx: Context) -> str:
         """Keeps `who`, no longer wants `size`, asks for a color."""
         await ctx.step("draw", lambda: drawn.append("b"))
-        answers = await ctx.ask({"who": Form("For whom?", Name), "color": Form("Which color?", Color)})
+        answers = await ctx.ask(
+            {"who": Form("For whom?", Name), "color": Form("Which color?", Color)}
+        )
         last = await ctx.elicit("last", "Anything else, from B?", Name)
         return f"{answers['who'].get().name}, {answers['color'].get().color}, {last.name}"
 
     return order
 
 
-ANSWERS = {"who": accept(name="Ada"), "size": accept(size="M"), "color": accept(color="blue"), "last": accept(name="x")}
+ANSWERS = {
+    "who": accept(name="Ada"),
+    "size": accept(size="M"),
+    "color": accept(color="blue"),
+    "last": accept(name="x"),
+}
 
 
 async def replicas(stack: AsyncExitStack, drawn: list[str]) -> tuple[Client, Client]:
@@ -72,7 +79,9 @@ async def ordered(which: str, drawn: list[str]) -> tuple[str, list[list[str]]]:
         return result["content"][0]["text"], call.asked
 
 
-async def test_the_new_version_keeps_an_answer_asks_what_is_new_and_drops_what_is_obsolete() -> None:
+async def test_the_new_version_keeps_an_answer_asks_what_is_new_and_drops_what_is_obsolete() -> (
+    None
+):
     drawn: list[str] = []
     assert await ordered("ab", drawn) == ("Ada, blue, x", [["who", "size"], ["color"], ["last"]])
     assert drawn == ["a"]

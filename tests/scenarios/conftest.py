@@ -41,11 +41,18 @@ class Agency:
         """The environment of every process."""
         store = f"sqlite:///{self.directory / 'shared.sqlite3'}"
         diary = str(self.directory / "diary.txt")
-        return {"GATEWAY_STORE": store, "GATEWAY_STATE_KEYS": KEYS, "DIARY": diary, **self.environment}
+        return {
+            "GATEWAY_STORE": store,
+            "GATEWAY_STATE_KEYS": KEYS,
+            "DIARY": diary,
+            **self.environment,
+        }
 
     def gateway(self, worker: str = "off") -> Server:
         """One more gateway that answers."""
-        return self._stack.enter_context(running(self.files(), self.shared | {"GATEWAY_WORKER": worker}))
+        return self._stack.enter_context(
+            running(self.files(), self.shared | {"GATEWAY_WORKER": worker})
+        )
 
     def worker(self) -> Server:
         """One more worker that has begun."""
@@ -56,7 +63,9 @@ class Agency:
         """The gateway.yaml of one more process, beside its tools."""
         self._started += 1
         place = shutil.copytree(SERVED, self.directory / f"process-{self._started}")
-        (place / "agency.py").write_text(self.change((SERVED / "agency.py").read_text("utf-8")), "utf-8")
+        (place / "agency.py").write_text(
+            self.change((SERVED / "agency.py").read_text("utf-8")), "utf-8"
+        )
         config = place / "gateway.yaml"
         with config.open("a", encoding="utf-8") as file:
             file.write(self.more_yaml)
@@ -101,8 +110,13 @@ def agency(tmp_path: Path) -> Iterator[Agency]:
 async def clients(*servers: Server, **headers: Any) -> AsyncIterator[list[TaskClient]]:
     """A client of each, that can do everything; the headers go with every request."""
     async with AsyncExitStack() as stack:
-        opened = [httpx.AsyncClient(base_url=server.url, timeout=30, verify=False) for server in servers]
-        yield [TaskClient(Client(await stack.enter_async_context(http)), headers=headers) for http in opened]
+        opened = [
+            httpx.AsyncClient(base_url=server.url, timeout=30, verify=False) for server in servers
+        ]
+        yield [
+            TaskClient(Client(await stack.enter_async_context(http)), headers=headers)
+            for http in opened
+        ]
 
 
 def kill(server: Server) -> None:

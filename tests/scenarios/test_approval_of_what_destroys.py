@@ -20,10 +20,15 @@ async def test_nothing_is_cancelled_that_its_user_has_not_seen_and_approved(agen
 
         asked = valid_input_required((await two.send(method, params)).json())
         other = {**params, "arguments": {"room": "13"}}
-        assert wire.valid_error(await one.send(method, retry(other, asked, approve=accept(approve=True))))
+        assert wire.valid_error(
+            await one.send(method, retry(other, asked, approve=accept(approve=True)))
+        )
         assert agency.diary == []
         approved = retry(params, asked, approve=accept(approve=True))
-        for replica in (one, two):  # the answer was lost on its way, and the client sends the approval again
+        for replica in (
+            one,
+            two,
+        ):  # the answer was lost on its way, and the client sends the approval again
             result = wire.valid_result(method, (await replica.send(method, approved)).json())
             assert result["content"][0]["text"] == "cancel 12"
     assert agency.diary == ["cancel 12"]

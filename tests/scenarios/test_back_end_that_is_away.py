@@ -27,8 +27,12 @@ async def test_a_service_that_is_away_costs_its_own_callers_alone(agency: Agency
                 away = await one.mcp.call("weather__forecast")
                 assert away["isError"] is True
                 assert "weather" in away["content"][0]["text"]
-                assert network.url not in away["content"][0]["text"], "where a service is is nobody's business"
-                assert (await one.call("book", {"city": "Oslo"})).json()["result"]["resultType"] == "input_required"
+                assert network.url not in away["content"][0]["text"], (
+                    "where a service is is nobody's business"
+                )
+                assert (await one.call("book", {"city": "Oslo"})).json()["result"][
+                    "resultType"
+                ] == "input_required"
                 network.turn(Way.OPEN)
                 back = await one.mcp.call("weather__forecast")
                 assert back["structuredContent"] == {"sky": "clear"}

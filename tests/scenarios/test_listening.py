@@ -17,7 +17,9 @@ from tests.support.server import Server
 from tests.support.task_client import DECLARED
 
 
-async def test_who_listens_hears_how_a_task_is_until_its_end_also_through_another_gateway(agency: Agency) -> None:
+async def test_who_listens_hears_how_a_task_is_until_its_end_also_through_another_gateway(
+    agency: Agency,
+) -> None:
     first, second = agency.gateway(), agency.gateway()
     agency.worker()
     async with clients(first, second) as (_, two):
@@ -29,7 +31,9 @@ async def test_who_listens_hears_how_a_task_is_until_its_end_also_through_anothe
             assert list(message["params"]["inputRequests"]) == ["who"]
             assert await asyncio.to_thread(first.stop) == 0
             rest = [message async for message in heard]
-            assert wire.valid_result("subscriptions/listen", rest[-1]), "the stream is ended, not cut"
+            assert wire.valid_result("subscriptions/listen", rest[-1]), (
+                "the stream is ended, not cut"
+            )
         async with listening(second, task_id) as heard:
             await anext(heard)
             await two.answer(task_id, {"who": accept(name="Ada")})
@@ -46,7 +50,9 @@ async def listening(server: Server, task_id: str) -> AsyncIterator[AsyncIterator
     async with (
         asyncio.timeout(60),
         httpx.AsyncClient(base_url=server.url, timeout=60, verify=False) as http,
-        http.stream("POST", "/mcp", content=json.dumps(asked), headers=wire.headers(asked)) as stream,
+        http.stream(
+            "POST", "/mcp", content=json.dumps(asked), headers=wire.headers(asked)
+        ) as stream,
     ):
         yield messages(stream)
 

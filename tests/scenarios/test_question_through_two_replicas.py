@@ -7,7 +7,9 @@ from tests.support import wire
 from tests.support.rounds import accept, retry, tool, valid_input_required
 
 
-async def test_the_answer_to_a_question_goes_to_another_replica_when_the_first_is_gone(agency: Agency) -> None:
+async def test_the_answer_to_a_question_goes_to_another_replica_when_the_first_is_gone(
+    agency: Agency,
+) -> None:
     first, second = agency.gateway(), agency.gateway()
     method, params = tool("book", city="Oslo")
     async with clients(first, second) as (one, two):

@@ -17,9 +17,9 @@ async def test_calls_and_tasks_of_before_end_in_the_new_version(agency: Agency) 
         task_id = await before.begin("tour", days=DAYS)
         await agency.has_done("day 2")
 
-        agency.change = lambda source: source.replace('return f"{held}, {booked}"', 'return f"{booked} (v2)"').replace(
-            "days with", "fine days with"
-        )
+        agency.change = lambda source: source.replace(
+            'return f"{held}, {booked}"', 'return f"{booked} (v2)"'
+        ).replace("days with", "fine days with")
         new = agency.gateway()
         assert old_worker.stop() == 0
         new_worker = agency.worker()
@@ -34,6 +34,8 @@ async def test_calls_and_tasks_of_before_end_in_the_new_version(agency: Agency) 
         await after.answer(task_id, {"who": accept(name="Ada")})
         assert await after.text(task_id) == f"{DAYS} fine days with Ada"
     days = [line for line in agency.diary if line.startswith("day")]
-    assert days == [f"day {number}" for number in range(1, DAYS + 1)], "a worker that is told to stop keeps its step"
+    assert days == [f"day {number}" for number in range(1, DAYS + 1)], (
+        "a worker that is told to stop keeps its step"
+    )
     assert agency.diary.count("hold Oslo") == 1
     assert agency.processes[-1] in {new.process.pid, new_worker.process.pid}

@@ -8,7 +8,9 @@ from tests.support.rounds import accept
 DAYS = 8
 
 
-async def test_a_task_goes_on_in_another_worker_after_the_last_step_that_was_kept(agency: Agency) -> None:
+async def test_a_task_goes_on_in_another_worker_after_the_last_step_that_was_kept(
+    agency: Agency,
+) -> None:
     gateway, victim = agency.gateway(), agency.worker()
     async with clients(gateway) as (owner,):
         task_id = await owner.begin("tour", days=DAYS)

@@ -42,7 +42,9 @@ def last(pool: Pool) -> Environment:
     return next(one for one in pool.environments if one.name == pool.recent[-1])
 
 
-async def until(tasks: TaskClient, task_id: str, status: str, within_s: float = 40) -> dict[str, Any]:
+async def until(
+    tasks: TaskClient, task_id: str, status: str, within_s: float = 40
+) -> dict[str, Any]:
     """The task once it has a status; asked for no more often than a good client would."""
     end = time.monotonic() + within_s
     while (task := await tasks.get(task_id))["status"] != status:
@@ -53,7 +55,9 @@ async def until(tasks: TaskClient, task_id: str, status: str, within_s: float = 
 
 def to_api(deployment: Deployment, pool: Pool) -> httpx.AsyncClient:
     """Speaks to an API of its own in front of a pool."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(deployment.api(pool)), base_url="http://127.0.0.1")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(deployment.api(pool)), base_url="http://127.0.0.1"
+    )
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -22,7 +22,11 @@ from tests.support.rounds import Conversation, accept, tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NAMES = {"first": accept(name="Ada"), "middle": accept(name="King"), "last": accept(name="Lovelace")}
+NAMES = {
+    "first": accept(name="Ada"),
+    "middle": accept(name="King"),
+    "last": accept(name="Lovelace"),
+}
 
 
 async def test_each_of_four_rounds_is_another_replica_and_those_before_it_are_dead(
@@ -56,7 +60,9 @@ async def test_the_official_client_lists_and_calls(stack: Deployed) -> None:
     assert "Hello, Ada!" in str(called.content)
 
 
-async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(stack: Deployed) -> None:
+async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(
+    stack: Deployed,
+) -> None:
     hasty = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=4))
     with closing(hasty.gateways(1, "Hasty")) as pool:
         async with to_api(hasty, pool) as http:
@@ -66,7 +72,9 @@ async def test_a_function_that_hangs_is_stopped_at_its_time_out_and_replaced(sta
         assert pool.environments[0].starts == 2
 
 
-async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_on(stack: Deployed) -> None:
+async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_on(
+    stack: Deployed,
+) -> None:
     impatient = replace(stack.stack.deployment, times=replace(TIMES, api_s=4))
     with closing(impatient.gateways(1, "Impatient")) as pool:
         async with to_api(impatient, pool) as http:
@@ -74,12 +82,16 @@ async def test_an_api_does_not_wait_longer_than_its_limit_and_the_function_goes_
             assert await mcp.text("greet", {"name": "Ada"}) == "Hello, Ada!"
             late = await mcp.post("tools/call", {"name": "stare", "arguments": {"seconds": 6}})
             assert (late.status_code, late.json()) == (503, {"message": "Service Unavailable"})
-            assert await mcp.text("greet", {"name": "Bob"}) == "Hello, Bob!", "when the other has ended"
+            assert await mcp.text("greet", {"name": "Bob"}) == "Hello, Bob!", (
+                "when the other has ended"
+            )
     assert pool.environments[0].starts == 1
     assert pool.environments[0].invocations == 3
 
 
-async def test_an_answer_that_aws_lambda_would_not_return_is_an_error_that_says_so(mcp: Client) -> None:
+async def test_an_answer_that_aws_lambda_would_not_return_is_an_error_that_says_so(
+    mcp: Client,
+) -> None:
     status, error = await mcp.error("tools/call", {"name": "talk", "arguments": {"megabytes": 7}})
     assert (status, error["code"]) == (200, -32603)
     assert "AWS Lambda returns 6291456 at most" in error["message"]
@@ -89,18 +101,24 @@ async def test_an_answer_that_only_its_escaping_makes_too_large_arrives(mcp: Cli
     assert len(await mcp.text("recite", {"count": 1_700_000})) == 1_700_000
 
 
-async def test_a_request_beyond_the_executions_of_the_account_is_answered_503_and_counted(stack: Deployed) -> None:
+async def test_a_request_beyond_the_executions_of_the_account_is_answered_503_and_counted(
+    stack: Deployed,
+) -> None:
     small = replace(stack.stack.deployment, account=Account(1))
     with closing(small.gateways(2, "Few")) as pool:
         async with to_api(small, pool) as http:
             assert await Client(http).text("greet", {"name": "Ada"}) == "Hello, Ada!"
             params = {"name": "stare", "arguments": {"seconds": 1}}
-            answers = await asyncio.gather(*(Client(http).post("tools/call", params) for _ in range(3)))
+            answers = await asyncio.gather(
+                *(Client(http).post("tools/call", params) for _ in range(3))
+            )
     assert sorted(answer.status_code for answer in answers) == [200, 503, 503]
     assert pool.counts["Throttles"] == 2
 
 
-async def test_a_body_over_10_mb_is_refused_by_the_api(stack: Deployed, http: httpx.AsyncClient) -> None:
+async def test_a_body_over_10_mb_is_refused_by_the_api(
+    stack: Deployed, http: httpx.AsyncClient
+) -> None:
     before = len(stack.stack.gateways.recent)
     response = await http.post("/mcp", content=b" " * (MAX_REQUEST_BYTES + 1))
     assert (response.status_code, response.json()) == (413, {"message": "Request Entity Too Large"})
@@ -119,8 +137,12 @@ async def test_an_event_over_6_mb_invokes_nothing(stack: Deployed) -> None:
     assert len(stack.stack.gateways.recent) == before
 
 
-async def test_a_body_that_is_no_text_reaches_the_gateway_in_base64(http: httpx.AsyncClient) -> None:
-    response = await http.post("/mcp", content=b'{"jsonrpc": "\xff"}', headers=wire.headers(wire.message("tools/list")))
+async def test_a_body_that_is_no_text_reaches_the_gateway_in_base64(
+    http: httpx.AsyncClient,
+) -> None:
+    response = await http.post(
+        "/mcp", content=b'{"jsonrpc": "\xff"}', headers=wire.headers(wire.message("tools/list"))
+    )
     assert response.status_code == 400
     assert wire.valid_error(response)["code"] == -32700
 
@@ -142,12 +164,19 @@ async def test_a_caller_without_a_token_gets_the_challenge_under_the_name_that_a
     assert "www-authenticate" not in refused.headers
     challenge = refused.headers["x-amzn-remapped-www-authenticate"]
     assert challenge.startswith("Bearer ")
-    assert f'resource_metadata="{metadata.json()["resource"].removesuffix("/mcp")}/.well-known/' in challenge
+    assert (
+        f'resource_metadata="{metadata.json()["resource"].removesuffix("/mcp")}/.well-known/'
+        in challenge
+    )
     assert metadata.json()["authorization_servers"] == ["https://issuer.example.com"]
 
 
-async def test_a_function_that_lacks_a_setting_names_it_in_its_log_and_answers_nothing(stack: Deployed) -> None:
-    with closing(stack.stack.deployment.gateways(1, "Poisoned", GATEWAY_STATE_KEYS_SECRET="")) as pool:
+async def test_a_function_that_lacks_a_setting_names_it_in_its_log_and_answers_nothing(
+    stack: Deployed,
+) -> None:
+    with closing(
+        stack.stack.deployment.gateways(1, "Poisoned", GATEWAY_STATE_KEYS_SECRET="")
+    ) as pool:
         with pytest.raises(InvocationFailed):
             await pool.invoke({})
         said = pool.environments[0].log.read_text()

@@ -62,7 +62,11 @@ class Queue:
 
     async def poll(self, function: Function, deliveries: int, **more: Any) -> None:
         """Deliver until the function has had so many batches, and then for a little longer."""
-        known: dict[str, Any] = {"arn": "arn:aws:sqs:eu-central-1:1:q", "dead_letters": self.dead, **more}
+        known: dict[str, Any] = {
+            "arn": "arn:aws:sqs:eu-central-1:1:q",
+            "dead_letters": self.dead,
+            **more,
+        }
         poller = Poller(self.sqs, self.url, function, batch_size=10, concurrency=1, **known)
         polling = asyncio.create_task(poller.run())
         async with asyncio.timeout(20):
@@ -83,11 +87,17 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 def queue(endpoint: str) -> Iterator[Queue]:
     sqs = boto3.client(
-        "sqs", endpoint_url=endpoint, region_name="eu-central-1", aws_access_key_id="test", aws_secret_access_key="test"
+        "sqs",
+        endpoint_url=endpoint,
+        region_name="eu-central-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
     )
     name = str(uuid.uuid4())
     dead = sqs.create_queue(QueueName=f"dead-{name}")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"][
+        "QueueArn"
+    ]
     redrive = f'{{"deadLetterTargetArn": "{arn}", "maxReceiveCount": "2"}}'
     attributes = {"VisibilityTimeout": "1", "RedrivePolicy": redrive}
     yield Queue(sqs, sqs.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"], dead)
@@ -104,7 +114,9 @@ def failing(body: str) -> Any:
     return answer
 
 
-@pytest.mark.parametrize(("number", "is_stopped"), [(0, False), (loops.MOST - 1, False), (loops.MOST, True)])
+@pytest.mark.parametrize(
+    ("number", "is_stopped"), [(0, False), (loops.MOST - 1, False), (loops.MOST, True)]
+)
 async def test_a_chain_of_messages_that_has_invoked_the_function_too_often_is_stopped(
     queue: Queue, number: int, is_stopped: bool
 ) -> None:
@@ -118,7 +130,9 @@ async def test_a_chain_of_messages_that_has_invoked_the_function_too_often_is_st
     assert "straight on" in delivered
 
 
-async def test_a_function_that_allows_loops_is_invoked_and_told_how_often_it_was(queue: Queue) -> None:
+async def test_a_function_that_allows_loops_is_invoked_and_told_how_often_it_was(
+    queue: Queue,
+) -> None:
     function = Function([None])
     queue.send_traced("round and round", loops.one_more(None, 50))
     await queue.poll(function, deliveries=1, allows_loops=True)
@@ -126,7 +140,9 @@ async def test_a_function_that_allows_loops_is_invoked_and_told_how_often_it_was
     assert [loops.count(trace) for trace in function.traces] == [51]
 
 
-async def test_the_reported_message_alone_comes_again_and_ends_in_the_dead_letter_queue(queue: Queue) -> None:
+async def test_the_reported_message_alone_comes_again_and_ends_in_the_dead_letter_queue(
+    queue: Queue,
+) -> None:
     function = Function([failing("bad")])
     queue.send("good", "bad", "fine")
     await queue.poll(function, deliveries=2)
@@ -135,7 +151,11 @@ async def test_the_reported_message_alone_comes_again_and_ends_in_the_dead_lette
 
 
 @pytest.mark.parametrize(
-    "answer", [pytest.param(InvocationFailed("died"), id="a death"), pytest.param("done", id="a report that is none")]
+    "answer",
+    [
+        pytest.param(InvocationFailed("died"), id="a death"),
+        pytest.param("done", id="a report that is none"),
+    ],
 )
 async def test_the_whole_batch_comes_again_after(queue: Queue, answer: Any) -> None:
     function = Function([answer, None])
@@ -168,7 +188,9 @@ def test_a_function_that_reports_nothing_has_done_all(answer: Any) -> None:
         pytest.param({"batchItemFailures": [{"id": "1"}]}, id="another key"),
         pytest.param({"batchItemFailures": ["1"]}, id="a bare id"),
         pytest.param({"batchItemFailures": [{"itemIdentifier": "unknown"}]}, id="an unknown id"),
-        pytest.param({"batchItemFailures": [{"itemIdentifier": ["1"]}]}, id="an id that is no text"),
+        pytest.param(
+            {"batchItemFailures": [{"itemIdentifier": ["1"]}]}, id="an id that is no text"
+        ),
     ],
 )
 def test_a_report_that_cannot_be_read_fails_the_whole_batch(answer: Any) -> None:

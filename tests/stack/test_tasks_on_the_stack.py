@@ -64,7 +64,9 @@ async def test_a_call_of_three_times_the_limit_ends_as_a_task_and_by_shedding_fo
     seconds = 3 * (TIMES.gateway_s or 0)
 
     async def as_task() -> str:
-        ended = await until(tasks, await tasks.begin("dig", seconds=seconds, order="task"), "completed", WITHIN_S)
+        ended = await until(
+            tasks, await tasks.begin("dig", seconds=seconds, order="task"), "completed", WITHIN_S
+        )
         text: str = ended["result"]["content"][0]["text"]
         return text
 
@@ -90,18 +92,28 @@ async def test_a_task_under_way_goes_on_in_the_version_that_a_deployment_brings(
     assert ended["result"]["content"][0]["text"] == "begun by 1, ended by 2"
 
 
-async def test_the_sweep_tells_what_the_alarms_look_at_and_they_keep_quiet(stack: Deployed, tasks: TaskClient) -> None:
+async def test_the_sweep_tells_what_the_alarms_look_at_and_they_keep_quiet(
+    stack: Deployed, tasks: TaskClient
+) -> None:
     known = alarms(stack.stack.deployment.template)
-    told: dict[str, list[float | None]] = {name: [] for name in ("OverdueTasksAlarm", "OldestTaskAlarm")}
+    told: dict[str, list[float | None]] = {
+        name: [] for name in ("OverdueTasksAlarm", "OldestTaskAlarm")
+    }
     end = time.monotonic() + WITHIN_S
     while min(map(len, told.values())) < known["OverdueTasksAlarm"].periods:
         assert time.monotonic() < end, told
         await asyncio.sleep(0.5)
-        lines = [line for one in stack.stack.workers.environments for line in one.log.read_text().splitlines()]
+        lines = [
+            line
+            for one in stack.stack.workers.environments
+            for line in one.log.read_text().splitlines()
+        ]
         swept = [json.loads(line) for line in lines if '"_aws"' in line]
         for name, values in told.items():
             alarm = known[name]
-            values[:] = [line[alarm.metric] for line in swept if alarm.dimensions.items() <= line.items()]
+            values[:] = [
+                line[alarm.metric] for line in swept if alarm.dimensions.items() <= line.items()
+            ]
     for name, values in told.items():
         assert not known[name].fires(values), name
         assert known[name].fires([alarm_at(known[name])] * 10)
@@ -133,7 +145,9 @@ async def test_a_message_that_is_no_task_fails_alone_and_ends_in_the_dead_letter
         letter = await dead_letter(stack)
     assert asked["inputRequests"].keys() == {"to"}
     assert letter["Body"] == "not a task"
-    assert stack.stack.poller.counts["failed messages"] == failed + 5, "as often as the template has it"
+    assert stack.stack.poller.counts["failed messages"] == failed + 5, (
+        "as often as the template has it"
+    )
     log = "".join(one.log.read_text() for one in stack.stack.workers.environments)
     assert "a message failed" in log
     assert letter["MessageId"] in log
@@ -141,7 +155,9 @@ async def test_a_message_that_is_no_task_fails_alone_and_ends_in_the_dead_letter
 
 async def test_a_worker_reports_the_bad_message_of_a_batch_and_no_other(stack: Deployed) -> None:
     bodies = {"1": "nobody.nothing", "2": "not a task", "3": "nobody.nothing"}
-    records = [{"messageId": n, "body": body, "eventSource": "aws:sqs"} for n, body in bodies.items()]
+    records = [
+        {"messageId": n, "body": body, "eventSource": "aws:sqs"} for n, body in bodies.items()
+    ]
     answer = await stack.stack.workers.invoke({"Records": records})
     assert answer == {"batchItemFailures": [{"itemIdentifier": "2"}]}
 
@@ -150,14 +166,18 @@ async def test_a_worker_reports_the_bad_message_of_a_batch_and_no_other(stack: D
 def hidden_for_a_second(stack: Deployed) -> Iterator[None]:
     """The queue shows a message again after a second; the template's time-out is an hour and a half."""
     sqs, url = stack.stack.aws.client("sqs"), stack.stack.resources["Queue"]
-    before = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["VisibilityTimeout"])["Attributes"]
+    before = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["VisibilityTimeout"])[
+        "Attributes"
+    ]
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"VisibilityTimeout": "1"})
     yield
     sqs.set_queue_attributes(QueueUrl=url, Attributes=before)
 
 
 def send(stack: Deployed, body: str) -> None:
-    stack.stack.aws.client("sqs").send_message(QueueUrl=stack.stack.resources["Queue"], MessageBody=body)
+    stack.stack.aws.client("sqs").send_message(
+        QueueUrl=stack.stack.resources["Queue"], MessageBody=body
+    )
 
 
 async def dead_letter(stack: Deployed) -> dict[str, Any]:

@@ -47,11 +47,15 @@ class OnceStoreContract:
     async def test_an_id_that_nobody_claimed_has_no_record(self, store: OnceStore) -> None:
         assert await store.read("unknown") is None
 
-    async def test_the_first_claim_wins_and_the_second_gets_the_record_of_the_first(self, store: OnceStore) -> None:
+    async def test_the_first_claim_wins_and_the_second_gets_the_record_of_the_first(
+        self, store: OnceStore
+    ) -> None:
         assert await store.claim("id", "yes", 10, LATER) is None
         assert await store.claim("id", "no", 20, LATER) == OnceRecord("yes", None, 10)
 
-    async def test_ids_do_not_meet_even_if_one_begins_like_the_other_or_differs_in_case(self, store: OnceStore) -> None:
+    async def test_ids_do_not_meet_even_if_one_begins_like_the_other_or_differs_in_case(
+        self, store: OnceStore
+    ) -> None:
         ids = ["a", "A", "aa", "a ", "ä", "", "'; drop table once; --"]
         assert [await store.claim(one, one, 1, LATER) for one in ids] == [None] * len(ids)
         assert [await store.read(one) for one in ids] == [OnceRecord(one, None, 1) for one in ids]
@@ -61,16 +65,22 @@ class OnceStoreContract:
         (winner,) = [f"claim {n}" for n, record in enumerate(got) if record is None]
         assert {record.answers for record in got if record} == {winner}
 
-    def test_of_claims_from_several_processes_exactly_one_wins(self, spawn_claims: SpawnClaims) -> None:
+    def test_of_claims_from_several_processes_exactly_one_wins(
+        self, spawn_claims: SpawnClaims
+    ) -> None:
         got = spawn_claims("id", processes=4, claims=25)
         assert len(got) == 100
         assert got.count("won") == 1
         assert len(set(got) - {"won"}) == 1, "all others see the same winner"
 
     @pytest.mark.parametrize(
-        "outcome", [b"{}", b"", bytes(range(256)), b"x" * 300_000], ids=["json", "empty", "every byte", "large"]
+        "outcome",
+        [b"{}", b"", bytes(range(256)), b"x" * 300_000],
+        ids=["json", "empty", "every byte", "large"],
     )
-    async def test_an_outcome_is_read_back_byte_for_byte(self, store: OnceStore, outcome: bytes) -> None:
+    async def test_an_outcome_is_read_back_byte_for_byte(
+        self, store: OnceStore, outcome: bytes
+    ) -> None:
         await store.claim("id", "yes", 10, LATER)
         await store.finish("id", outcome)
         assert await store.read("id") == OnceRecord("yes", outcome, 10)
@@ -92,12 +102,16 @@ class OnceStoreContract:
         await store.finish("unknown", b"done")
         assert await store.read("unknown") is None
 
-    async def test_a_claim_is_not_taken_over_however_late_it_is(self, store: OnceStore, clock: FixedClock) -> None:
+    async def test_a_claim_is_not_taken_over_however_late_it_is(
+        self, store: OnceStore, clock: FixedClock
+    ) -> None:
         await store.claim("id", "yes", clock.now_ms() + 1, LATER)
         clock.skip(3600)
         assert await store.claim("id", "yes", LATER, LATER) is not None
 
-    async def test_another_process_sees_claim_and_outcome(self, store: OnceStore, reopen: Reopen) -> None:
+    async def test_another_process_sees_claim_and_outcome(
+        self, store: OnceStore, reopen: Reopen
+    ) -> None:
         other = reopen()
         await store.claim("id", "yes", 10, LATER)
         assert await other.claim("id", "yes", 10, LATER) == OnceRecord("yes", None, 10)
@@ -130,7 +144,9 @@ class OnceStoreContract:
         assert not await swept("long")
         assert await store.read("long") == OnceRecord("yes", None, 10)
 
-    async def test_nothing_is_swept_before_its_time(self, store: OnceStore, clock: FixedClock, swept: Swept) -> None:
+    async def test_nothing_is_swept_before_its_time(
+        self, store: OnceStore, clock: FixedClock, swept: Swept
+    ) -> None:
         await store.claim("id", "yes", 10, clock.now_ms() + 601_000)
         clock.skip(600)
         await store.claim("trigger", "yes", 10, LATER)

@@ -59,12 +59,16 @@ class TaskQueueContract:
     async def test_an_empty_queue_has_nothing(self, queue: TaskQueue) -> None:
         assert await nothing(queue)
 
-    async def test_every_message_is_delivered_to_somebody(self, queue: TaskQueue, reopen: Reopen) -> None:
+    async def test_every_message_is_delivered_to_somebody(
+        self, queue: TaskQueue, reopen: Reopen
+    ) -> None:
         sent = refs(25)
         await asyncio.gather(*(queue.send(ref) for ref in sent))
         assert sorted(message.ref for message in await drain(reopen(), 25)) == sorted(sent)
 
-    async def test_a_message_that_was_received_is_hidden_from_others(self, queue: TaskQueue, reopen: Reopen) -> None:
+    async def test_a_message_that_was_received_is_hidden_from_others(
+        self, queue: TaskQueue, reopen: Reopen
+    ) -> None:
         for ref in refs(8):
             await queue.send(ref)
         others = [reopen() for _ in range(4)]
@@ -81,7 +85,9 @@ class TaskQueueContract:
         assert len(await queue.receive(1, 1000)) == 1
         assert 1 <= len(await queue.receive(2, 1000)) <= 2
 
-    async def test_a_message_that_was_not_deleted_is_delivered_again(self, queue: TaskQueue, let_pass: LetPass) -> None:
+    async def test_a_message_that_was_not_deleted_is_delivered_again(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
         await queue.send(REF)
         (first,) = await queue.receive(10, 1000)
         assert await nothing(queue)
@@ -100,13 +106,17 @@ class TaskQueueContract:
         await let_pass(self.hidden_s)
         assert [message.ref for message in await queue.receive(10, 0)] == [TaskRef("owner", "id-1")]
 
-    async def test_any_process_may_delete(self, queue: TaskQueue, reopen: Reopen, let_pass: LetPass) -> None:
+    async def test_any_process_may_delete(
+        self, queue: TaskQueue, reopen: Reopen, let_pass: LetPass
+    ) -> None:
         await queue.send(REF)
         await reopen().delete(await queue.receive(10, 1000))
         await let_pass(self.hidden_s)
         assert await nothing(queue)
 
-    async def test_many_messages_are_deleted_at_once(self, queue: TaskQueue, let_pass: LetPass) -> None:
+    async def test_many_messages_are_deleted_at_once(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
         for ref in refs(23):
             await queue.send(ref)
         await queue.delete(await drain(queue, 23))
@@ -121,7 +131,9 @@ class TaskQueueContract:
         await queue.delete(got)
         assert await nothing(queue)
 
-    async def test_an_old_receipt_does_not_delete_a_later_delivery(self, queue: TaskQueue, let_pass: LetPass) -> None:
+    async def test_an_old_receipt_does_not_delete_a_later_delivery(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
         await queue.send(REF)
         old = await queue.receive(10, 1000)
         await let_pass(self.hidden_s)
@@ -156,10 +168,14 @@ class TaskQueueContract:
         await queue.put_back(got[1:])
         await queue.put_back([])
         again = await drain(reopen(), 2)
-        assert sorted(message.ref for message in again) == sorted(message.ref for message in got[1:])
+        assert sorted(message.ref for message in again) == sorted(
+            message.ref for message in got[1:]
+        )
         assert await nothing(queue)
 
-    async def test_a_message_may_be_put_back_for_later(self, queue: TaskQueue, let_pass: LetPass) -> None:
+    async def test_a_message_may_be_put_back_for_later(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
         await queue.send(REF)
         await queue.put_back(await queue.receive(10, 1000), 1000)
         assert await nothing(queue)
@@ -195,7 +211,9 @@ class TaskQueueContract:
         await queue.send(REF, delay_ms)
         assert await nothing(queue)
 
-    async def test_who_waits_gets_a_message_when_it_is_sent(self, queue: TaskQueue, reopen: Reopen) -> None:
+    async def test_who_waits_gets_a_message_when_it_is_sent(
+        self, queue: TaskQueue, reopen: Reopen
+    ) -> None:
         async def later() -> None:
             await asyncio.sleep(0.3)
             await reopen().send(REF)

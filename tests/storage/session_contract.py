@@ -27,15 +27,21 @@ class SessionStoreContract:
         assert not await another.put_new("key", b"second", LATER)
         assert await another.read("key") == SessionRow(b"first", 1)
 
-    async def test_of_many_at_once_exactly_one_is_kept(self, store: SessionStore, another: SessionStore) -> None:
+    async def test_of_many_at_once_exactly_one_is_kept(
+        self, store: SessionStore, another: SessionStore
+    ) -> None:
         stores = [store, another] * 10
-        won = await asyncio.gather(*(one.put_new("key", b"%d" % n, LATER) for n, one in enumerate(stores)))
+        won = await asyncio.gather(
+            *(one.put_new("key", b"%d" % n, LATER) for n, one in enumerate(stores))
+        )
         assert won.count(True) == 1
         row = await store.read("key")
         assert row is not None
         assert row.value == b"%d" % won.index(True)
 
-    async def test_a_value_is_replaced_by_who_read_it_last(self, store: SessionStore, another: SessionStore) -> None:
+    async def test_a_value_is_replaced_by_who_read_it_last(
+        self, store: SessionStore, another: SessionStore
+    ) -> None:
         await store.put_new("key", b"1", LATER)
         row = await another.read("key")
         assert row is not None
@@ -55,7 +61,9 @@ class SessionStoreContract:
         found = await store.read_values(["key 3", "key 1", "nothing"])
         assert found == {"key 1": b"1", "key 3": b"3"}
 
-    async def test_a_large_value_comes_back_whole(self, store: SessionStore, another: SessionStore) -> None:
+    async def test_a_large_value_comes_back_whole(
+        self, store: SessionStore, another: SessionStore
+    ) -> None:
         large = b"0123456789" * 100_000
         assert await store.put_new("key", large, LATER)
         row = await another.read("key")

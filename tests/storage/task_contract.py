@@ -47,7 +47,13 @@ def blob(size: int) -> bytes:
 
 
 def new(ref: TaskRef = REF, **facts: Any) -> NewTask:
-    usual: dict[str, Any] = {"tool": "report", "call": b"call", "created_ms": NOW, "expires_ms": END, "due_ms": SOON}
+    usual: dict[str, Any] = {
+        "tool": "report",
+        "call": b"call",
+        "created_ms": NOW,
+        "expires_ms": END,
+        "due_ms": SOON,
+    }
     return NewTask(ref, **usual | facts)
 
 
@@ -69,7 +75,9 @@ async def claim(
     return claimed
 
 
-async def take_over(store: TaskStore, ref: TaskRef = REF, now_ms: int = UNTIL, until_ms: int = END) -> Claimed:
+async def take_over(
+    store: TaskStore, ref: TaskRef = REF, now_ms: int = UNTIL, until_ms: int = END
+) -> Claimed:
     """The claim of a task whose lease has lapsed."""
     return await claim(store, ref, now_ms, until_ms, alone=True)
 
@@ -80,7 +88,9 @@ async def working(store: TaskStore, ref: TaskRef = REF, **facts: Any) -> Lease:
     return (await claim(store, ref)).lease
 
 
-async def asking(store: TaskStore, requests: Mapping[str, bytes], ref: TaskRef = REF, **facts: Any) -> Lease:
+async def asking(
+    store: TaskStore, requests: Mapping[str, bytes], ref: TaskRef = REF, **facts: Any
+) -> Lease:
     """A new task that waits for answers, and the lease that is over."""
     lease = await working(store, ref, **facts)
     await store.suspend(lease, NOTHING, requests, NOW)
@@ -90,7 +100,16 @@ async def asking(store: TaskStore, requests: Mapping[str, bytes], ref: TaskRef =
 async def blamed(store: TaskStore) -> Lease:
     """A task with which two workers have died that had nothing else, and one that had; and that has failed before."""
     lease = await working(store)
-    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3, declined_ms=NOW - 9, keeps_blame=True)
+    await store.release(
+        lease,
+        NOTHING,
+        NOW,
+        wake_ms=0,
+        due_ms=SOON,
+        attempts=3,
+        declined_ms=NOW - 9,
+        keeps_blame=True,
+    )
     await claim(store, until_ms=NOW)
     for _ in range(2):
         await take_over(store, now_ms=NOW, until_ms=NOW)
@@ -113,14 +132,20 @@ async def over(store: TaskStore, status: Status, ref: TaskRef = REF) -> None:
 
 
 UNDER_A_LEASE: Final[Mapping[str, Callable[[TaskStore, Lease], Awaitable[None]]]] = {
-    "checkpoint": lambda store, lease: store.checkpoint(lease, Added([b"late"], b"late", "late"), NOW, END),
+    "checkpoint": lambda store, lease: store.checkpoint(
+        lease, Added([b"late"], b"late", "late"), NOW, END
+    ),
     "checkpoint without entries": lambda store, lease: store.checkpoint(lease, NOTHING, NOW, END),
     "suspend": lambda store, lease: store.suspend(lease, Added([b"late"]), {"late": b"late"}, NOW),
-    "release": lambda store, lease: store.release(lease, Added([b"late"], b"late"), NOW, wake_ms=SOON, due_ms=SOON),
+    "release": lambda store, lease: store.release(
+        lease, Added([b"late"], b"late"), NOW, wake_ms=SOON, due_ms=SOON
+    ),
     "restart": lambda store, lease: store.restart(lease, b"late", [b"late"], b"late", 9, NOW, SOON),
     "park": lambda store, lease: store.park(lease, "late", NOW),
     "finish": lambda store, lease: store.finish(lease, Status.COMPLETED, b"late", "late", NOW),
-    "finish with much": lambda store, lease: store.finish(lease, Status.COMPLETED, blob(400_000), "late", NOW),
+    "finish with much": lambda store, lease: store.finish(
+        lease, Status.COMPLETED, blob(400_000), "late", NOW
+    ),
 }
 """Every write that a worker does."""
 
@@ -261,7 +286,9 @@ class TaskStoreContract:
             attempts=0,
         )
 
-    async def test_what_is_created_is_found_in_any_process_at_once(self, stores: list[TaskStore]) -> None:
+    async def test_what_is_created_is_found_in_any_process_at_once(
+        self, stores: list[TaskStore]
+    ) -> None:
         for n, one in enumerate(stores):
             await one.create(new(TaskRef("owner", f"{n}")))
             assert None not in [await other.read(TaskRef("owner", f"{n}"), NOW) for other in stores]
@@ -270,28 +297,44 @@ class TaskStoreContract:
         await store.create(new())
         assert await store.read(TaskRef("owner", "unknown"), NOW) is None
 
-    async def test_the_open_tasks_of_an_owner_are_counted_up_to_a_bound(self, store: TaskStore) -> None:
+    async def test_the_open_tasks_of_an_owner_are_counted_up_to_a_bound(
+        self, store: TaskStore
+    ) -> None:
         await working(store, TaskRef("a", "1"))
         await asking(store, {"x": b"?"}, TaskRef("a", "2"))
         for n in range(3, 8):
             await store.create(new(TaskRef("a", f"{n}")))
         await store.create(new(TaskRef("a", "over"), status=Status.COMPLETED))
         await store.create(new(TaskRef("b", "1")))
-        assert [await store.count_open("a", up_to) for up_to in (1, 6, 7, 8, 1000)] == [1, 6, 7, 7, 7]
+        assert [await store.count_open("a", up_to) for up_to in (1, 6, 7, 8, 1000)] == [
+            1,
+            6,
+            7,
+            7,
+            7,
+        ]
         assert await store.count_open("b", 10) == 1
         assert await store.count_open("nobody", 10) == 0
         await store.cancel(TaskRef("a", "3"), "cancelled", NOW)
-        await store.finish((await claim(store, TaskRef("a", "4"))).lease, Status.COMPLETED, b"", None, NOW)
+        await store.finish(
+            (await claim(store, TaskRef("a", "4"))).lease, Status.COMPLETED, b"", None, NOW
+        )
         await store.expire(TaskRef("a", "5"), END)
         assert await store.count_open("a", 10) == 4
 
     async def test_ids_and_owners_do_not_meet(self, store: TaskStore) -> None:
-        refs = [TaskRef(owner, task) for owner in ("a", "aa", "A") for task in ("a", "aa", "A", "a-_", "ä", "0")]
+        refs = [
+            TaskRef(owner, task)
+            for owner in ("a", "aa", "A")
+            for task in ("a", "aa", "A", "a-_", "ä", "0")
+        ]
         for ref in refs:
             await store.create(new(ref, tool=str(ref)))
         assert [(await record(store, ref)).tool for ref in refs] == list(map(str, refs))
 
-    async def test_an_id_that_is_taken_is_not_created_again(self, store: TaskStore, reopen: Reopen) -> None:
+    async def test_an_id_that_is_taken_is_not_created_again(
+        self, store: TaskStore, reopen: Reopen
+    ) -> None:
         assert await store.create(new(call=b"first")) is True
         assert await reopen().create(new(call=b"second", tool="other")) is False
         assert await store.create(new(call=b"first")) is False
@@ -300,16 +343,24 @@ class TaskStoreContract:
         assert (await claim(store)).call == b"first"
 
     @pytest.mark.parametrize("status", TERMINAL)
-    async def test_a_task_may_be_over_when_it_is_created(self, store: TaskStore, status: Status) -> None:
+    async def test_a_task_may_be_over_when_it_is_created(
+        self, store: TaskStore, status: Status
+    ) -> None:
         await store.create(new(status=status, status_message="was quick", outcome=EVERY_BYTE))
         found = await record(store)
-        assert (found.status, found.status_message, found.outcome) == (status, "was quick", EVERY_BYTE)
+        assert (found.status, found.status_message, found.outcome) == (
+            status,
+            "was quick",
+            EVERY_BYTE,
+        )
         assert (found.due_ms, found.created_ms, found.updated_ms) == (None, NOW, NOW)
         assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
         assert await store.open_tasks(10) == []
         assert await store.due(END, 10) == []
 
-    async def test_the_outcome_of_a_task_that_was_over_at_once_may_be_large(self, store: TaskStore) -> None:
+    async def test_the_outcome_of_a_task_that_was_over_at_once_may_be_large(
+        self, store: TaskStore
+    ) -> None:
         await store.create(new(status=Status.COMPLETED, outcome=blob(900_000)))
         assert (await record(store)).outcome == blob(900_000)
 
@@ -353,37 +404,54 @@ class TaskStoreContract:
 
     # going on without answers
 
-    async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then_on(self, store: TaskStore) -> None:
+    async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then_on(
+        self, store: TaskStore
+    ) -> None:
         await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
         assert (await record(store)).due_ms == SOON
         assert not await store.go_on(REF, SOON - 1, UNTIL)
         assert await store.go_on(REF, SOON, UNTIL)
         found = await record(store)
-        assert (found.status, found.requests, found.wake_ms, found.due_ms) == (Status.WORKING, {}, 0, UNTIL)
+        assert (found.status, found.requests, found.wake_ms, found.due_ms) == (
+            Status.WORKING,
+            {},
+            0,
+            UNTIL,
+        )
         assert not await store.go_on(REF, SOON, UNTIL)
         assert (await claim(store, now_ms=SOON)).answers == {}
 
     async def test_one_that_is_answered_before_goes_on_at_once(self, store: TaskStore) -> None:
-        await store.suspend(await working(store), NOTHING, {"a": b"?", "b": b"?"}, NOW, wake_ms=SOON)
+        await store.suspend(
+            await working(store), NOTHING, {"a": b"?", "b": b"?"}, NOW, wake_ms=SOON
+        )
         assert await store.answer(REF, {"a": b"!"}, NOW, UNTIL) is Answered.PARTLY
         assert (await record(store)).due_ms == SOON
         assert await store.answer(REF, {"b": b"!"}, NOW, UNTIL) is Answered.FULLY
         assert not await store.go_on(REF, SOON, UNTIL)
         assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
 
-    async def test_one_that_asks_without_a_moment_or_is_over_does_not(self, store: TaskStore) -> None:
+    async def test_one_that_asks_without_a_moment_or_is_over_does_not(
+        self, store: TaskStore
+    ) -> None:
         await asking(store, {"a": b"?"})
         assert not await store.go_on(REF, END - 1, END)
         await store.cancel(REF, "cancelled", NOW)
         assert not await store.go_on(REF, END - 1, END)
 
     async def test_every_byte_is_a_payload(self, store: TaskStore) -> None:
-        lease = await working(store, call=EVERY_BYTE, state=EVERY_BYTE, journal=[EVERY_BYTE, b"", b"\0"])
+        lease = await working(
+            store, call=EVERY_BYTE, state=EVERY_BYTE, journal=[EVERY_BYTE, b"", b"\0"]
+        )
         await store.suspend(lease, NOTHING, {"a": EVERY_BYTE}, NOW)
         assert (await record(store)).requests == {"a": EVERY_BYTE}
         await store.answer(REF, {"a": EVERY_BYTE}, NOW, SOON)
         claimed = await claim(store)
-        assert (claimed.call, claimed.state, claimed.answers) == (EVERY_BYTE, EVERY_BYTE, {"a": EVERY_BYTE})
+        assert (claimed.call, claimed.state, claimed.answers) == (
+            EVERY_BYTE,
+            EVERY_BYTE,
+            {"a": EVERY_BYTE},
+        )
         assert list(claimed.journal) == [EVERY_BYTE, b"", b"\0"]
 
     async def test_a_call_of_4_mb(self, store: TaskStore) -> None:
@@ -454,7 +522,9 @@ class TaskStoreContract:
             await store.checkpoint(lease, Added([b"%d" % n]), NOW)
         assert list((await take_over(store)).journal) == [b"%d" % n for n in range(12)]
 
-    async def test_after_a_checkpoint_that_was_cut_off_others_are_kept_too(self, store: TaskStore) -> None:
+    async def test_after_a_checkpoint_that_was_cut_off_others_are_kept_too(
+        self, store: TaskStore
+    ) -> None:
         lease = await working(store)
         for n in range(8):
             cut = asyncio.ensure_future(store.checkpoint(lease, Added([b"cut %d" % n]), NOW))
@@ -463,10 +533,14 @@ class TaskStoreContract:
             await asyncio.wait([cut])
             await store.checkpoint(lease, Added([b"%d" % n]), NOW)
         journal = list((await take_over(store)).journal)
-        assert [entry for entry in journal if not entry.startswith(b"cut")] == [b"%d" % n for n in range(8)]
+        assert [entry for entry in journal if not entry.startswith(b"cut")] == [
+            b"%d" % n for n in range(8)
+        ]
         assert len(set(journal)) == len(journal)
 
-    async def test_the_next_worker_goes_on_where_the_last_one_was(self, stores: list[TaskStore]) -> None:
+    async def test_the_next_worker_goes_on_where_the_last_one_was(
+        self, stores: list[TaskStore]
+    ) -> None:
         await stores[0].create(new(journal=[b"0"]))
         for n in range(1, 25):
             claimed = await take_over(stores[n % 4], now_ms=NOW + n, until_ms=NOW + n + 1)
@@ -476,7 +550,9 @@ class TaskStoreContract:
         assert list(journal) == [b"0", *(b"%d" % n + blob(n * 100) for n in range(1, 25))]
 
     @pytest.mark.parametrize("how", ["checkpoint", "suspend", "release"])
-    async def test_each_write_of_a_worker_may_add_entries_state_and_message(self, store: TaskStore, how: str) -> None:
+    async def test_each_write_of_a_worker_may_add_entries_state_and_message(
+        self, store: TaskStore, how: str
+    ) -> None:
         lease = await working(store, journal=[b"0"])
         added = Added([b"1", b"2"], b"new state", "said")
         if how == "checkpoint":
@@ -496,11 +572,17 @@ class TaskStoreContract:
         await store.checkpoint(lease, NOTHING, NOW)
         await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
         claimed = await claim(store)
-        assert (list(claimed.journal), claimed.state, claimed.record.status_message) == ([b"0"], b"state", "said")
+        assert (list(claimed.journal), claimed.state, claimed.record.status_message) == (
+            [b"0"],
+            b"state",
+            "said",
+        )
 
     # owner and end
 
-    async def test_who_asks_under_another_owner_finds_nothing_and_changes_nothing(self, store: TaskStore) -> None:
+    async def test_who_asks_under_another_owner_finds_nothing_and_changes_nothing(
+        self, store: TaskStore
+    ) -> None:
         await asking(store, {"a": b"?"})
         before = await record(store)
         foreign = TaskRef("other", "id")
@@ -535,9 +617,15 @@ class TaskStoreContract:
     # claim
 
     async def test_a_claim_gives_the_task_with_all_that_a_run_needs(self, store: TaskStore) -> None:
-        await store.create(new(call=b"call", state=b"state", journal=[b"0", b"1"], status_message="waits"))
+        await store.create(
+            new(call=b"call", state=b"state", journal=[b"0", b"1"], status_message="waits")
+        )
         claimed = await claim(store)
-        assert (claimed.call, claimed.state, list(claimed.journal)) == (b"call", b"state", [b"0", b"1"])
+        assert (claimed.call, claimed.state, list(claimed.journal)) == (
+            b"call",
+            b"state",
+            [b"0", b"1"],
+        )
         assert claimed.answers == {}
         assert claimed.lease.ref == REF
         assert claimed.lease.fence == claimed.record.fence
@@ -558,7 +646,10 @@ class TaskStoreContract:
 
     async def test_each_claim_raises_the_fence(self, store: TaskStore) -> None:
         await store.create(new())
-        fences = [(await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)).lease.fence for n in range(4)]
+        fences = [
+            (await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)).lease.fence
+            for n in range(4)
+        ]
         assert fences == sorted(set(fences))
 
     async def test_a_task_is_leased_until_the_lease_ends(self, store: TaskStore) -> None:
@@ -595,7 +686,9 @@ class TaskStoreContract:
     # leases
 
     @pytest.mark.parametrize("how", LOST)
-    async def test_no_write_under_a_lease_that_is_lost_changes_anything(self, store: TaskStore, how: str) -> None:
+    async def test_no_write_under_a_lease_that_is_lost_changes_anything(
+        self, store: TaskStore, how: str
+    ) -> None:
         lease = await LOST[how](store)
         before = sorted(await store.find(), key=str)
         known = await store.read(REF, NOW)
@@ -649,7 +742,9 @@ class TaskStoreContract:
                 assert isinstance(claimed, Claimed)
                 assert b"late" not in claimed.journal
 
-    async def test_a_renewal_extends_the_lease_and_moves_the_due_time(self, store: TaskStore) -> None:
+    async def test_a_renewal_extends_the_lease_and_moves_the_due_time(
+        self, store: TaskStore
+    ) -> None:
         lease = await working(store)
         await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 5)
         found = await record(store)
@@ -672,7 +767,9 @@ class TaskStoreContract:
         assert (await record(store)).lease_until_ms == 0
 
     @pytest.mark.parametrize("of", ["claim", "renewal"])
-    async def test_the_due_time_of_a_lease_may_be_later_than_its_end(self, store: TaskStore, of: str) -> None:
+    async def test_the_due_time_of_a_lease_may_be_later_than_its_end(
+        self, store: TaskStore, of: str
+    ) -> None:
         await store.create(new())
         claimed = await claim(store, due_ms=UNTIL + 7 if of == "claim" else None)
         if of == "renewal":
@@ -682,24 +779,37 @@ class TaskStoreContract:
 
     # blame
 
-    async def test_a_lease_has_lapsed_by_the_time_that_the_claimer_names(self, store: TaskStore) -> None:
+    async def test_a_lease_has_lapsed_by_the_time_that_the_claimer_names(
+        self, store: TaskStore
+    ) -> None:
         await working(store)
-        assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1, alone=True) is NotClaimed.LEASED
+        assert (
+            await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1, alone=True)
+            is NotClaimed.LEASED
+        )
         assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1) is NotClaimed.LEASED
         assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL) is NotClaimed.SUSPECT
-        assert isinstance(await store.claim(REF, UNTIL + 5, END, lapsed_ms=UNTIL, alone=True), Claimed)
+        assert isinstance(
+            await store.claim(REF, UNTIL + 5, END, lapsed_ms=UNTIL, alone=True), Claimed
+        )
 
-    async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(self, store: TaskStore) -> None:
+    async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(
+        self, store: TaskStore
+    ) -> None:
         await working(store)
         before = await record(store)
         assert await store.claim(REF, UNTIL, END) is NotClaimed.SUSPECT
         assert await record(store) == before, "nothing is written"
         found = (await take_over(store)).record
-        assert (found.suspect, found.alone, found.deaths) == (True, True, 0), "nobody knows who of many it was"
+        assert (found.suspect, found.alone, found.deaths) == (True, True, 0), (
+            "nobody knows who of many it was"
+        )
 
     async def test_of_many_claims_of_a_lapsed_lease_one_wins(self, stores: list[TaskStore]) -> None:
         await working(stores[0])
-        got = await asyncio.gather(*(store.claim(REF, UNTIL, END, alone=True) for store in stores * 4))
+        got = await asyncio.gather(
+            *(store.claim(REF, UNTIL, END, alone=True) for store in stores * 4)
+        )
         assert sum(isinstance(one, Claimed) for one in got) == 1
         assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
         assert (await record(stores[0])).fence == 2
@@ -749,18 +859,36 @@ class TaskStoreContract:
         found = await record(store)
         assert [getattr(found, name) for name in BLAME] == [getattr(before, name) for name in BLAME]
 
-    async def test_a_fault_and_a_decline_are_noted_and_lift_no_blame(self, store: TaskStore) -> None:
+    async def test_a_fault_and_a_decline_are_noted_and_lift_no_blame(
+        self, store: TaskStore
+    ) -> None:
         lease = await blamed(store)
         await store.release(
-            lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=4, declined_ms=NOW - 5, keeps_blame=True
+            lease,
+            NOTHING,
+            NOW,
+            wake_ms=0,
+            due_ms=SOON,
+            attempts=4,
+            declined_ms=NOW - 5,
+            keeps_blame=True,
         )
         found = await record(store)
-        assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (True, 2, 4, NOW - 5)
+        assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (
+            True,
+            2,
+            4,
+            NOW - 5,
+        )
 
     # let_go
 
-    @pytest.mark.parametrize(("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)])
-    async def test_a_lease_is_ended_from_outside(self, store: TaskStore, alone: bool, blame: bool, deaths: int) -> None:
+    @pytest.mark.parametrize(
+        ("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)]
+    )
+    async def test_a_lease_is_ended_from_outside(
+        self, store: TaskStore, alone: bool, blame: bool, deaths: int
+    ) -> None:
         await store.create(new())
         before = (await claim(store, alone=alone)).record
         assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True
@@ -769,7 +897,9 @@ class TaskStoreContract:
         assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is False
         assert (await store.claim(REF, NOW, UNTIL) is NotClaimed.SUSPECT) is blame
 
-    async def test_whose_lease_was_ended_from_outside_writes_no_more(self, store: TaskStore) -> None:
+    async def test_whose_lease_was_ended_from_outside_writes_no_more(
+        self, store: TaskStore
+    ) -> None:
         lease = await working(store)
         assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
         before = await record(store)
@@ -786,7 +916,9 @@ class TaskStoreContract:
         assert (found.suspect, found.deaths) == (True, 0)
 
     @pytest.mark.parametrize("how", [how for how in LOST if how != "never created"])
-    async def test_a_lease_that_is_lost_is_not_ended_once_more(self, store: TaskStore, how: str) -> None:
+    async def test_a_lease_that_is_lost_is_not_ended_once_more(
+        self, store: TaskStore, how: str
+    ) -> None:
         lease = await LOST[how](store)
         before = await record(store)
         assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
@@ -810,13 +942,19 @@ class TaskStoreContract:
 
     # restart and park
 
-    async def test_a_restart_puts_another_call_and_journal_in_place_of_all_there_was(self, store: TaskStore) -> None:
-        await asking(store, {"a": b"?"}, call=blob(9000), journal=[b"0", blob(9000)], state=blob(9000))
+    async def test_a_restart_puts_another_call_and_journal_in_place_of_all_there_was(
+        self, store: TaskStore
+    ) -> None:
+        await asking(
+            store, {"a": b"?"}, call=blob(9000), journal=[b"0", blob(9000)], state=blob(9000)
+        )
         await store.answer(REF, {"a": blob(9000)}, NOW, SOON)
         lease = (await claim(store)).lease
         await store.checkpoint(lease, Added([b"1", blob(20_000)]), NOW)
         before = await record(store)
-        await store.restart(lease, blob(30_000), [b"first", blob(500_000)], b"state", 2, NOW, SOON + 1)
+        await store.restart(
+            lease, blob(30_000), [b"first", blob(500_000)], b"state", 2, NOW, SOON + 1
+        )
         expected = replace(before, lease_until_ms=0, due_ms=SOON + 1, journal_version=2)
         assert await record(store) == expected
         claimed = await claim(store)
@@ -849,7 +987,9 @@ class TaskStoreContract:
             claimed = await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)
             assert claimed.record.attempts == 0
 
-    async def test_attempts_are_as_release_was_told_until_there_is_progress(self, store: TaskStore) -> None:
+    async def test_attempts_are_as_release_was_told_until_there_is_progress(
+        self, store: TaskStore
+    ) -> None:
         lease = await working(store)
         await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
         lease = (await claim(store)).lease
@@ -868,7 +1008,9 @@ class TaskStoreContract:
 
     # suspend
 
-    async def test_a_task_that_asks_shows_its_questions_in_their_order(self, store: TaskStore) -> None:
+    async def test_a_task_that_asks_shows_its_questions_in_their_order(
+        self, store: TaskStore
+    ) -> None:
         keys = ["z", "a", "Z", "m", "10", "9", "a.b", "#a", ":a", "ä", "a b", "status", "a[0]"]
         requests = {key: key.encode() for key in keys}
         await store.suspend(await working(store), NOTHING, requests, SOON)
@@ -877,7 +1019,9 @@ class TaskStoreContract:
         assert (found.status, found.updated_ms, found.due_ms) == (Status.INPUT_REQUIRED, SOON, END)
         assert found.outcome is None
 
-    async def test_150_questions_keep_their_order_and_are_answered_at_once(self, store: TaskStore) -> None:
+    async def test_150_questions_keep_their_order_and_are_answered_at_once(
+        self, store: TaskStore
+    ) -> None:
         requests = {f"question {n * 7 % 150}": b"%d" % n for n in range(150)}
         await asking(store, requests)
         assert list((await record(store)).requests.items()) == list(requests.items())
@@ -890,11 +1034,18 @@ class TaskStoreContract:
         await asking(store, {"a": b"?", "b": b"?"})
         assert await store.answer(REF, {"b": b"2", "a": b"1"}, SOON, SOON + 1) is Answered.FULLY
         found = await record(store)
-        assert (found.status, found.requests, found.due_ms, found.updated_ms) == (Status.WORKING, {}, SOON + 1, SOON)
+        assert (found.status, found.requests, found.due_ms, found.updated_ms) == (
+            Status.WORKING,
+            {},
+            SOON + 1,
+            SOON,
+        )
         assert (await claim(store)).answers == {"a": b"1", "b": b"2"}
 
     @pytest.mark.parametrize("size", [1, 9000])
-    async def test_with_some_answers_the_others_still_wait(self, store: TaskStore, size: int) -> None:
+    async def test_with_some_answers_the_others_still_wait(
+        self, store: TaskStore, size: int
+    ) -> None:
         await asking(store, {"c": b"3?", "b": b"2?", "a": b"1?"})
         assert await store.answer(REF, {"b": blob(size)}, SOON, SOON) is Answered.PARTLY
         found = await record(store)
@@ -908,16 +1059,25 @@ class TaskStoreContract:
     async def test_answers_to_nothing_are_dropped(self, store: TaskStore, size: int) -> None:
         await asking(store, {"a": b"?"})
         before = await record(store)
-        for answers in ({"unknown": blob(size)}, {}, {"": blob(size), "A": b"", "a ": b"", "k" * 70_000: b""}):
+        for answers in (
+            {"unknown": blob(size)},
+            {},
+            {"": blob(size), "A": b"", "a ": b"", "k" * 70_000: b""},
+        ):
             assert await store.answer(REF, answers, NOW, SOON) is Answered.NOT_NEEDED
         assert await record(store) == before
         assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.FULLY
         assert (await claim(store)).answers == {"a": b"!"}
 
     @pytest.mark.parametrize("size", [1, 9000])
-    async def test_an_unknown_answer_beside_the_last_one_does_no_harm(self, store: TaskStore, size: int) -> None:
+    async def test_an_unknown_answer_beside_the_last_one_does_no_harm(
+        self, store: TaskStore, size: int
+    ) -> None:
         await asking(store, {"a": b"?"})
-        assert await store.answer(REF, {"a": b"!", "b": blob(size), "": b""}, NOW, SOON) is Answered.FULLY
+        assert (
+            await store.answer(REF, {"a": b"!", "b": blob(size), "": b""}, NOW, SOON)
+            is Answered.FULLY
+        )
         assert (await claim(store)).answers == {"a": b"!"}
 
     async def test_an_unknown_answer_beside_some_does_no_harm(self, store: TaskStore) -> None:
@@ -933,7 +1093,9 @@ class TaskStoreContract:
         assert await store.answer(REF, {"a": b"second"}, SOON, SOON) is Answered.NOT_NEEDED
         assert await record(store) == before
         assert await store.answer(REF, {"a": b"third", "b": b"first"}, NOW, SOON) is Answered.FULLY
-        assert await store.answer(REF, {"a": b"late", "b": b"late"}, NOW, SOON) is Answered.NOT_NEEDED
+        assert (
+            await store.answer(REF, {"a": b"late", "b": b"late"}, NOW, SOON) is Answered.NOT_NEEDED
+        )
         assert (await claim(store)).answers == {"a": b"first", "b": b"first"}
 
     async def test_a_task_that_does_not_ask_needs_no_answer(self, store: TaskStore) -> None:
@@ -943,19 +1105,25 @@ class TaskStoreContract:
         assert await record(store) == before
 
     @pytest.mark.parametrize("status", TERMINAL)
-    async def test_a_task_that_is_over_needs_no_answer(self, store: TaskStore, status: Status) -> None:
+    async def test_a_task_that_is_over_needs_no_answer(
+        self, store: TaskStore, status: Status
+    ) -> None:
         await over(store, status)
         before = await record(store)
         assert await store.answer(REF, {"a": b"!"}, SOON, END) is Answered.NOT_NEEDED
         assert await record(store) == before
 
-    async def test_an_answer_after_the_end_is_too_late_for_the_question_it_is_for(self, store: TaskStore) -> None:
+    async def test_an_answer_after_the_end_is_too_late_for_the_question_it_is_for(
+        self, store: TaskStore
+    ) -> None:
         await asking(store, {"a": b"?"})
         await store.cancel(REF, "cancelled", NOW)
         assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.NOT_NEEDED
         assert (await record(store)).status is Status.CANCELLED
 
-    async def test_an_answer_to_an_unknown_task_is_for_an_unknown_task(self, store: TaskStore) -> None:
+    async def test_an_answer_to_an_unknown_task_is_for_an_unknown_task(
+        self, store: TaskStore
+    ) -> None:
         assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(REF, {}, NOW, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(REF, {"a": blob(9000)}, NOW, SOON) is Answered.UNKNOWN_TASK
@@ -971,7 +1139,9 @@ class TaskStoreContract:
             lease = (await claim(store)).lease
         assert (await take_over(store)).answers == expected
 
-    async def test_a_question_may_be_asked_again_and_its_new_answer_counts(self, store: TaskStore) -> None:
+    async def test_a_question_may_be_asked_again_and_its_new_answer_counts(
+        self, store: TaskStore
+    ) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
         await store.answer(REF, {"a": b"old", "b": b"b"}, NOW, SOON)
         await store.suspend((await claim(store)).lease, NOTHING, {"a": b"again?"}, NOW)
@@ -985,18 +1155,25 @@ class TaskStoreContract:
     ) -> None:
         answers = {f"{n}": b"%d %b" % (n, blob(size)) for n in range(12)}
         await asking(stores[0], dict.fromkeys(answers, b"?"))
-        each = [stores[n % 4].answer(REF, {key: value}, NOW, SOON) for n, (key, value) in enumerate(answers.items())]
+        each = [
+            stores[n % 4].answer(REF, {key: value}, NOW, SOON)
+            for n, (key, value) in enumerate(answers.items())
+        ]
         assert sorted(await asyncio.gather(*each)) == [Answered.FULLY] + [Answered.PARTLY] * 11
         assert (await claim(stores[0])).answers == answers
 
     async def test_of_two_answers_to_a_question_one_is_taken(self, stores: list[TaskStore]) -> None:
         await asking(stores[0], {"a": b"?"})
-        each = [store.answer(REF, {"a": b"%d" % n}, NOW, SOON) for n, store in enumerate(stores * 3)]
+        each = [
+            store.answer(REF, {"a": b"%d" % n}, NOW, SOON) for n, store in enumerate(stores * 3)
+        ]
         got = await asyncio.gather(*each)
         assert sorted(got) == [Answered.FULLY] + [Answered.NOT_NEEDED] * 11
         assert (await claim(stores[0])).answers == {"a": b"%d" % got.index(Answered.FULLY)}
 
-    async def test_an_answer_and_a_cancellation_at_once_leave_it_cancelled(self, stores: list[TaskStore]) -> None:
+    async def test_an_answer_and_a_cancellation_at_once_leave_it_cancelled(
+        self, stores: list[TaskStore]
+    ) -> None:
         for n in range(8):
             ref = TaskRef("owner", f"{n}")
             await asking(stores[0], {"a": b"?", "b": b"?"}, ref)
@@ -1031,7 +1208,9 @@ class TaskStoreContract:
         assert (found.lease_until_ms, found.wake_ms) == (0, 0)
 
     @pytest.mark.parametrize("status", TERMINAL)
-    async def test_a_task_that_is_over_is_not_cancelled(self, store: TaskStore, status: Status) -> None:
+    async def test_a_task_that_is_over_is_not_cancelled(
+        self, store: TaskStore, status: Status
+    ) -> None:
         await over(store, status)
         before = await record(store)
         assert await store.cancel(REF, "too late", SOON) is True
@@ -1042,7 +1221,9 @@ class TaskStoreContract:
         assert await store.read(REF, NOW) is None
         assert await store.find() == []
 
-    async def test_of_cancellation_and_completion_one_happens(self, stores: list[TaskStore]) -> None:
+    async def test_of_cancellation_and_completion_one_happens(
+        self, stores: list[TaskStore]
+    ) -> None:
         seen = set()
         for n in range(12):
             ref = TaskRef("owner", f"{n}")
@@ -1061,7 +1242,9 @@ class TaskStoreContract:
             seen.add(found.status)
         assert seen <= {Status.CANCELLED, Status.COMPLETED}
 
-    async def test_of_cancellation_and_checkpoint_the_cancellation_stays(self, stores: list[TaskStore]) -> None:
+    async def test_of_cancellation_and_checkpoint_the_cancellation_stays(
+        self, stores: list[TaskStore]
+    ) -> None:
         for n in range(8):
             ref = TaskRef("owner", f"{n}")
             lease = await working(stores[0], ref)
@@ -1071,20 +1254,33 @@ class TaskStoreContract:
                 return_exceptions=True,
             )
             found = await record(stores[2], ref)
-            assert (found.status, found.status_message, found.due_ms) == (Status.CANCELLED, "cancelled", None)
+            assert (found.status, found.status_message, found.due_ms) == (
+                Status.CANCELLED,
+                "cancelled",
+                None,
+            )
 
     # finish
 
     @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
-    async def test_a_finished_task_has_its_outcome_and_nothing_else(self, store: TaskStore, status: Status) -> None:
+    async def test_a_finished_task_has_its_outcome_and_nothing_else(
+        self, store: TaskStore, status: Status
+    ) -> None:
         lease = await working(store, status_message="on it")
         await store.finish(lease, status, b"outcome", "over", SOON)
         found = await record(store)
         assert (found.status, found.outcome, found.status_message) == (status, b"outcome", "over")
-        assert (found.updated_ms, found.due_ms, found.lease_until_ms, found.wake_ms) == (SOON, None, 0, 0)
+        assert (found.updated_ms, found.due_ms, found.lease_until_ms, found.wake_ms) == (
+            SOON,
+            None,
+            0,
+            0,
+        )
         assert found.requests == {}
 
-    async def test_the_last_message_replaces_the_one_before_even_by_nothing(self, store: TaskStore) -> None:
+    async def test_the_last_message_replaces_the_one_before_even_by_nothing(
+        self, store: TaskStore
+    ) -> None:
         lease = await working(store, status_message="on it")
         await store.finish(lease, Status.COMPLETED, b"outcome", None, SOON)
         assert (await record(store)).status_message is None
@@ -1164,7 +1360,9 @@ class TaskStoreContract:
 
     # the sweep
 
-    async def test_open_tasks_are_due_from_their_time_on_the_longest_overdue_first(self, store: TaskStore) -> None:
+    async def test_open_tasks_are_due_from_their_time_on_the_longest_overdue_first(
+        self, store: TaskStore
+    ) -> None:
         for n in (3, 1, 5, 2, 4):
             await store.create(new(TaskRef("owner", f"{n}"), due_ms=NOW + n))
         assert ids(await store.due(NOW + 4, 10)) == ["1", "2", "3", "4"]
@@ -1184,7 +1382,9 @@ class TaskStoreContract:
         async def due_ms() -> int | None:
             found = await record(store)
             listed = await store.due(END, 10)
-            assert [task.due_ms for task in listed] == ([] if found.due_ms is None else [found.due_ms])
+            assert [task.due_ms for task in listed] == (
+                [] if found.due_ms is None else [found.due_ms]
+            )
             return found.due_ms
 
         assert await due_ms() == SOON
@@ -1213,14 +1413,20 @@ class TaskStoreContract:
         assert await store.due(END * 2, 10) == []
         assert await store.open_tasks(10) == []
 
-    async def test_a_task_that_is_due_is_postponed_by_one_caller(self, stores: list[TaskStore]) -> None:
+    async def test_a_task_that_is_due_is_postponed_by_one_caller(
+        self, stores: list[TaskStore]
+    ) -> None:
         await stores[0].create(new())
         (task,) = await stores[0].due(SOON, 10)
-        moved = await asyncio.gather(*(postpone(store, task, SOON + n) for n, store in enumerate(stores * 3, 1)))
+        moved = await asyncio.gather(
+            *(postpone(store, task, SOON + n) for n, store in enumerate(stores * 3, 1))
+        )
         assert sum(moved) == 1
         assert (await record(stores[0])).due_ms == SOON + 1 + moved.index(True)
 
-    async def test_a_task_that_moved_or_ended_meanwhile_is_not_postponed(self, store: TaskStore) -> None:
+    async def test_a_task_that_moved_or_ended_meanwhile_is_not_postponed(
+        self, store: TaskStore
+    ) -> None:
         await store.create(new())
         (task,) = await store.due(SOON, 10)
         await claim(store)
@@ -1245,7 +1451,12 @@ class TaskStoreContract:
         await (working(store) if state == "working" else asking(store, {"a": b"?"}))
         await store.expire(REF, END)
         found = await record(store)  # as nobody sees it any more
-        assert (found.status, found.due_ms, found.requests, found.outcome) == (Status.FAILED, None, {}, None)
+        assert (found.status, found.due_ms, found.requests, found.outcome) == (
+            Status.FAILED,
+            None,
+            {},
+            None,
+        )
         assert found.updated_ms == END
         assert await store.open_tasks(10) == []
 
@@ -1315,7 +1526,9 @@ class TaskStoreContract:
         await store.answer(REF, {"a": b"!"}, NOW, SOON)
         assert not await unsent()
 
-    async def test_many_are_postponed_at_once_and_each_by_itself(self, stores: list[TaskStore]) -> None:
+    async def test_many_are_postponed_at_once_and_each_by_itself(
+        self, stores: list[TaskStore]
+    ) -> None:
         refs = [TaskRef("owner", f"{n:03}") for n in range(60)]
         for ref in refs:
             await stores[0].create(new(ref))
@@ -1324,7 +1537,9 @@ class TaskStoreContract:
         await claim(stores[1], refs[8])
         moves = [Move(task, UNTIL + n, 1) for n, task in enumerate(tasks)]
         got = await asyncio.gather(*(store.postpone_many(moves) for store in stores[:3]))
-        assert [sum(each) for each in zip(*got, strict=True)] == [n not in (7, 8) for n in range(60)]
+        assert [sum(each) for each in zip(*got, strict=True)] == [
+            n not in (7, 8) for n in range(60)
+        ]
         left = {task.ref: task.due_ms for task in await stores[0].open_tasks(100)}
         assert left == {ref: UNTIL + (n if n != 8 else 0) for n, ref in enumerate(refs) if n != 7}
         assert await stores[0].postpone_many([]) == []
@@ -1337,16 +1552,22 @@ class TaskStoreContract:
             await store.create(new(ref, due_ms=NOW + n))
         parts = [await store.due(NOW + 49, 100, shard) for shard in range(store.shards)]
         assert sorted(task.ref for part in parts for task in part) == sorted(refs[:50])
-        assert sorted(await store.late_shards(NOW + 49)) == [shard for shard, part in enumerate(parts) if part]
+        assert sorted(await store.late_shards(NOW + 49)) == [
+            shard for shard, part in enumerate(parts) if part
+        ]
         assert list(await store.late_shards(NOW - 1)) == []
-        assert all([task.due_ms for task in part] == sorted(task.due_ms for task in part) for part in parts)
+        assert all(
+            [task.due_ms for task in part] == sorted(task.due_ms for task in part) for part in parts
+        )
         assert len([part for part in parts if part]) > store.shards // 2
         largest = max(parts, key=len)
         shard = parts.index(largest)
         assert await store.due(NOW + 49, 2, shard) == largest[:2]
 
     async def test_a_shard_is_for_one_sweeper_at_a_time(self, stores: list[TaskStore]) -> None:
-        got = await asyncio.gather(*(one.take_shard(3, f"{n}", NOW, SOON) for n, one in enumerate(stores * 3)))
+        got = await asyncio.gather(
+            *(one.take_shard(3, f"{n}", NOW, SOON) for n, one in enumerate(stores * 3))
+        )
         assert sum(got) == 1
         mine = f"{got.index(True)}"
         assert await stores[0].take_shard(3, "late", SOON - 1, END) is False
@@ -1377,7 +1598,9 @@ class TaskStoreContract:
     async def test_tasks_are_found_by_owner_status_and_age(self, store: TaskStore) -> None:
         await working(store, TaskRef("a", "1"))
         await asking(store, {"x": b"?"}, TaskRef("a", "2"), created_ms=NOW + 1)
-        await store.create(new(TaskRef("aa", "3"), created_ms=NOW + 2, status=Status.COMPLETED, outcome=b"{}"))
+        await store.create(
+            new(TaskRef("aa", "3"), created_ms=NOW + 2, status=Status.COMPLETED, outcome=b"{}")
+        )
         await store.create(new(TaskRef("b", "4"), created_ms=NOW - END, expires_ms=1))
 
         async def found(**filters: Any) -> list[str]:
@@ -1389,7 +1612,9 @@ class TaskStoreContract:
         assert await found(status=Status.WORKING) == ["1", "4"]
         assert await found(status=Status.COMPLETED) == ["3"]
         assert await found(created_before_ms=NOW + 1) == ["1", "4"]
-        assert await found(owner="a", status=Status.INPUT_REQUIRED, created_before_ms=NOW + 2) == ["2"]
+        assert await found(owner="a", status=Status.INPUT_REQUIRED, created_before_ms=NOW + 2) == [
+            "2"
+        ]
         assert await found(owner="a", status=Status.INPUT_REQUIRED, created_before_ms=NOW + 1) == []
 
     async def test_as_many_tasks_are_found_as_are_wanted(self, store: TaskStore) -> None:
@@ -1400,16 +1625,24 @@ class TaskStoreContract:
         assert len(await store.find(limit=50)) == 5
 
     async def test_what_is_found_is_as_it_is_read(self, store: TaskStore) -> None:
-        await store.release(await working(store, status_message="said"), NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+        await store.release(
+            await working(store, status_message="said"), NOTHING, NOW, wake_ms=SOON, due_ms=SOON
+        )
         assert await store.find() == [await record(store)]
 
-    async def test_large_payloads_do_not_hide_a_task_from_its_operator(self, store: TaskStore) -> None:
+    async def test_large_payloads_do_not_hide_a_task_from_its_operator(
+        self, store: TaskStore
+    ) -> None:
         await asking(store, {"a": blob(500_000)}, call=blob(2_000_000))
-        await store.finish(await working(store, TaskRef("owner", "2")), Status.COMPLETED, blob(500_000), None, NOW)
+        await store.finish(
+            await working(store, TaskRef("owner", "2")), Status.COMPLETED, blob(500_000), None, NOW
+        )
         assert sorted(ids(await store.find())) == ["2", "id"]
 
     @pytest.mark.parametrize("state", ["leased", "asleep"])
-    async def test_a_working_task_is_taken_from_whoever_has_it(self, store: TaskStore, state: str) -> None:
+    async def test_a_working_task_is_taken_from_whoever_has_it(
+        self, store: TaskStore, state: str
+    ) -> None:
         await (working(store) if state == "leased" else asleep(store))
         before = await record(store)
         assert await store.requeue(REF, NOW, SOON + 1) is True

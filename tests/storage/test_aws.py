@@ -61,24 +61,37 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a function, with no proxy in the way."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    known = {"AWS_DEFAULT_REGION": "eu-central-1", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    known = {
+        "AWS_DEFAULT_REGION": "eu-central-1",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+    }
     for name, value in known.items():
         monkeypatch.setenv(name, value)
 
 
 def queue_at(service: Silent) -> SqsQueue:
     client = aws.client("sqs", **sqs.CONFIG)
-    client.meta.events.register("before-sign", lambda request, **_: setattr(request, "url", service.url))
+    client.meta.events.register(
+        "before-sign", lambda request, **_: setattr(request, "url", service.url)
+    )
     return SqsQueue(f"{service.url}/1/tasks", lambda: client)  # made before any time is taken
 
 
-async def test_a_call_is_given_up_at_the_deadline_of_its_request_and_not_tried_after_it(environment: None) -> None:
+async def test_a_call_is_given_up_at_the_deadline_of_its_request_and_not_tried_after_it(
+    environment: None,
+) -> None:
     async with silent() as service:
         queue = queue_at(service)
-        with pytest.raises(Unavailable, match="in the time that the request has"), aws.bounded(Clock().deadline(1500)):
+        with (
+            pytest.raises(Unavailable, match="in the time that the request has"),
+            aws.bounded(Clock().deadline(1500)),
+        ):
             await queue.send(REF)
         assert service.heard.is_set()
-        await asyncio.sleep(aws.READ_S + 3)  # the first attempt is over, and the pause before a second
+        await asyncio.sleep(
+            aws.READ_S + 3
+        )  # the first attempt is over, and the pause before a second
         assert service.requests == 1
         await queue.aclose()
 
@@ -95,7 +108,9 @@ async def test_a_deadline_is_that_of_its_request_alone(environment: None) -> Non
         await queue.aclose()
 
 
-def test_without_a_deadline_a_call_that_somebody_waits_for_is_over_before_a_function_is(environment: None) -> None:
+def test_without_a_deadline_a_call_that_somebody_waits_for_is_over_before_a_function_is(
+    environment: None,
+) -> None:
     pauses_s = sum(2**attempt for attempt in range(aws.ATTEMPTS - 1))
     assert aws.ATTEMPTS * (aws.CONNECT_S + aws.READ_S) + pauses_s < MOST_OF_A_REQUEST_S
     for service, more in (("sqs", sqs.CONFIG), ("secretsmanager", {}), ("kms", {})):

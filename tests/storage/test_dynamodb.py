@@ -23,7 +23,20 @@ from roundgate.storage.once import OnceRecord, OnceStore
 from roundgate.storage.tasks import NOTHING, Added, Answered, Claimed, TaskRef, TaskStore
 from tests.storage import contract, task_contract
 from tests.storage.contract import LATER
-from tests.storage.task_contract import END, NOW, REF, SOON, UNTIL, asking, blob, claim, new, record, take_over, working
+from tests.storage.task_contract import (
+    END,
+    NOW,
+    REF,
+    SOON,
+    UNTIL,
+    asking,
+    blob,
+    claim,
+    new,
+    record,
+    take_over,
+    working,
+)
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
 from tests.support.postponing import postpone
@@ -109,7 +122,10 @@ class TestDynamoDbOnce(contract.OnceStoreContract):
             facts = [dynamodb.url, table, token_id, str(claims)]
             commands = [[sys.executable, "-c", _CLAIM, *facts, str(n)] for n in range(processes)]
             pipe = subprocess.PIPE
-            running = [subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) for command in commands]
+            running = [
+                subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+                for command in commands
+            ]
             for one in running:
                 assert one.stdout is not None
                 assert one.stdout.readline() == "ready\n"
@@ -172,10 +188,14 @@ def test_the_table_is_made_as_it_is_defined(dynamodb: Emulator, table: str) -> N
 
 def test_what_only_a_deployed_table_has_is_asked_for() -> None:
     assert TABLE["PointInTimeRecoverySpecification"] == {"PointInTimeRecoveryEnabled": True}
-    assert "SSESpecification" not in TABLE, "the free encryption is the default, and is not asked for"
+    assert "SSESpecification" not in TABLE, (
+        "the free encryption is the default, and is not asked for"
+    )
 
 
-async def test_every_row_goes_two_days_after_the_end(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+async def test_every_row_goes_two_days_after_the_end(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
     store = tasks.store
     await store.create(new(call=blob(9000), state=blob(9000), journal=[blob(9000)]))
     lease = (await claim(store)).lease
@@ -193,16 +213,30 @@ async def test_what_is_over_is_in_no_index_and_keeps_nothing_of_the_work(
 ) -> None:
     await tasks.store.finish(await working(tasks.store), Status.COMPLETED, b"{}", None, NOW)
     (head,) = dynamodb.items(table)
-    assert not head.keys() & {"shard", "due_ms", "call", "state", "answers", "chunks", "tail", "owner", "settled"}
+    assert not head.keys() & {
+        "shard",
+        "due_ms",
+        "call",
+        "state",
+        "answers",
+        "chunks",
+        "tail",
+        "owner",
+        "settled",
+    }
 
 
-async def test_open_tasks_are_spread_over_the_shards(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+async def test_open_tasks_are_spread_over_the_shards(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
     for _ in range(40):
         await tasks.store.create(new(TaskRef("owner", Clock().new_id())))
     assert len({row["shard"]["S"] for row in dynamodb.items(table)}) > 3
 
 
-async def test_what_checkpoints_write_does_not_touch_the_index(dynamodb: Emulator, table: str) -> None:
+async def test_what_checkpoints_write_does_not_touch_the_index(
+    dynamodb: Emulator, table: str
+) -> None:
     defined = TABLE["GlobalSecondaryIndexes"][0]
     store = DynamoDbTasks(dynamodb.open(table))
     lease = await working(store)
@@ -210,8 +244,23 @@ async def test_what_checkpoints_write_does_not_touch_the_index(dynamodb: Emulato
     await store.checkpoint(lease, Added([b"entry"], b"state", "message"), SOON)
     (after,) = dynamodb.items(table)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    assert changed == {"tail", "state", "status_message", "noted", "revision", "updated_ms", "version"}
-    assert not changed & {"pk", "sk", "shard", "due_ms", "owner", *defined["Projection"]["NonKeyAttributes"]}
+    assert changed == {
+        "tail",
+        "state",
+        "status_message",
+        "noted",
+        "revision",
+        "updated_ms",
+        "version",
+    }
+    assert not changed & {
+        "pk",
+        "sk",
+        "shard",
+        "due_ms",
+        "owner",
+        *defined["Projection"]["NonKeyAttributes"],
+    }
     await store.aclose()
 
 
@@ -229,7 +278,15 @@ class Client:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        if name not in {"put_item", "update_item", "get_item", "batch_get_item", "query", "scan", "batch_write_item"}:
+        if name not in {
+            "put_item",
+            "update_item",
+            "get_item",
+            "batch_get_item",
+            "query",
+            "scan",
+            "batch_write_item",
+        }:
             return found
 
         def call(**arguments: Any) -> Any:
@@ -267,27 +324,40 @@ async def tasks(dynamodb: Emulator, table: str) -> AsyncIterator[Counted]:
 
 async def test_everything_usual_is_one_call(tasks: Counted) -> None:
     store, calls = tasks.store, tasks.calls
-    assert await calls(store.create(new(call=blob(1000), journal=[blob(100)], state=blob(1000)))) == {"put_item": 1}
+    assert await calls(
+        store.create(new(call=blob(1000), journal=[blob(100)], state=blob(1000)))
+    ) == {"put_item": 1}
     assert await calls(store.read(REF, NOW)) == {"query": 1}
     assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1}
     assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1}, "refused"
     assert await calls(store.claim(REF, UNTIL, END)) == {"update_item": 1}, "a suspect"
-    assert await calls(store.claim(REF, UNTIL, END, alone=True)) == {"update_item": 2, "query": 1}, "what died tidied"
+    assert await calls(store.claim(REF, UNTIL, END, alone=True)) == {
+        "update_item": 2,
+        "query": 1,
+    }, "what died tidied"
     assert await calls(store.let_go(REF, 2, NOW, SOON, blame=False)) == {"update_item": 1}
     lease = (await claim(store, alone=True)).lease
-    assert await calls(store.checkpoint(lease, Added([b"1", b"2"], b"state", "on it"), NOW)) == {"update_item": 1}
+    assert await calls(store.checkpoint(lease, Added([b"1", b"2"], b"state", "on it"), NOW)) == {
+        "update_item": 1
+    }
     assert await calls(store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL)) == {"update_item": 1}
-    assert await calls(store.suspend(lease, Added([b"3"]), {"a": b"?", "b": b"?"}, NOW)) == {"update_item": 1}
+    assert await calls(store.suspend(lease, Added([b"3"]), {"a": b"?", "b": b"?"}, NOW)) == {
+        "update_item": 1
+    }
     assert await calls(store.answer(REF, {"a": b"!", "b": b"!"}, NOW, SOON)) == {"update_item": 1}
     lease = (await claim(store)).lease
-    assert await calls(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)) == {"update_item": 1}
+    assert await calls(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)) == {
+        "update_item": 1
+    }
     (task,) = await store.due(END, 10)
     assert await calls(postpone(store, task, UNTIL)) == {"update_item": 1}
     assert await calls(store.take_shard(0, "me", NOW, SOON)) == {"update_item": 1}
     assert await calls(store.count_open("owner", 10)) == {"query": 1}
     assert await calls(store.requeue(REF, NOW, SOON)) == {"update_item": 1}
     lease = (await claim(store)).lease
-    assert await calls(store.finish(lease, Status.COMPLETED, blob(4000), None, NOW)) == {"update_item": 1}
+    assert await calls(store.finish(lease, Status.COMPLETED, blob(4000), None, NOW)) == {
+        "update_item": 1
+    }
     assert await calls(store.read(REF, NOW)) == {"query": 1}
     assert await calls(store.expire(REF, END)) == {"update_item": 1}
 
@@ -301,7 +371,9 @@ async def test_a_cancellation_is_one_call_whatever_it_finds(tasks: Counted) -> N
 async def test_answers_that_nothing_waits_for_cost_one_call(tasks: Counted) -> None:
     await asking(tasks.store, {"a": b"?"})
     for ref in (REF, TaskRef("owner", "unknown")):
-        assert await tasks.calls(tasks.store.answer(ref, {"b": b"!"}, NOW, SOON)) == {"update_item": 1}
+        assert await tasks.calls(tasks.store.answer(ref, {"b": b"!"}, NOW, SOON)) == {
+            "update_item": 1
+        }
 
 
 async def test_an_answer_without_a_key_is_never_named_in_an_expression(tasks: Counted) -> None:
@@ -315,15 +387,22 @@ async def test_some_answers_cost_a_second_call(tasks: Counted) -> None:
     assert await tasks.calls(tasks.store.answer(REF, {"a": b"!"}, NOW, SOON)) == {"update_item": 2}
 
 
-async def test_large_answers_leave_no_rows_where_nobody_asked(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+async def test_large_answers_leave_no_rows_where_nobody_asked(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
     unknown = TaskRef("owner", "unknown")
-    assert await tasks.calls(tasks.store.answer(unknown, {"a": blob(500_000)}, NOW, SOON)) == {"get_item": 1}
+    assert await tasks.calls(tasks.store.answer(unknown, {"a": blob(500_000)}, NOW, SOON)) == {
+        "get_item": 1
+    }
     assert dynamodb.items(table) == []
 
 
 async def test_large_values_cost_a_batch_more(tasks: Counted) -> None:
     store, calls = tasks.store, tasks.calls
-    assert await calls(store.create(new(call=blob(2_000_000)))) == {"batch_write_item": 1, "put_item": 1}
+    assert await calls(store.create(new(call=blob(2_000_000)))) == {
+        "batch_write_item": 1,
+        "put_item": 1,
+    }
     assert await calls(store.claim(REF, NOW, UNTIL)) == {"update_item": 1, "batch_get_item": 1}
     lease = (await take_over(store)).lease
     work = store.finish(lease, Status.COMPLETED, blob(300_000), None, NOW)
@@ -331,7 +410,9 @@ async def test_large_values_cost_a_batch_more(tasks: Counted) -> None:
     assert await calls(store.read(REF, NOW)) == {"query": 1}, "without the call"
 
 
-async def test_a_long_journal_is_read_in_few_rows(tasks: Counted, dynamodb: Emulator, table: str) -> None:
+async def test_a_long_journal_is_read_in_few_rows(
+    tasks: Counted, dynamodb: Emulator, table: str
+) -> None:
     lease = await working(tasks.store)
     entries = [b"%d %b" % (n, blob(60)) for n in range(2_000)]
     for entry in entries:
@@ -429,7 +510,12 @@ async def test_rows_from_before_there_were_these_attributes_go_on(
         "answers": {"M": {"a": {"B": b"!"}}}, "answered": {"N": "1"},
         "chunks": {"L": [{"S": "2#AAAAAAAAAAAAAAAAAAAAAA#1"}]}, "tail": {"L": [{"B": b"1"}]}, "version": {"S": "x"},
     }  # fmt: skip
-    part = {"pk": old["pk"], "sk": {"S": "2#AAAAAAAAAAAAAAAAAAAAAA#0000"}, "ttl": old["ttl"], "b": {"B": first}}
+    part = {
+        "pk": old["pk"],
+        "sk": {"S": "2#AAAAAAAAAAAAAAAAAAAAAA#0000"},
+        "ttl": old["ttl"],
+        "b": {"B": first},
+    }
     for item in (old, part):
         client.put_item(TableName=table, Item=item)
     client.close()
@@ -438,14 +524,20 @@ async def test_rows_from_before_there_were_these_attributes_go_on(
     assert (found.journal_version, found.resends) == (1, 0)
     assert [task.ref for task in await tasks.store.due(UNTIL, 10)] == [REF]
     claimed = await take_over(tasks.store)
-    assert (list(claimed.journal), claimed.answers, claimed.record.deaths) == ([b"0000", b"1"], {"a": b"!"}, 0)
+    assert (list(claimed.journal), claimed.answers, claimed.record.deaths) == (
+        [b"0000", b"1"],
+        {"a": b"!"},
+        0,
+    )
     await tasks.store.checkpoint(claimed.lease, Added([b"2", blob(3000)]), NOW)
     await tasks.store.release(claimed.lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
     assert list((await claim(tasks.store)).journal) == [b"0000", b"1", b"2", blob(3000)]
 
 
 @pytest.mark.parametrize("shards", [1, 8, 32])
-async def test_a_sweeper_sees_every_shard_that_may_have_tasks(dynamodb: Emulator, table: str, shards: int) -> None:
+async def test_a_sweeper_sees_every_shard_that_may_have_tasks(
+    dynamodb: Emulator, table: str, shards: int
+) -> None:
     many = DynamoDbTasks(dynamodb.open(table), shards=shards)
     refs = [TaskRef("owner", f"{n}") for n in range(40)]
     for ref in refs:
@@ -501,11 +593,16 @@ async def test_what_the_documentation_says_that_operations_cost(metered: Metered
     assert await units(store.claim(REF, NOW, UNTIL)) == (0, 3)
     await store.let_go(REF, 1, NOW, SOON, blame=False)
     lease = (await claim(store)).lease
-    assert await units(store.checkpoint(lease, Added([blob(60)], status_message="on it"), NOW)) == (0, 1)
+    assert await units(store.checkpoint(lease, Added([blob(60)], status_message="on it"), NOW)) == (
+        0,
+        1,
+    )
     assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 1)) == (0, 3)
     assert await units(store.read(REF, NOW)) == (1, 0)
     assert await units(store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)) == (0, 3)
-    assert await units(store.answer(REF, {"a": b"!"}, NOW, SOON)) == (0, 1), "AWS counts the refused write, too"
+    assert await units(store.answer(REF, {"a": b"!"}, NOW, SOON)) == (0, 1), (
+        "AWS counts the refused write, too"
+    )
     assert await units(store.answer(REF, {"b": b"!"}, NOW, SOON)) == (0, 3)
     lease = (await claim(store)).lease
     assert await units(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 1)) == (0, 3)
@@ -516,7 +613,9 @@ async def test_what_the_documentation_says_that_operations_cost(metered: Metered
     assert await units(store.cancel(other, "cancelled", NOW)) == (0, 3)
 
 
-async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(metered: Metered) -> None:
+async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(
+    metered: Metered,
+) -> None:
     store = metered.store
     await store.create(new(call=blob(350)))
     lease = (await claim(store)).lease
@@ -552,7 +651,8 @@ def failure(code: str, status: int = 400) -> Exception:
     from botocore.exceptions import ClientError
 
     made: Exception = ClientError(
-        {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Any"
+        {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "Any",
     )
     return made
 
@@ -574,7 +674,14 @@ def timeout() -> Exception:
         failure("", 503),
         timeout(),
     ],
-    ids=["throttled", "too much for a partition", "too much for the account", "their fault", "503", "timeout"],
+    ids=[
+        "throttled",
+        "too much for a partition",
+        "too much for the account",
+        "their fault",
+        "503",
+        "timeout",
+    ],
 )
 async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> None:
     lease = await working(tasks.store)
@@ -613,7 +720,9 @@ async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> N
 async def test_a_store_that_cannot_be_reached_is_unavailable() -> None:
     nowhere = Emulator("http://127.0.0.1:9")
     pytest.importorskip("boto3")
-    store = DynamoDbTasks(nowhere.open("table", lambda: nowhere.client(retries={"total_max_attempts": 1})))
+    store = DynamoDbTasks(
+        nowhere.open("table", lambda: nowhere.client(retries={"total_max_attempts": 1}))
+    )
     with pytest.raises(Unavailable):
         await store.read(REF, NOW)
     await store.aclose()
@@ -633,7 +742,9 @@ def test_making_a_store_makes_no_client() -> None:
     DynamoDbTasks(Table("name", make, Clock()))
 
 
-async def test_a_batch_that_is_taken_in_part_is_finished(tasks: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_is_taken_in_part_is_finished(
+    tasks: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = tasks.client._client.batch_write_item
 
     def half(RequestItems: dict[str, list[Any]]) -> Any:
@@ -646,7 +757,9 @@ async def test_a_batch_that_is_taken_in_part_is_finished(tasks: Counted, monkeyp
     assert (await claim(tasks.store)).call == blob(1_000_000)
 
 
-async def test_a_batch_that_is_never_taken_is_unavailable(tasks: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_is_never_taken_is_unavailable(
+    tasks: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(RequestItems: dict[str, list[Any]]) -> Any:
         return {"UnprocessedItems": RequestItems}
 
@@ -678,13 +791,20 @@ class SentTwice:
         return twice
 
 
-async def test_what_was_sent_again_after_others_had_written_keeps_its_rows(dynamodb: Emulator, table: str) -> None:
+async def test_what_was_sent_again_after_others_had_written_keeps_its_rows(
+    dynamodb: Emulator, table: str
+) -> None:
     """A sweep moved the due time between the write and its repetition: that is refused, and the write has happened."""
     client = dynamodb.client()
 
     def move() -> None:
-        update = {"UpdateExpression": "SET version = :v", "ExpressionAttributeValues": {":v": {"S": Clock().new_id()}}}
-        client.update_item(TableName=table, Key={"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}, **update)
+        update = {
+            "UpdateExpression": "SET version = :v",
+            "ExpressionAttributeValues": {":v": {"S": Clock().new_id()}},
+        }
+        client.update_item(
+            TableName=table, Key={"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}, **update
+        )
 
     store = DynamoDbTasks(dynamodb.open(table, lambda: SentTwice(dynamodb.client(), move)))
     assert await store.create(new(call=blob(9000))) is False, "there is one, and it is this one"
@@ -714,7 +834,10 @@ async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, tab
     assert await postpone(store, task, UNTIL) is True
     assert await store.requeue(REF, NOW, SOON) is True
     claimed = await claim(store)
-    assert (list(claimed.journal), claimed.record.attempts) == ([b"1", b"2", blob(9000), blob(9001), b"3"], 0)
+    assert (list(claimed.journal), claimed.record.attempts) == (
+        [b"1", b"2", blob(9000), blob(9001), b"3"],
+        0,
+    )
     assert claimed.lease.fence == 3, "two claims and one that took it away"
     await store.release(claimed.lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
     claimed = await claim(store)
@@ -732,7 +855,9 @@ async def test_a_claim_of_an_id_that_was_sent_twice_is_ours(dynamodb: Emulator, 
     await once.aclose()
 
 
-async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not_added_twice(tasks: Counted) -> None:
+async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not_added_twice(
+    tasks: Counted,
+) -> None:
     """The answer got lost for good. The worker tries again and keeps its lease: the row tells that it had happened."""
     lease = await working(tasks.store)
 
@@ -748,15 +873,22 @@ async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not
     assert list((await take_over(tasks.store)).journal) == [b"entry", blob(9000)]
 
 
-async def test_of_several_writes_that_nobody_heard_of_the_row_tells_which_has_happened(tasks: Counted) -> None:
+async def test_of_several_writes_that_nobody_heard_of_the_row_tells_which_has_happened(
+    tasks: Counted,
+) -> None:
     lease = await working(tasks.store)
     written = [b"0"]
     for n, (lost, then) in enumerate([(b"a", b"b"), (blob(9000), b"c"), (b"d", blob(9001))]):
         await tasks.store.checkpoint(lease, Added([written[-1]]), NOW)
-        for moment in ("before", "after"):  # of the first the call gets lost, of the second the answer
+        for moment in (
+            "before",
+            "after",
+        ):  # of the first the call gets lost, of the second the answer
             setattr(tasks.client, moment, _lose)
             with pytest.raises(Unavailable):
-                await tasks.store.checkpoint(lease, Added([lost if moment == "before" else then]), NOW)
+                await tasks.store.checkpoint(
+                    lease, Added([lost if moment == "before" else then]), NOW
+                )
             tasks.client.before = tasks.client.after = lambda operation: None
         await tasks.store.checkpoint(lease, Added([lost]), NOW)
         await tasks.store.checkpoint(lease, Added([b"%d" % n]), NOW)
@@ -769,7 +901,9 @@ def _lose(operation: str) -> None:
         raise timeout()
 
 
-async def test_what_was_given_up_as_unavailable_and_did_not_happen_may_be_tried_again(tasks: Counted) -> None:
+async def test_what_was_given_up_as_unavailable_and_did_not_happen_may_be_tried_again(
+    tasks: Counted,
+) -> None:
     lease = await working(tasks.store)
 
     def fail(operation: str) -> None:

@@ -24,14 +24,18 @@ def name(dynamodb: Emulator) -> Iterator[str]:
 
 
 @pytest.fixture
-async def store(dynamodb: Emulator, name: str, clock: FixedClock) -> AsyncIterator[DynamoDbSessions]:
+async def store(
+    dynamodb: Emulator, name: str, clock: FixedClock
+) -> AsyncIterator[DynamoDbSessions]:
     made = DynamoDbSessions(dynamodb.open(name), clock)
     yield made
     await made.aclose()
 
 
 @pytest.fixture
-async def another(dynamodb: Emulator, name: str, clock: FixedClock) -> AsyncIterator[DynamoDbSessions]:
+async def another(
+    dynamodb: Emulator, name: str, clock: FixedClock
+) -> AsyncIterator[DynamoDbSessions]:
     made = DynamoDbSessions(dynamodb.open(name), clock)
     yield made
     await made.aclose()

@@ -73,10 +73,16 @@ async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
 @pytest.fixture
 def spawn_claims(path: Path) -> SpawnClaims:
     def spawn(token_id: str, processes: int, claims: int) -> list[str]:
-        commands = [[sys.executable, "-c", _CLAIM, str(path), token_id, str(claims), str(n)] for n in range(processes)]
+        commands = [
+            [sys.executable, "-c", _CLAIM, str(path), token_id, str(claims), str(n)]
+            for n in range(processes)
+        ]
         root = Path(__file__).parents[2]
         pipe = subprocess.PIPE
-        running = [subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) for command in commands]
+        running = [
+            subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True)
+            for command in commands
+        ]
         for one in running:
             assert one.stdout is not None
             assert one.stdout.readline() == "ready\n"
@@ -100,7 +106,9 @@ class TestSqliteOnce(OnceStoreContract):
         assert not path.exists()
         assert spawn_claims("id", processes=6, claims=1).count("won") == 1
 
-    async def test_a_write_that_is_confirmed_is_on_the_disk(self, store: OnceStore, path: Path) -> None:
+    async def test_a_write_that_is_confirmed_is_on_the_disk(
+        self, store: OnceStore, path: Path
+    ) -> None:
         await store.claim("id", "yes", 10, LATER)
         with sqlite3.connect(path) as db:
             assert db.execute("pragma journal_mode").fetchone() == ("wal",)
@@ -117,7 +125,10 @@ async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> 
     try:
         once = SqliteOnce(Database(path), FixedClock())
         await once.claim("t", "a", 1, LATER)
-        modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in (path.parent, *path.parent.iterdir())}
+        modes = {
+            one.name: stat.S_IMODE(one.stat().st_mode)
+            for one in (path.parent, *path.parent.iterdir())
+        }
         await once.aclose()
     finally:
         os.umask(before)
@@ -136,7 +147,9 @@ async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_pa
         command = [sys.executable, "-c", _INSERT, str(path), str(number)]
         assert await asyncio.to_thread(subprocess.call, command) == 0
         assert path.with_name("store.sqlite3-wal").exists()
-        assert await first.read(lambda db: db.execute("select count(*) from once").fetchone()) == (number + 1,)
+        assert await first.read(lambda db: db.execute("select count(*) from once").fetchone()) == (
+            number + 1,
+        )
     await first.aclose()
     await second.aclose()
 
@@ -148,7 +161,10 @@ async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
     def insert(db: sqlite3.Connection) -> None:
         with transaction(db):
             facts = ("token", "x" * 100_000, 1, LATER)
-            db.execute("insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)", facts)
+            db.execute(
+                "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)",
+                facts,
+            )
 
     await database.write(lambda db: _limit_pages(db, 0))
     for _ in range(2):
@@ -156,7 +172,9 @@ async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
             await database.write(insert)
     await database.write(lambda db: _limit_pages(db, 1_000))
     await database.write(insert)
-    assert await database.read(lambda db: db.execute("select count(*) from once").fetchone()) == (1,)
+    assert await database.read(lambda db: db.execute("select count(*) from once").fetchone()) == (
+        1,
+    )
     await database.aclose()
 
 

@@ -49,7 +49,9 @@ async def begun(store: SqliteTasks) -> Claimed:
     return await claimed(store, 10)
 
 
-async def test_a_renewal_between_two_attempts_does_not_have_a_checkpoint_written_twice(database: Forgetful) -> None:
+async def test_a_renewal_between_two_attempts_does_not_have_a_checkpoint_written_twice(
+    database: Forgetful,
+) -> None:
     store = SqliteTasks(database)
     lease = (await begun(store)).lease
     database.forgets = 1
@@ -61,7 +63,9 @@ async def test_a_renewal_between_two_attempts_does_not_have_a_checkpoint_written
     assert (await claimed(store, 100)).journal == STEP.entries
 
 
-async def test_a_checkpoint_of_which_nobody_hears_twice_is_written_once(database: Forgetful) -> None:
+async def test_a_checkpoint_of_which_nobody_hears_twice_is_written_once(
+    database: Forgetful,
+) -> None:
     store = SqliteTasks(database)
     lease = (await begun(store)).lease
     database.forgets = 2

@@ -60,7 +60,9 @@ class TestSqliteQueue(queue_contract.TaskQueueContract):
         return SkippingClock()
 
     @pytest.fixture
-    async def reopen(self, path: Path, clock: SkippingClock) -> AsyncIterator[queue_contract.Reopen]:
+    async def reopen(
+        self, path: Path, clock: SkippingClock
+    ) -> AsyncIterator[queue_contract.Reopen]:
         made: list[TaskQueue] = []
 
         def open_one() -> TaskQueue:
@@ -115,7 +117,9 @@ class TestSqliteQueue(queue_contract.TaskQueueContract):
         assert [message.ref.owner for message in first] == ["a"] * 10
         assert got[:6] == ["b.0", "c.0", "a.00010", "b.1", "a.00011", "b.2"]
 
-    async def test_who_sent_much_before_is_not_made_to_wait_for_it_later(self, queue: TaskQueue) -> None:
+    async def test_who_sent_much_before_is_not_made_to_wait_for_it_later(
+        self, queue: TaskQueue
+    ) -> None:
         await queue.send_many([TaskRef("a", f"{n:05}") for n in range(500)])
         while messages := await queue.receive(10, 0):
             await queue.delete(messages)
@@ -125,11 +129,15 @@ class TestSqliteQueue(queue_contract.TaskQueueContract):
 
     async def test_owners_that_have_enough_are_skipped(self, queue: TaskQueue) -> None:
         await queue.send_many([TaskRef(owner, f"{n}") for owner in "abc" for n in range(3)])
-        assert {message.ref.owner for message in await queue.receive(10, 0, skip={"a", "c"})} == {"b"}
+        assert {message.ref.owner for message in await queue.receive(10, 0, skip={"a", "c"})} == {
+            "b"
+        }
         assert list(await queue.receive(10, 0, skip={"a", "c"})) == []
         assert len(await queue.receive(10, 0, skip={"c"})) == 3
 
-    async def test_which_tasks_have_a_message_is_known(self, queue: TaskQueue, let_pass: LetPass) -> None:
+    async def test_which_tasks_have_a_message_is_known(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
         refs = queue_contract.refs(4)
         await queue.send_many(refs[:2])
         await queue.send(refs[2], 600_000)
@@ -155,7 +163,12 @@ def test_a_file_of_the_version_before_goes_on(path: Path) -> None:
         " lease_until_ms, wake_ms, due_ms, attempts"
     )
     old.execute(f"insert into tasks ({columns}) values ({', '.join('?' * 14)})", head)
-    payloads = [(1, "call", "", b"call"), (1, "state", "", b"{}"), (1, "journal", "", b"0"), (1, "answer", "a", b"!")]
+    payloads = [
+        (1, "call", "", b"call"),
+        (1, "state", "", b"{}"),
+        (1, "journal", "", b"0"),
+        (1, "answer", "a", b"!"),
+    ]
     old.executemany("insert into payloads (task, kind, name, value) values (?, ?, ?, ?)", payloads)
     old.executemany(
         "insert into messages (task, visible_ms) values (?, ?)",
@@ -167,7 +180,13 @@ def test_a_file_of_the_version_before_goes_on(path: Path) -> None:
     async def look() -> None:
         store, queue = SqliteTasks(Database(path)), SqliteQueue(Database(path), Clock())
         found = await record(store)
-        assert (found.attempts, found.deaths, found.suspect, found.journal_version, found.resends) == (
+        assert (
+            found.attempts,
+            found.deaths,
+            found.suspect,
+            found.journal_version,
+            found.resends,
+        ) == (
             2,
             0,
             False,
@@ -175,9 +194,16 @@ def test_a_file_of_the_version_before_goes_on(path: Path) -> None:
             0,
         )
         assert await store.count_open("owner", 10) == 1
-        assert sorted(str(message.ref) for message in await queue.receive(10, 0)) == ["other.x", "owner.id"]
+        assert sorted(str(message.ref) for message in await queue.receive(10, 0)) == [
+            "other.x",
+            "owner.id",
+        ]
         claimed = await take_over(store)
-        assert (claimed.call, list(claimed.journal), claimed.answers) == (b"call", [b"0"], {"a": b"!"})
+        assert (claimed.call, list(claimed.journal), claimed.answers) == (
+            b"call",
+            [b"0"],
+            {"a": b"!"},
+        )
         await store.checkpoint(claimed.lease, Added([b"1"]), NOW)
         await store.aclose()
         await queue.aclose()

@@ -34,7 +34,9 @@ class Sqs:
     def client(self, **config: Any) -> Any:
         from botocore.config import Config
 
-        return self._session.client("sqs", endpoint_url=self.url, config=Config(**{**CONFIG, "proxies": {}, **config}))
+        return self._session.client(
+            "sqs", endpoint_url=self.url, config=Config(**{**CONFIG, "proxies": {}, **config})
+        )
 
 
 def received_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +81,9 @@ def url(sqs: Sqs, request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty queue; it hides messages for longer than the test takes, unless that lets time pass."""
     client = sqs.client()
     hidden = {"VisibilityTimeout": "2" if "let_pass" in request.fixturenames else "60"}
-    made: str = client.create_queue(QueueName=f"tasks-{uuid.uuid4()}", Attributes=hidden)["QueueUrl"]
+    made: str = client.create_queue(QueueName=f"tasks-{uuid.uuid4()}", Attributes=hidden)[
+        "QueueUrl"
+    ]
     yield made
     client.delete_queue(QueueUrl=made)
     client.close()
@@ -108,8 +112,12 @@ class TestSqsQueue(queue_contract.TaskQueueContract):
 
     hidden_s = 2.2
 
-    @pytest.mark.xfail(strict=True, reason="moto takes any receipt it ever gave; SQS deletes by the last one alone")
-    async def test_an_old_receipt_does_not_delete_a_later_delivery(self, queue: TaskQueue, let_pass: LetPass) -> None:
+    @pytest.mark.xfail(
+        strict=True, reason="moto takes any receipt it ever gave; SQS deletes by the last one alone"
+    )
+    async def test_an_old_receipt_does_not_delete_a_later_delivery(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
         await super().test_an_old_receipt_does_not_delete_a_later_delivery(queue, let_pass)
 
 
@@ -128,7 +136,8 @@ class Recorded:
 
 
 @pytest.mark.parametrize(
-    ("delay_ms", "delay_s"), [(0, 0), (1, 1), (1000, 1), (1001, 2), (900_000, 900), (900_001, 900), (10**12, 900)]
+    ("delay_ms", "delay_s"),
+    [(0, 0), (1, 1), (1000, 1), (1001, 2), (900_000, 900), (900_001, 900), (10**12, 900)],
 )
 async def test_a_delay_is_rounded_up_to_seconds_and_capped(delay_ms: int, delay_s: int) -> None:
     client = Recorded()
@@ -142,7 +151,13 @@ class Refusing(Recorded):
 
     def send_message_batch(self, QueueUrl: str, Entries: list[dict[str, str]]) -> dict[str, Any]:
         self.told += Entries
-        return {"Failed": [{"Id": entry["Id"]} for entry in Entries if len(Entries) == 10 and entry["Id"] in "37"]}
+        return {
+            "Failed": [
+                {"Id": entry["Id"]}
+                for entry in Entries
+                if len(Entries) == 10 and entry["Id"] in "37"
+            ]
+        }
 
 
 async def test_what_is_refused_of_a_batch_is_sent_again_under_the_group_of_its_owner() -> None:
@@ -155,7 +170,12 @@ async def test_what_is_refused_of_a_batch_is_sent_again_under_the_group_of_its_o
         "owner1.7",
         *map(str, refs[10:]),
     ]
-    assert [entry["MessageGroupId"] for entry in client.told[:4]] == ["owner0", "owner1", "owner0", "owner1"]
+    assert [entry["MessageGroupId"] for entry in client.told[:4]] == [
+        "owner0",
+        "owner1",
+        "owner0",
+        "owner1",
+    ]
 
 
 class Full(Recorded):
@@ -182,7 +202,10 @@ async def test_what_is_no_reference_is_deleted_and_logged_and_the_rest_is_delive
     assert max(map(len, said)) < 300
     attributes = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     left = client.get_queue_attributes(QueueUrl=url, AttributeNames=attributes)["Attributes"]
-    assert left == {"ApproximateNumberOfMessages": "0", "ApproximateNumberOfMessagesNotVisible": "1"}
+    assert left == {
+        "ApproximateNumberOfMessages": "0",
+        "ApproximateNumberOfMessagesNotVisible": "1",
+    }
 
 
 async def test_a_message_that_came_after_its_receive_was_cancelled_goes_to_somebody_else(
@@ -208,7 +231,9 @@ def test_making_a_queue_makes_no_client() -> None:
 
 async def test_a_queue_that_cannot_be_reached_is_unavailable(sqs: Sqs) -> None:
     nowhere = Sqs("http://127.0.0.1:9")
-    queue = SqsQueue("http://127.0.0.1:9/1/tasks", lambda: nowhere.client(retries={"total_max_attempts": 1}))
+    queue = SqsQueue(
+        "http://127.0.0.1:9/1/tasks", lambda: nowhere.client(retries={"total_max_attempts": 1})
+    )
     with pytest.raises(Unavailable):
         await queue.send(REF)
     with pytest.raises(Unavailable):

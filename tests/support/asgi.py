@@ -43,7 +43,11 @@ def config_file(*functions: Callable[..., Any], **sections: Any) -> ConfigFile:
 STATE_KEY = new_key()
 
 
-def gateway(*functions: Callable[..., Any], using: Settings = Settings(), **sections: Any) -> FastAPI:  # noqa: B008
+def gateway(
+    *functions: Callable[..., Any],
+    using: Settings = Settings(),  # noqa: B008 — frozen
+    **sections: Any,
+) -> FastAPI:
     """An app that serves these decorated functions; with keys of its own unless the settings name others."""
     keyed = using if using.state_keys else replace(using, state_keys=STATE_KEY)
     return build_app(config_file(*functions, **sections), keyed)
@@ -66,24 +70,32 @@ class Client:
     ) -> httpx.Response:
         """Send a request; `headers` change those of a correct client, `None` drops one."""
         asked = wire.message(method, params, request_id, **meta)
-        changed = {k: v for k, v in {**wire.headers(asked), **(headers or {})}.items() if v is not None}
+        changed = {
+            k: v for k, v in {**wire.headers(asked), **(headers or {})}.items() if v is not None
+        }
         async with asyncio.timeout(20):
             return await self.http.post("/mcp", content=json.dumps(asked), headers=changed)
 
-    async def result(self, method: str, params: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    async def result(
+        self, method: str, params: dict[str, Any] | None = None, **meta: Any
+    ) -> dict[str, Any]:
         """The result of a request that succeeds, checked against the official model."""
         response = await self.post(method, params, **meta)
         assert response.status_code == 200, response.text
         return wire.valid_result(method, response.json())
 
-    async def error(self, method: str, params: dict[str, Any] | None = None, **meta: Any) -> tuple[int, dict[str, Any]]:
+    async def error(
+        self, method: str, params: dict[str, Any] | None = None, **meta: Any
+    ) -> tuple[int, dict[str, Any]]:
         """HTTP status and JSON-RPC error of a request that fails."""
         response = await self.post(method, params, **meta)
         error = wire.valid_error(response)
         assert response.json()["id"] == 1
         return response.status_code, error
 
-    async def call(self, name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    async def call(
+        self, name: str, arguments: dict[str, Any] | None = None, **meta: Any
+    ) -> dict[str, Any]:
         """The result of tools/call."""
         return await self.result("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
 
@@ -139,8 +151,17 @@ class Exchange:
         sent = headers or (wire.headers(asked) if isinstance(asked, dict) else {})
         lines = [("host", "127.0.0.1"), *sent.items(), *more_headers]
         raw = [(name.lower().encode(), value.encode()) for name, value in lines]
-        self.scope = {"type": "http", "method": method, "path": "/mcp", "query_string": b"", "headers": raw}
-        self.feed(json.dumps(asked).encode() if isinstance(asked, dict) else asked, more=not isinstance(asked, dict))
+        self.scope = {
+            "type": "http",
+            "method": method,
+            "path": "/mcp",
+            "query_string": b"",
+            "headers": raw,
+        }
+        self.feed(
+            json.dumps(asked).encode() if isinstance(asked, dict) else asked,
+            more=not isinstance(asked, dict),
+        )
         self.running: asyncio.Task[None]
 
     async def __aenter__(self) -> Self:

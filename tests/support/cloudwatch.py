@@ -17,7 +17,11 @@ from infra.stack.template import Template
 Minutes: TypeAlias = Sequence[float | None]
 """The value of a metric in each minute, the latest last; `None` where nothing was told."""
 
-STATISTICS: Mapping[str, Callable[[list[float]], float]] = {"Maximum": max, "Minimum": min, "Sum": sum}
+STATISTICS: Mapping[str, Callable[[list[float]], float]] = {
+    "Maximum": max,
+    "Minimum": min,
+    "Sum": sum,
+}
 
 
 @dataclass(frozen=True)
@@ -39,16 +43,26 @@ class Alarm:
         """Whether it is in the state ALARM after these minutes; before them nothing was told."""
         wanted = self.minutes * self.periods
         last = [*([None] * wanted), *told][-wanted:]
-        return all(self._breaches(last[start : start + self.minutes]) for start in range(0, wanted, self.minutes))
+        return all(
+            self._breaches(last[start : start + self.minutes])
+            for start in range(0, wanted, self.minutes)
+        )
 
     def _breaches(self, period: Minutes) -> bool:
         points = [point for point in period if point is not None]
-        return STATISTICS[self.statistic](points) >= self.threshold if points else self.missing_breaches
+        return (
+            STATISTICS[self.statistic](points) >= self.threshold
+            if points
+            else self.missing_breaches
+        )
 
 
 def alarms(template: Template) -> dict[str, Alarm]:
     """All of them, by name."""
-    return {name: _alarm(name, template.properties(name)) for name in template.named("AWS::CloudWatch::Alarm")}
+    return {
+        name: _alarm(name, template.properties(name))
+        for name in template.named("AWS::CloudWatch::Alarm")
+    }
 
 
 def _alarm(name: str, properties: Mapping[str, Any]) -> Alarm:

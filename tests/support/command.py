@@ -23,6 +23,12 @@ def roundgate(*arguments: str | Path, directory: Path | None = None, **environ: 
     command = [str(Path(sys.executable).with_name("roundgate")), *map(str, arguments)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     done = subprocess.run(
-        command, cwd=directory, env=kept | environ, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=directory,
+        env=kept | environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -31,7 +31,9 @@ class Plan:
     """At which calls of a story processes die, counted over all of them; and what happened in it."""
 
     points: Mapping[int, How] = field(default_factory=dict)
-    meanwhile: Mapping[tuple[int, When], Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    meanwhile: Mapping[tuple[int, When], Callable[[], Awaitable[None]]] = field(
+        default_factory=dict
+    )
     """What others do at a call, before or after it and before a crash there."""
     calls: list[str] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
@@ -92,7 +94,9 @@ class _Wrapped:
         async def work(*args: Any, **kwargs: Any) -> Any:
             value = await method(*args, **kwargs)
             if name == "checkpoint":
-                self._life.plan.seen += [("kept", key) for key in _steps(args[0].ref, args[1].entries)]
+                self._life.plan.seen += [
+                    ("kept", key) for key in _steps(args[0].ref, args[1].entries)
+                ]
             if name == "finish":
                 self._life.plan.seen.append(("ended", args[0].ref.id))
             return value

@@ -21,7 +21,12 @@ def blocks(text: str, language: str) -> list[str]:
 def run(*command: str, timeout_s: float = 120) -> str:
     """What a command that ends well prints. It and what it has begun end with this, in whatever way."""
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         printed, errors = process.communicate(timeout=timeout_s)

@@ -34,9 +34,17 @@ async def life(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(outcome, Completed):
         ended = [outcome.value]
     elif isinstance(outcome, Failed):
-        ended = ["failed" if type(outcome.error).__name__ in ("StepFailed", "ExceptionGroup") else repr(outcome)]
+        ended = [
+            "failed"
+            if type(outcome.error).__name__ in ("StepFailed", "ExceptionGroup")
+            else repr(outcome)
+        ]
     skipped_ms = story.clock.skipped_ms
-    left = {"stored": story.stored.decode(), "effects": dict(world.effects), "skipped_ms": skipped_ms}
+    left = {
+        "stored": story.stored.decode(),
+        "effects": dict(world.effects),
+        "skipped_ms": skipped_ms,
+    }
     return left | {"deaths": story.deaths, "value": ended}
 
 

@@ -22,11 +22,15 @@ def python() -> Path:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(CACHE / "venv")], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "venv", "--clear", str(CACHE / "venv")], check=True
+            )
             command = [str(interpreter), "-m", "pip", "install", "-q", f"fastmcp-tasks=={VERSION}"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                pytest.skip(f"fastmcp-tasks {VERSION} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+                pytest.skip(
+                    f"fastmcp-tasks {VERSION} cannot be installed: {done.stderr.strip().splitlines()[-1]}"
+                )
             made.touch()
     return interpreter
 

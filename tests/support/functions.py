@@ -52,7 +52,10 @@ async def sample() -> str:
         "type": "object",
         "properties": {
             "region": {"type": "string", "x-mcp-header": "Region"},
-            "inner": {"type": "object", "properties": {"count": {"type": "integer", "x-mcp-header": "Count"}}},
+            "inner": {
+                "type": "object",
+                "properties": {"count": {"type": "integer", "x-mcp-header": "Count"}},
+            },
         },
         "required": ["region"],
     },
@@ -104,7 +107,10 @@ async def broken_note() -> str:
     raise RuntimeError(f"the password is {SECRET}")
 
 
-@resource("note://by/{author}/{number}", complete={"author": lambda typed: [f"{typed}{n}" for n in range(150)]})
+@resource(
+    "note://by/{author}/{number}",
+    complete={"author": lambda typed: [f"{typed}{n}" for n in range(150)]},
+)
 async def note_by(author: str, number: int) -> str:
     """A note of somebody's."""
     return f"note {number} by {author}"

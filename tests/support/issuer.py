@@ -31,7 +31,11 @@ def private_key(kid: str) -> Any:
     kind = kid.partition("-")[0]
     if kind == "rsa":
         return rsa.generate_private_key(65537, 2048)
-    return ed25519.Ed25519PrivateKey.generate() if kind == "ed" else ec.generate_private_key(ec.SECP256R1())
+    return (
+        ed25519.Ed25519PrivateKey.generate()
+        if kind == "ed"
+        else ec.generate_private_key(ec.SECP256R1())
+    )
 
 
 ALGORITHMS = {"rsa": "RS256", "ec": "ES256", "ed": "EdDSA"}
@@ -47,16 +51,30 @@ def public_jwk(kid: str, **members: Any) -> dict[str, Any]:
 
 def jwks(*kids: str | dict[str, Any]) -> bytes:
     """A JWKS document of these keys."""
-    return json.dumps({"keys": [public_jwk(kid) if isinstance(kid, str) else kid for kid in kids]}).encode()
+    return json.dumps(
+        {"keys": [public_jwk(kid) if isinstance(kid, str) else kid for kid in kids]}
+    ).encode()
 
 
-def token(kid: str = "ec", key: Any = None, headers: dict[str, Any] | None = None, **claims: Any) -> str:
+def token(
+    kid: str = "ec", key: Any = None, headers: dict[str, Any] | None = None, **claims: Any
+) -> str:
     """A token that holds unless something is changed; a claim that is `None` is left out."""
     now = int(time.time())
-    said = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "iat": now, "exp": now + 300, "client_id": "cli", **claims}
+    said = {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "ann",
+        "iat": now,
+        "exp": now + 300,
+        "client_id": "cli",
+        **claims,
+    }
     said = {name: value for name, value in said.items() if value is not None}
     algorithm = ALGORITHMS[kid.partition("-")[0]]
-    return jwt.encode(said, key or private_key(kid), algorithm, headers={"kid": kid, **(headers or {})})
+    return jwt.encode(
+        said, key or private_key(kid), algorithm, headers={"kid": kid, **(headers or {})}
+    )
 
 
 def bearer(text: str) -> dict[str, str | None]:
@@ -81,6 +99,8 @@ async def gateway_for(
     """A client of a gateway that asks for tokens, and the server that has the issuer's keys."""
     async with service(*(documents or (answer(jwks("ec")),))) as keys:
         file = guarded(f"{keys.url}/jwks", *functions, **sections)
-        app = build_app(file, using or Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY), clock=clock)
+        app = build_app(
+            file, using or Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY), clock=clock
+        )
         async with client(app) as mcp:
             yield mcp, keys

@@ -73,7 +73,9 @@ async def greet(ctx: Context) -> str:
 async def both(ctx: Context) -> str:
     """Asks two things at once."""
     await ctx.continue_as_task()
-    answers = await ctx.ask({"first": Form("The first?", Name), "second": Form("The second?", Name)})
+    answers = await ctx.ask(
+        {"first": Form("The first?", Name), "second": Form("The second?", Name)}
+    )
     return " and ".join(answer.get().name for answer in answers.values())
 
 
@@ -106,4 +108,16 @@ def sync_greet(ctx: SyncContext) -> str:
     return f"Hello, {ctx.elicit('who', 'Who is there?', Name).name}!"
 
 
-JOBS: tuple[Any, ...] = (dig, refuse, crash, leave, reject, sample, greet, both, twice, tell, sync_greet)
+JOBS: tuple[Any, ...] = (
+    dig,
+    refuse,
+    crash,
+    leave,
+    reject,
+    sample,
+    greet,
+    both,
+    twice,
+    tell,
+    sync_greet,
+)

@@ -9,16 +9,22 @@ from hypothesis import strategies as st
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 """Text without lone surrogates, which no UTF-8 body can hold."""
 
-INTEGERS = st.one_of(st.integers(), st.sampled_from([2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**400]))
+INTEGERS = st.one_of(
+    st.integers(), st.sampled_from([2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**400])
+)
 NUMBERS = st.one_of(INTEGERS, st.floats(allow_nan=False, allow_infinity=False))
 SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, TEXT)
 
 
-def values(scalars: st.SearchStrategy[Any] = SCALARS, keys: st.SearchStrategy[str] = TEXT) -> st.SearchStrategy[Any]:
+def values(
+    scalars: st.SearchStrategy[Any] = SCALARS, keys: st.SearchStrategy[str] = TEXT
+) -> st.SearchStrategy[Any]:
     """Any JSON value from these scalars and keys."""
     return st.recursive(
         scalars,
-        lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=4), st.dictionaries(keys, inner, max_size=4)
+        ),
         max_leaves=12,
     )
 

@@ -182,7 +182,9 @@ class _Life:
 
 def _call(story: Story) -> Call:
     meta = Meta(ClientCapabilities(CAPABILITIES), None, None, None)
-    return Call(principal=LOCAL, meta=meta, deadline=story.clock.deadline(None), task_id=story.task_id)
+    return Call(
+        principal=LOCAL, meta=meta, deadline=story.clock.deadline(None), task_id=story.task_id
+    )
 
 
 def _bound(handler: Handler, context: Context) -> Callable[[], Any]:

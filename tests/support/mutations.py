@@ -37,8 +37,15 @@ VALID: list[dict[str, Any]] = [
     wire.message("tools/list", {"cursor": "YWRk"}),
     wire.message("resources/list", {"cursor": "bm90ZTovL29uZQ"}),
     wire.message("tools/call", {"name": "add", "arguments": {"a": 1, "b": -2}}),
-    wire.message("tools/call", {"name": "echo", "arguments": {"deep": [{"x": [1.5, None, "ü"]}]}}, 2**53),
-    wire.message("tools/call", {"name": "report", "arguments": {"steps": 2}}, progressToken="p", logLevel="info"),
+    wire.message(
+        "tools/call", {"name": "echo", "arguments": {"deep": [{"x": [1.5, None, "ü"]}]}}, 2**53
+    ),
+    wire.message(
+        "tools/call",
+        {"name": "report", "arguments": {"steps": 2}},
+        progressToken="p",
+        logLevel="info",
+    ),
     wire.message("tools/call", {"name": "refuse"}, 0),
     wire.message("tools/call", {"name": "sample"}),
     wire.message("tools/call", {"name": "sample"}, clientCapabilities=SAMPLING),
@@ -54,13 +61,21 @@ VALID: list[dict[str, Any]] = [
     wire.message("resources/read", {"uri": "note://by/ann%20b/7"}),
     wire.message("prompts/list", {"cursor": "cmV2aWV3"}),
     wire.message("prompts/get", {"name": "review", "arguments": {"language": "rust"}}),
-    wire.message("completion/complete", {"ref": PROMPT, "argument": {"name": "language", "value": "p"}}),
-    wire.message("completion/complete", {"ref": TEMPLATE, "argument": {"name": "author", "value": "a"}}),
+    wire.message(
+        "completion/complete", {"ref": PROMPT, "argument": {"name": "language", "value": "p"}}
+    ),
+    wire.message(
+        "completion/complete", {"ref": TEMPLATE, "argument": {"name": "author", "value": "a"}}
+    ),
     wire.message("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, "listen"),
-    wire.message("subscriptions/listen", {"notifications": {"resourceSubscriptions": ["note://one"]}}),
+    wire.message(
+        "subscriptions/listen", {"notifications": {"resourceSubscriptions": ["note://one"]}}
+    ),
     wire.message("tools/call", {"name": "dig"}, clientCapabilities=TASKS),
     wire.message(
-        "tools/call", {"name": "dig", "arguments": {"depth": 2}, "task": {"ttl": 1}}, clientCapabilities=TASKS
+        "tools/call",
+        {"name": "dig", "arguments": {"depth": 2}, "task": {"ttl": 1}},
+        clientCapabilities=TASKS,
     ),
     wire.message("tools/call", {"name": "dig"}),
     *(
@@ -68,15 +83,42 @@ VALID: list[dict[str, Any]] = [
         for method, known, params in ON_A_TASK
         for task_id, capabilities in ((known, TASKS), ("A" * 22, TASKS), (known, {}))
     ),
-    wire.message("subscriptions/listen", {"notifications": {"taskIds": [A_TASK]}}, "tasks", clientCapabilities=TASKS),
-    wire.message("subscriptions/listen", {"notifications": {"taskIds": [A_TASK, "x"], "toolsListChanged": True}}),
+    wire.message(
+        "subscriptions/listen",
+        {"notifications": {"taskIds": [A_TASK]}},
+        "tasks",
+        clientCapabilities=TASKS,
+    ),
+    wire.message(
+        "subscriptions/listen",
+        {"notifications": {"taskIds": [A_TASK, "x"], "toolsListChanged": True}},
+    ),
     {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}},
-    {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}},
+    {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-11-25"},
+    },
     wire.message("ping"),
     wire.message("tools/list", protocolVersion="2025-11-25"),
 ]
 
-METHODS = ["GET", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT", "post", "", "BREW", "PO ST", "ü"]
+METHODS = [
+    "GET",
+    "DELETE",
+    "PUT",
+    "HEAD",
+    "OPTIONS",
+    "PATCH",
+    "TRACE",
+    "CONNECT",
+    "post",
+    "",
+    "BREW",
+    "PO ST",
+    "ü",
+]
 HEADER_VALUES = [
     b"", b" ", b"\t \t", b"*/*", b"*", b"application/json", b"text/event-stream", b"text/html;q=0.1", b"application/*",
     b"application/json; charset=utf-16", b"2026-07-28", b"2025-11-25", b"tools/call", b"add", b"eu", b"3", b"3.0",
@@ -141,19 +183,29 @@ def case(seed: str) -> Case:
         change(rng, headers)
     method = rng.choice(METHODS) if rng.random() < 0.04 else "POST"
     if method == "OPTIONS":
-        headers += [(b"origin", b"http://127.0.0.1"), (b"access-control-request-method", rng.choice(HEADER_VALUES))]
+        headers += [
+            (b"origin", b"http://127.0.0.1"),
+            (b"access-control-request-method", rng.choice(HEADER_VALUES)),
+        ]
     return Case(method, headers, _chunks(rng, body), names)
 
 
 def _headers(asked: Any) -> list[tuple[bytes, bytes]]:
     """The headers of a correct client, as far as they can be made for what is asked."""
-    made = {"host": "127.0.0.1", "content-type": "application/json", "mcp-protocol-version": wire.VERSION}
+    made = {
+        "host": "127.0.0.1",
+        "content-type": "application/json",
+        "mcp-protocol-version": wire.VERSION,
+    }
     try:
         made |= wire.headers(asked)
         made["mcp-protocol-version"] = asked["params"]["_meta"][wire.PREFIX + "protocolVersion"]
         if asked["params"].get("name") == "mirrored":
             arguments = asked["params"]["arguments"]
-            made |= {"mcp-param-region": arguments["region"], "mcp-param-count": str(arguments["inner"]["count"])}
+            made |= {
+                "mcp-param-region": arguments["region"],
+                "mcp-param-count": str(arguments["inner"]["count"]),
+            }
     except (KeyError, TypeError, AttributeError):
         pass
     return [(name.encode(), str(value).encode("utf-8", "replace")) for name, value in made.items()]
@@ -186,13 +238,21 @@ def _another(rng: random.Random, value: Any) -> Any:
         return not value
     if isinstance(value, str):
         at = rng.randrange(len(value) + 1)
-        return rng.choice([*TEXTS, value[:at] + chr(rng.randrange(0x250)) + value[at:], value[:at], value + value])
+        return rng.choice(
+            [*TEXTS, value[:at] + chr(rng.randrange(0x250)) + value[at:], value[:at], value + value]
+        )
     return rng.choice(NUMBERS) if isinstance(value, (int, float)) else _value(rng)
 
 
 def _paths(value: Any, at: Path = ()) -> Iterator[Path]:
     yield at
-    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    members = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, member in members:
         yield from _paths(member, (*at, key))
 
@@ -219,7 +279,19 @@ def _change_json(rng: random.Random, asked: Any, names: list[str]) -> bytes:
         if not path:
             break
         parent, key = _parent(asked, path), path[-1]
-        change = rng.choice(["replace", "replace", "delete", "rename", "insert", "wrap", "retype", "twice", "deepen"])
+        change = rng.choice(
+            [
+                "replace",
+                "replace",
+                "delete",
+                "rename",
+                "insert",
+                "wrap",
+                "retype",
+                "twice",
+                "deepen",
+            ]
+        )
         names.append(f"{change} {'.'.join(map(str, path))}")
         if change == "replace":
             parent[key] = _another(rng, parent[key]) if rng.random() < 0.6 else _value(rng)
@@ -232,7 +304,9 @@ def _change_json(rng: random.Random, asked: Any, names: list[str]) -> bytes:
         elif change == "wrap":
             parent[key] = rng.choice([[parent[key]], {"": parent[key]}])
         elif change == "retype":
-            parent[key] = str(parent[key]) if not isinstance(parent[key], str) else rng.choice(NUMBERS)
+            parent[key] = (
+                str(parent[key]) if not isinstance(parent[key], str) else rng.choice(NUMBERS)
+            )
         elif change == "deepen":
             for _ in range(rng.choice([5, 100, 190, 210])):
                 parent[key] = [parent[key]]
@@ -259,14 +333,19 @@ def _change_bytes(rng: random.Random, body: bytes, names: list[str]) -> bytes:
         "cut": lambda: body[:at] + body[at + length :],
         "insert": lambda: body[:at] + rng.randbytes(length) + body[at:],
         "flip": lambda: (
-            body[:at] + bytes(byte ^ (1 << rng.randrange(8)) for byte in body[at : at + 1]) + body[at + 1 :]
+            body[:at]
+            + bytes(byte ^ (1 << rng.randrange(8)) for byte in body[at : at + 1])
+            + body[at + 1 :]
         ),
         "random": lambda: rng.randbytes(rng.choice([1, 10, 1000])),
         "printable": lambda: "".join(rng.choices(string.printable, k=50)).encode(),
         "odd": lambda: rng.choice(ODD_JSON),
         "odd inside": lambda: body[:at] + rng.choice(ODD_JSON) + body[at:],
         "encode": lambda: body.decode("utf-8", "replace").encode(rng.choice(ENCODINGS), "replace"),
-        "nest": lambda: rng.choice([b"[", b'{"a":', b'{"params":', b'{"":[']) * rng.choice([10, 150, 10_000, 100_000]),
+        "nest": lambda: (
+            rng.choice([b"[", b'{"a":', b'{"params":', b'{"":['])
+            * rng.choice([10, 150, 10_000, 100_000])
+        ),
         "batch": lambda: b"[" + body + b"," + other + b"]",
         "space": lambda: b" \t\r\n" * rng.choice([1, 1000]) + body,
         "large": lambda: body.ljust(40_000),
@@ -280,7 +359,9 @@ def _chunks(rng: random.Random, body: bytes) -> list[bytes]:
     if rng.random() < 0.8 or not body:
         return [body]
     size = max(len(body) // rng.randrange(1, 12), 1)
-    return [body[start : start + size] for start in range(0, len(body), size)] + rng.choice([[], [b""]])
+    return [body[start : start + size] for start in range(0, len(body), size)] + rng.choice(
+        [[], [b""]]
+    )
 
 
 # ---- headers
@@ -313,7 +394,10 @@ def _swap(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
 
 def _pad(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
     at = _spot(rng, headers)
-    headers[at] = (headers[at][0], rng.choice([b" ", b"\t", b"  "]) + headers[at][1] + rng.choice([b" ", b"\t\t", b""]))
+    headers[at] = (
+        headers[at][0],
+        rng.choice([b" ", b"\t", b"  "]) + headers[at][1] + rng.choice([b" ", b"\t\t", b""]),
+    )
 
 
 def _scramble(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
@@ -340,7 +424,9 @@ def _rename(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
 
 
 def _add(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:
-    headers.insert(rng.randrange(len(headers) + 1), (rng.choice(HEADER_NAMES), rng.choice(HEADER_VALUES)))
+    headers.insert(
+        rng.randrange(len(headers) + 1), (rng.choice(HEADER_NAMES), rng.choice(HEADER_VALUES))
+    )
 
 
 def _crowd(rng: random.Random, headers: list[tuple[bytes, bytes]]) -> None:

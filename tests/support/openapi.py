@@ -23,7 +23,10 @@ OK = {"200": {"description": "Well.", "content": {"application/json": {}}}}
 
 def document(paths: dict[str, Any], version: str = "3.1.0", **more: Any) -> dict[str, Any]:
     """A document with these paths."""
-    about = {"info": {"title": "T", "version": "1"}, "servers": [{"url": "https://api.example.com/v1"}]}
+    about = {
+        "info": {"title": "T", "version": "1"},
+        "servers": [{"url": "https://api.example.com/v1"}],
+    }
     return {"openapi": version, **about, "paths": paths, **more}
 
 

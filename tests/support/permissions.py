@@ -56,7 +56,9 @@ OPERATIONS: Mapping[str, Permission] = {
 }
 """Each operation of boto3 that may occur in the code, and what it has to be allowed as."""
 
-OF_THE_MAPPING = {(f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")}
+OF_THE_MAPPING = {
+    (f"sqs:{action}", QUEUE) for action in ("ReceiveMessage", "DeleteMessage", "GetQueueAttributes")
+}
 """What the event source mapping does in the worker's name."""
 
 GATEWAY = (
@@ -72,7 +74,11 @@ WORKER = (
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/worker.py",
 )
-SERVERS_ALONE = ("app/roundgate/cli/tasks.py", "app/roundgate/tasks/isolation.py", "app/roundgate/tasks/pool.py")
+SERVERS_ALONE = (
+    "app/roundgate/cli/tasks.py",
+    "app/roundgate/tasks/isolation.py",
+    "app/roundgate/tasks/pool.py",
+)
 """What no function runs: the operator's command, and workers that poll."""
 
 
@@ -86,7 +92,9 @@ def allowed(template: Template, function: str) -> set[Permission]:
     expanded."""
     reference = template.source["Resources"][function]["Properties"]["Role"]
     role = template.properties(reference["Fn::GetAtt"][0])
-    assert "ManagedPolicyArns" not in role, "they are for every log group and every queue of the account"
+    assert "ManagedPolicyArns" not in role, (
+        "they are for every log group and every queue of the account"
+    )
     found = {one for policy in role["Policies"] for one in _allowed(policy["PolicyDocument"])}
     log = LOGS[f"{function.removesuffix('Function')}Log.Arn"]
     of_log = {(action, log) for action in ("logs:CreateLogStream", "logs:PutLogEvents")}
@@ -118,7 +126,11 @@ def of_module(path: str, *elsewhere: str) -> set[Permission]:
 def users_of_stores() -> set[str]:
     """The modules of app/ that call a method of a store."""
     modules = (str(path.relative_to(ROOT)) for path in (ROOT / "app/roundgate").rglob("*.py"))
-    return {module for module in modules if any(STORES[store].get(method) for store, method in _uses(module))}
+    return {
+        module
+        for module in modules
+        if any(STORES[store].get(method) for store, method in _uses(module))
+    }
 
 
 def named_operations() -> set[str]:
@@ -126,7 +138,10 @@ def named_operations() -> set[str]:
     from botocore import xform_name
     from botocore.session import get_session
 
-    models = [get_session().get_service_model(name) for name in ("dynamodb", "sqs", "secretsmanager", "kms")]
+    models = [
+        get_session().get_service_model(name)
+        for name in ("dynamodb", "sqs", "secretsmanager", "kms")
+    ]
     operations = {xform_name(name) for model in models for name in model.operation_names}
     found: set[str] = set()
     holders = [
@@ -136,7 +151,9 @@ def named_operations() -> set[str]:
     ]
     for path in holders:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            found.add(node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "value", "")))
+            found.add(
+                node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "value", ""))
+            )
     return found & operations
 
 
@@ -144,16 +161,29 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
     """Store and method of each `self._store.method` and the like."""
     for node in ast.walk(_parsed(module)):
         match node:
-            case ast.Attribute(attr=method, value=ast.Attribute(attr="_store" | "_once" | "_queue" | "_rows" as store)):
+            case ast.Attribute(
+                attr=method,
+                value=ast.Attribute(attr="_store" | "_once" | "_queue" | "_rows" as store),
+            ):
                 yield store, method
-            case ast.Attribute(attr=method, value=ast.Attribute(value=ast.Name("stores"), attr=name)):
+            case ast.Attribute(
+                attr=method, value=ast.Attribute(value=ast.Name("stores"), attr=name)
+            ):
                 yield {"tasks": "_store", "once": "_once", "queue": "_queue"}[name], method
 
 
-def _methods(path: str, name: str, under: Mapping[str, set[Permission]]) -> dict[str, set[Permission]]:
+def _methods(
+    path: str, name: str, under: Mapping[str, set[Permission]]
+) -> dict[str, set[Permission]]:
     """What each method of a class does, itself, through `self` or through the `_table` under it."""
-    (found,) = (node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name)
-    bodies = {node.name: node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    (found,) = (
+        node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    bodies = {
+        node.name: node
+        for node in found.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     return {method: _does(method, bodies, under, {method}) for method in bodies}
 
 
@@ -171,7 +201,9 @@ def _does(
                 found |= {OPERATIONS[str(one.value)] for one in arguments if _is_operation(one)}
             case ast.Attribute(attr=name, value=ast.Name("client")) if name in OPERATIONS:
                 found.add(OPERATIONS[name])
-            case ast.Attribute(attr=name, value=ast.Name("self")) if name in bodies and name not in seen:
+            case ast.Attribute(attr=name, value=ast.Name("self")) if (
+                name in bodies and name not in seen
+            ):
                 found |= _does(name, bodies, under, seen | {name})
             case ast.Attribute(attr=name, value=ast.Attribute(attr="_table")):
                 found |= under.get(name, set())

@@ -26,12 +26,34 @@ from tests.support.replay import Name
 
 Program: TypeAlias = list[Any]
 
-STEPS = ("returns", "no arguments", "plain", "partial", "raises", "tells", "too slow", "retried", "at most once")
+STEPS = (
+    "returns",
+    "no arguments",
+    "plain",
+    "partial",
+    "raises",
+    "tells",
+    "too slow",
+    "retried",
+    "at most once",
+)
 LEAVES = ("step", "step", "step", "ask", "ask", "sleep", "long sleep", "poll", "shed", "wait", "wait", "fails", "cut",
           "cut sleep", "limited", "key")  # fmt: skip
 TREES = ("loop", "try", "gather", "group", "create", "map", "map at most", "completed", "first", "wait for", "named",
          "in time", "in limit", "shielded", "orphan", "race")  # fmt: skip
-BLOCKING_LEAVES = ("step", "step", "step", "ask", "sleep", "long sleep", "poll", "shed", "fails", "limited", "key")
+BLOCKING_LEAVES = (
+    "step",
+    "step",
+    "step",
+    "ask",
+    "sleep",
+    "long sleep",
+    "poll",
+    "shed",
+    "fails",
+    "limited",
+    "key",
+)
 BLOCKING_TREES = ("loop", "try", "map", "map at most", "named", "in limit")
 
 
@@ -85,7 +107,9 @@ class World:
     def has_happened(self, what: str) -> bool:
         return self.effects[what] > 0
 
-    def step(self, how: str, what: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    def step(
+        self, how: str, what: str
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """The function of a step, what it is called with, and how it is run. Names of functions say nothing."""
 
         what = f"?{what}" if how == "too slow" else what  # it may be too slow even for its effect
@@ -134,7 +158,11 @@ def question(what: str) -> Question:
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """A response that depends on what the question says alone; some forms are declined."""
     number = sum(request["params"]["message"].encode())
-    return {"action": "decline"} if number % 4 == 0 else {"action": "accept", "content": {"name": f"called {number}"}}
+    return (
+        {"action": "decline"}
+        if number % 4 == 0
+        else {"action": "accept", "content": {"name": f"called {number}"}}
+    )
 
 
 _limit: ContextVar[float] = ContextVar("limit", default=1e9)
@@ -143,12 +171,16 @@ _limit: ContextVar[float] = ContextVar("limit", default=1e9)
 class Direct:
     """A context without an engine: every question is answered on the spot, every step simply called."""
 
-    async def step(self, name: str, function: Any, *args: Any, retries: int = 0, **options: Any) -> Any:
+    async def step(
+        self, name: str, function: Any, *args: Any, retries: int = 0, **options: Any
+    ) -> Any:
         for left in reversed(range(retries + 1)):
             try:
                 async with asyncio.timeout(options.get("timeout_s")):
                     value = function(*args)
-                    return json.loads(json.dumps(await value if asyncio.iscoroutine(value) else value))
+                    return json.loads(
+                        json.dumps(await value if asyncio.iscoroutine(value) else value)
+                    )
             except TimeoutError:
                 raise StepTimeout(name) from None
             except ValueError as error:
@@ -173,7 +205,9 @@ class Direct:
         if seconds > _limit.get():
             raise TimeoutError
 
-    async def map(self, function: Any, items: Any, *, at_most: int | None = None, key: Any = None) -> list[Any]:
+    async def map(
+        self, function: Any, items: Any, *, at_most: int | None = None, key: Any = None
+    ) -> list[Any]:
         return list(await asyncio.gather(*map(function, items)))
 
     @asynccontextmanager
@@ -200,7 +234,9 @@ async def real_wait() -> None:
     await asyncio.sleep(random.choice((0, 0, 0.0003, 0.001, 0.003)))
 
 
-async def perform(ctx: Context | Direct, body: Program, world: World, place: str = "at") -> list[Any]:
+async def perform(
+    ctx: Context | Direct, body: Program, world: World, place: str = "at"
+) -> list[Any]:
     """Run a program."""
     learned: list[Any] = []
     for index, operation in enumerate(body):
@@ -279,10 +315,15 @@ async def _in_vain(limit: Any, work: Callable[[], Awaitable[Any]]) -> str:
 async def _of_bodies(ctx: Any, what: str, bodies: list[Program], world: World, place: str) -> Any:
     match what:
         case "loop":
-            return [await perform(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+            return [
+                await perform(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)
+            ]
         case "try":
             try:
-                return [await perform(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+                return [
+                    await perform(ctx, body, world, f"{place}:{at}")
+                    for at, body in enumerate(bodies)
+                ]
             except (StepFailed, ExceptionGroup):
                 return "failed"
         case "named":
@@ -296,11 +337,16 @@ async def _of_bodies(ctx: Any, what: str, bodies: list[Program], world: World, p
                 return await perform(ctx, bodies[0], world, f"{place}:0")
         case "wait for":
             return [
-                await asyncio.wait_for(branch(ctx, (body, world, f"{place}:{at}")), [None, 60][at % 2])
+                await asyncio.wait_for(
+                    branch(ctx, (body, world, f"{place}:{at}")), [None, 60][at % 2]
+                )
                 for at, body in enumerate(bodies)
             ]
         case "shielded":
-            return [await asyncio.shield(branch(ctx, (body, world, f"{place}:{at}"))) for at, body in enumerate(bodies)]
+            return [
+                await asyncio.shield(branch(ctx, (body, world, f"{place}:{at}")))
+                for at, body in enumerate(bodies)
+            ]
         case "first":
             return await _first(ctx, bodies, world, place)
         case "orphan":
@@ -334,7 +380,12 @@ async def _side_by_side(ctx: Any, what: str, branches: list[Any]) -> Any:
             return [await task for task in reversed(tasks)][::-1]
         case "map" | "map at most":
             at_most = 1 if what == "map at most" else None
-            return await ctx.map(functools.partial(branch, ctx), branches, at_most=at_most, key=lambda one: len(one[0]))
+            return await ctx.map(
+                functools.partial(branch, ctx),
+                branches,
+                at_most=at_most,
+                key=lambda one: len(one[0]),
+            )
         case "completed":
             return await _as_completed(ctx, branches)
     raise AssertionError(what)
@@ -353,7 +404,9 @@ async def _first(ctx: Any, bodies: list[Program], world: World, place: str) -> A
     pending: set[asyncio.Task[Any]] = {first, *others}
     while not first.done():
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-    while others:  # `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes as its wait ends
+    while (
+        others
+    ):  # `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes as its wait ends
         for task in others:
             task.cancel()
         others = [*(await asyncio.wait(others, timeout=1))[1]]
@@ -377,15 +430,22 @@ async def _as_completed(ctx: Any, branches: list[Any]) -> Any:
     pending = set(tasks)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for task in filter(done.__contains__, tasks):  # asyncio.as_completed has those of one moment in any order
+        for task in filter(
+            done.__contains__, tasks
+        ):  # asyncio.as_completed has those of one moment in any order
             learned.append(repr(await task))
-            await _note(ctx, branches[0][1], f"?{branches[0][2]} {sum(map(len, learned))} {learned[-1]}")
+            await _note(
+                ctx, branches[0][1], f"?{branches[0][2]} {sum(map(len, learned))} {learned[-1]}"
+            )
     return sorted(learned)
 
 
 async def _race(ctx: Any, bodies: list[Program], world: World, place: str) -> Any:
     """What was first is used, and the others are given up: which of them it was is the same in every run."""
-    given = [(body, world, f"{'' if place[0] == '?' else '?'}{place}:{at}") for at, body in enumerate(bodies)]
+    given = [
+        (body, world, f"{'' if place[0] == '?' else '?'}{place}:{at}")
+        for at, body in enumerate(bodies)
+    ]
     with _race_begun():
         tasks = [asyncio.create_task(branch(ctx, one)) for one in given]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -440,7 +500,9 @@ def _step_blocking(ctx: SyncContext, world: World, how: str, about: str) -> Any:
         return [type(error).__name__, str(error)]
 
 
-def _one_blocking(ctx: SyncContext, operation: list[Any], world: World, place: str, about: str) -> Any:
+def _one_blocking(
+    ctx: SyncContext, operation: list[Any], world: World, place: str, about: str
+) -> Any:
     match operation:
         case "step", how:
             return _step_blocking(ctx, world, how, about)
@@ -471,13 +533,21 @@ def _one_blocking(ctx: SyncContext, operation: list[Any], world: World, place: s
     return _of_bodies_blocking(ctx, what, bodies, world, place)
 
 
-def _of_bodies_blocking(ctx: SyncContext, what: str, bodies: list[Program], world: World, place: str) -> Any:
+def _of_bodies_blocking(
+    ctx: SyncContext, what: str, bodies: list[Program], world: World, place: str
+) -> Any:
     match what:
         case "loop":
-            return [perform_blocking(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+            return [
+                perform_blocking(ctx, body, world, f"{place}:{at}")
+                for at, body in enumerate(bodies)
+            ]
         case "try":
             try:
-                return [perform_blocking(ctx, body, world, f"{place}:{at}") for at, body in enumerate(bodies)]
+                return [
+                    perform_blocking(ctx, body, world, f"{place}:{at}")
+                    for at, body in enumerate(bodies)
+                ]
             except StepFailed:
                 return "failed"
         case "named":

@@ -57,7 +57,10 @@ class Proxy:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._do(self._turn(Way.SHUT))
         self._do(_all_over())
@@ -76,7 +79,9 @@ class Proxy:
             for writer in self._writers:
                 writer.transport.abort()
         elif self._server is None:
-            self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port, backlog=1_000)
+            self._server = await asyncio.start_server(
+                self._connected, "127.0.0.1", self._port, backlog=1_000
+            )
             self._port = self._server.sockets[0].getsockname()[1]
         self._opened.clear() if way is Way.SILENT else self._opened.set()
 

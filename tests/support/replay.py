@@ -56,7 +56,10 @@ async def play(
     journal.receive(responses or {})
     declared = ClientCapabilities(capabilities)
     deadline = (clock or Clock()).deadline(within_ms)
-    run = Run(Call(principal=LOCAL, meta=Meta(declared, None, None, None), deadline=deadline, **more), journal)
+    run = Run(
+        Call(principal=LOCAL, meta=Meta(declared, None, None, None), deadline=deadline, **more),
+        journal,
+    )
     return await engine.run_handler(_bound(handler, Context(run)), run)
 
 
@@ -83,7 +86,9 @@ class Played:
         return self.outcome.value
 
 
-async def play_to_the_end(handler: Handler, client: Client, max_rounds: int = 12, **limits: Any) -> Played:
+async def play_to_the_end(
+    handler: Handler, client: Client, max_rounds: int = 12, **limits: Any
+) -> Played:
     """All rounds, every question answered in the round in which it came."""
     asked: list[list[str]] = []
     journal = Journal()

@@ -17,7 +17,11 @@ from tests.support.asgi import Client
 KEYS = base64.b64encode(b"thirty-two bytes, known to a few").decode()
 """GATEWAY_STATE_KEYS of gateways that belong together."""
 
-CAPABILITIES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}, "roots": {}}
+CAPABILITIES: dict[str, Any] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {"tools": {}},
+    "roots": {},
+}
 
 REFUSAL = "requestState is not valid for this request; start the call again without it"
 
@@ -39,7 +43,9 @@ def tool(name: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
 
 def retry(params: dict[str, Any], asked: Mapping[str, Any], **responses: Any) -> dict[str, Any]:
     """The parameters of the round after one that asked."""
-    return {**params, "requestState": asked["requestState"]} | ({"inputResponses": responses} if responses else {})
+    return {**params, "requestState": asked["requestState"]} | (
+        {"inputResponses": responses} if responses else {}
+    )
 
 
 def names_in(directory: Path) -> list[str]:
@@ -47,7 +53,9 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-async def ask(mcp: Client, method: str, params: dict[str, Any], **capabilities: Any) -> dict[str, Any]:
+async def ask(
+    mcp: Client, method: str, params: dict[str, Any], **capabilities: Any
+) -> dict[str, Any]:
     """The result of a round that ends with questions or with state alone, checked against the official model."""
     response = await mcp.post(method, params, clientCapabilities=capabilities or CAPABILITIES)
     return valid_input_required(response.json())
@@ -70,7 +78,9 @@ class Conversation:
     asked: list[list[str]] = field(default_factory=list)
     """The keys of each round that did not end the call."""
 
-    async def have(self, gateways: Iterable[Client], method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def have(
+        self, gateways: Iterable[Client], method: str, params: dict[str, Any]
+    ) -> dict[str, Any]:
         """The result of the call; round n goes to the nth gateway."""
         sent = params
         for mcp in gateways:
@@ -79,5 +89,9 @@ class Conversation:
                 return wire.valid_result(method, body)
             result = valid_input_required(body)
             self.asked.append(list(result.get("inputRequests", {})))
-            sent = retry(params, result, **{key: self.answers[re.split("[~#]", key)[0]] for key in self.asked[-1]})
+            sent = retry(
+                params,
+                result,
+                **{key: self.answers[re.split("[~#]", key)[0]] for key in self.asked[-1]},
+            )
         raise AssertionError(f"no result after {len(self.asked)} rounds: {self.asked}")

@@ -58,18 +58,34 @@ class Module:
             case ast.BinOp(left=left, op=ast.Add()):
                 return [f"{text}…" for text in self.templates(left, depth)]
             case ast.Name(id=name) if depth:
-                return [text for one in self._assigned(name, value) for text in self.templates(one, depth - 1)]
+                return [
+                    text
+                    for one in self._assigned(name, value)
+                    for text in self.templates(one, depth - 1)
+                ]
             case ast.Attribute(value=ast.Name(id="self"), attr=name) if depth:
-                return [text for where, one in self._fields(name, value) for text in where.templates(one, depth - 1)]
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name)) if depth:
-                return [text for one in self._returned(name) for text in self.templates(one, depth - 1)]
+                return [
+                    text
+                    for where, one in self._fields(name, value)
+                    for text in where.templates(one, depth - 1)
+                ]
+            case ast.Call(
+                func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name)
+            ) if depth:
+                return [
+                    text for one in self._returned(name) for text in self.templates(one, depth - 1)
+                ]
             case ast.Call(func=ast.Attribute(value=ast.Name() as constant, attr="format")):
                 return [re.sub(r"\{\w*\}", "…", text) for text in self.templates(constant, depth)]
         return []
 
     @cached_property
     def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
 
     def _assigned(self, name: str, used: ast.Name) -> Iterator[ast.expr]:
         around = _around(used, self._functions)
@@ -80,12 +96,16 @@ class Module:
             match node:
                 case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
                     yield value
-                case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value) if found == name:
+                case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value) if (
+                    found == name
+                ):
                     yield value
                 case ast.NamedExpr(target=ast.Name(id=found), value=value) if found == name:
                     yield value
 
-    def _given(self, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
+    def _given(
+        self, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef
+    ) -> Iterator[ast.expr]:
         """What callers in this file give for a parameter."""
         parameters = [one.arg for one in function.args.args if one.arg != "self"]
         if name in parameters and function.name != "__init__":
@@ -96,10 +116,18 @@ class Module:
 
     def _fields(self, name: str, used: ast.Attribute) -> Iterator[tuple[Module, ast.expr]]:
         """The default of a field of the class around, and what is given for it wherever one is made."""
-        for cls in _around(used, [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)])[-1:]:
-            fields = [one for one in cls.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+        for cls in _around(
+            used, [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
+        )[-1:]:
+            fields = [
+                one
+                for one in cls.body
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            ]
             names = [ast.unparse(one.target) for one in fields]
-            yield from ((self, one.value) for one in fields if ast.unparse(one.target) == name and one.value)
+            yield from (
+                (self, one.value) for one in fields if ast.unparse(one.target) == name and one.value
+            )
             for module in modules() if name in names else ():
                 for called, call in module.calls():
                     if called == cls.name:
@@ -110,7 +138,11 @@ class Module:
     def _returned(self, name: str) -> Iterator[ast.expr]:
         for function in self._functions:
             if function.name == name:
-                yield from (one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value)
+                yield from (
+                    one.value
+                    for one in ast.walk(function)
+                    if isinstance(one, ast.Return) and one.value
+                )
 
 
 Node = TypeVar("Node", bound=ast.stmt)
@@ -149,18 +181,28 @@ def logged() -> Iterator[Said]:
     for module in modules():
         loggers = set(_loggers(module))
         for name, call in module.calls():
-            if name in _LEVELS and isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in loggers:
+            if (
+                name in _LEVELS
+                and isinstance(call.func, ast.Attribute)
+                and ast.unparse(call.func.value) in loggers
+            ):
                 templates = module.templates(call.args[0])
-                assert templates, f"{module.place(call)}: log a text that stands in this file, so that it can be found"
+                assert templates, (
+                    f"{module.place(call)}: log a text that stands in this file, so that it can be found"
+                )
                 yield from (Said(name, template, module.place(call)) for template in templates)
 
 
 def _loggers(module: Module) -> Iterator[str]:
     for node in ast.walk(module.tree):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="getLogger"))):
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="getLogger"))
+            ):
                 yield name
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=ast.Attribute(attr="getLogger"))):
+            case ast.AnnAssign(
+                target=ast.Name(id=name), value=ast.Call(func=ast.Attribute(attr="getLogger"))
+            ):
                 yield name
 
 
@@ -170,11 +212,21 @@ def measured() -> Iterator[Said]:
         for name, call in module.calls():
             kind = name.removeprefix("create_")
             if name != kind and kind in {"counter", "histogram", "gauge", "up_down_counter"}:
-                yield from (Said(kind, text, module.place(call)) for text in module.templates(call.args[0]))
+                yield from (
+                    Said(kind, text, module.place(call)) for text in module.templates(call.args[0])
+                )
 
 
 _ROOTS = {
-    name: name for name in ("ProtocolError", "TransportError", "Unavailable", "AuthError", "InternalError", "ToolError")
+    name: name
+    for name in (
+        "ProtocolError",
+        "TransportError",
+        "Unavailable",
+        "AuthError",
+        "InternalError",
+        "ToolError",
+    )
 }
 """The classes of errors whose text a caller gets."""
 _PASSED_ON = re.compile(r"str\(\w+(\[0\])?\)|message")
@@ -193,7 +245,9 @@ def parents() -> dict[str, str]:
         if isinstance(base, ast.Name)
     }
     found = dict(_ROOTS)
-    while more := {name: base for name, base in bases.items() if base in found and name not in found}:
+    while more := {
+        name: base for name, base in bases.items() if base in found and name not in found
+    }:
         found |= more
     return found
 
@@ -219,7 +273,9 @@ def _told() -> Iterator[Said]:
             texts = [text for one in call.args for text in module.templates(one) if " " in text]
             is_passed_on = any(_PASSED_ON.fullmatch(ast.unparse(one)) for one in call.args)
             at = module.place(call)
-            assert texts or is_passed_on, f"{at}: say a text that stands in this file, so that it can be found"
+            assert texts or is_passed_on, (
+                f"{at}: say a text that stands in this file, so that it can be found"
+            )
             yield from (Said(kind, text.replace("\n", " "), at) for text in texts)
 
 
@@ -233,7 +289,9 @@ def _tellings(module: Module) -> Iterator[tuple[str, ast.Call]]:
             yield become[name], call
         elif ast.unparse(call.func) == "ToolResult.error":
             yield "ToolError", call
-        elif name == "error_response" and isinstance(call.args[1], ast.UnaryOp):  # a code that is written out
+        elif name == "error_response" and isinstance(
+            call.args[1], ast.UnaryOp
+        ):  # a code that is written out
             yield "InternalError", call
 
 
@@ -241,7 +299,9 @@ def _translations(module: Module) -> Iterator[tuple[str, str]]:
     """Classes that are caught to raise an error with their text: `except Broken as it: raise BackendError(str(it))`."""
     for node in ast.walk(module.tree):
         match node:
-            case ast.ExceptHandler(type=ast.Name(id=caught), name=str() as name) if caught not in parents():
+            case ast.ExceptHandler(type=ast.Name(id=caught), name=str() as name) if (
+                caught not in parents()
+            ):
                 for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
                     kind = last_name(call.func)
                     if kind in parents() and f"str({name})" in map(ast.unparse, call.args):
@@ -257,5 +317,9 @@ def _texts_of_classes() -> Iterator[Said]:
             if isinstance(node, ast.ClassDef) and node.name in parents():
                 calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
                 composed = [one for one in calls if ast.unparse(one.func) == "super().__init__"]
-                texts = [text for one in composed for part in one.args for text in module.templates(part)]
-                yield from (Said(node.name, text, module.place(node)) for text in texts if " " in text)
+                texts = [
+                    text for one in composed for part in one.args for text in module.templates(part)
+                ]
+                yield from (
+                    Said(node.name, text, module.place(node)) for text in texts if " " in text
+                )

@@ -108,7 +108,10 @@ async def _read(reader: asyncio.StreamReader) -> Asked | None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.strip().split("\r\n")
         method, target, _ = first.split(" ")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         return Asked(method, target, headers, body)
     return None
@@ -132,9 +135,13 @@ def result(asked: Asked, value: Any, **headers: Any) -> bytes:
     return says({"jsonrpc": "2.0", "id": asked.message["id"], "result": value}, **headers)
 
 
-def error(asked: Asked, code: int, message: str = "no", data: Any = None, status: int = 400) -> bytes:
+def error(
+    asked: Asked, code: int, message: str = "no", data: Any = None, status: int = 400
+) -> bytes:
     """A JSON-RPC error."""
-    body: dict[str, Any] = {"code": code, "message": message} | ({} if data is None else {"data": data})
+    body: dict[str, Any] = {"code": code, "message": message} | (
+        {} if data is None else {"data": data}
+    )
     return says({"jsonrpc": "2.0", "id": asked.message["id"], "error": body}, status)
 
 

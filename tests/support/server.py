@@ -35,7 +35,9 @@ class Server:
 
     def lines(self) -> list[dict[str, Any]]:
         """Everything it has logged so far."""
-        whole = self.log.read_text().rpartition("\n")[0].splitlines()  # the last one may still be being written
+        whole = (
+            self.log.read_text().rpartition("\n")[0].splitlines()
+        )  # the last one may still be being written
         return [json.loads(line) for line in whole if line.startswith("{")]  # tools may print, too
 
     def logged(self, timeout_s: float = 30, **fields: Any) -> dict[str, Any]:
@@ -55,14 +57,30 @@ class Server:
 
 
 @contextmanager
-def running(config: Path, environment: dict[str, str] | None = None, *options: str) -> Iterator[Server]:
+def running(
+    config: Path, environment: dict[str, str] | None = None, *options: str
+) -> Iterator[Server]:
     """Serve a configuration until the block ends; its processes end with it."""
     log, root = config.with_suffix(".log"), Path(__file__).parents[2]
     with reserved_port() as port:
-        command = [sys.executable, "-c", _COMMAND, "serve", str(config), "--port", str(port), *options]
+        command = [
+            sys.executable,
+            "-c",
+            _COMMAND,
+            "serve",
+            str(config),
+            "--port",
+            str(port),
+            *options,
+        ]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                command, cwd=root, stdout=out, stderr=out, env=os.environ | (environment or {}), start_new_session=True
+                command,
+                cwd=root,
+                stdout=out,
+                stderr=out,
+                env=os.environ | (environment or {}),
+                start_new_session=True,
             )
         server = Server(process, port, log)
         try:
@@ -85,7 +103,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def _wait_until_it_answers(server: Server) -> None:
     until = time.monotonic() + 60
-    with httpx.Client(base_url=server.url, timeout=5, verify=False) as http:  # to read certificates takes 40 ms
+    with httpx.Client(
+        base_url=server.url, timeout=5, verify=False
+    ) as http:  # to read certificates takes 40 ms
         while time.monotonic() < until and server.process.poll() is None:
             try:
                 http.get("/healthz").raise_for_status()

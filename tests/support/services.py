@@ -17,10 +17,19 @@ from tests.support.asgi import Client, client
 
 
 @asynccontextmanager
-async def gateway_to(base_url: str, *tools: dict[str, Any], **backend: Any) -> AsyncIterator[Client]:
+async def gateway_to(
+    base_url: str, *tools: dict[str, Any], **backend: Any
+) -> AsyncIterator[Client]:
     """A client of a gateway whose one back end has these tools of the service at a URL, under their own names."""
     declared = [{"name": "tool", "path": "/", "description": "A tool.", **tool} for tool in tools]
-    entry = {"kind": "http", "name": "api", "prefix": "", "base_url": base_url, "tools": declared, **backend}
+    entry = {
+        "kind": "http",
+        "name": "api",
+        "prefix": "",
+        "base_url": base_url,
+        "tools": declared,
+        **backend,
+    }
     config = GatewayConfig.model_validate({"backends": [entry]})
     app = build_app(ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {}))), Settings())
     async with app.router.lifespan_context(app), client(app) as one:
@@ -95,7 +104,9 @@ class Service:
 
 
 @asynccontextmanager
-async def service(*answers: bytes, pause_s: float = 0, at_once: int = 1_000_000) -> AsyncIterator[Service]:
+async def service(
+    *answers: bytes, pause_s: float = 0, at_once: int = 1_000_000
+) -> AsyncIterator[Service]:
     """A service on a port of its own; it pauses before each `at_once` bytes that it says."""
     told = Service(answers or (answer(),), pause_s, at_once)
     connections: set[asyncio.Task[None]] = set()

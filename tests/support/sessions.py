@@ -19,7 +19,9 @@ NEWEST = "2025-11-25"
 CAPABILITIES: dict[str, Any] = {"elicitation": {}, "sampling": {}, "roots": {}}
 
 
-def request(method: str, params: dict[str, Any] | None = None, request_id: Any = 1) -> dict[str, Any]:
+def request(
+    method: str, params: dict[str, Any] | None = None, request_id: Any = 1
+) -> dict[str, Any]:
     """A request as a JSON value."""
     return {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}}
 
@@ -33,7 +35,11 @@ def opening(requested: str = NEWEST, capabilities: dict[str, Any] | None = None)
     """`initialize`."""
     declared = CAPABILITIES if capabilities is None else capabilities
     client = {"name": "tests", "version": "1"}
-    return request("initialize", {"protocolVersion": requested, "capabilities": declared, "clientInfo": client}, 0)
+    return request(
+        "initialize",
+        {"protocolVersion": requested, "capabilities": declared, "clientInfo": client},
+        0,
+    )
 
 
 @dataclass
@@ -88,7 +94,9 @@ class Stream(Exchange):
         """The messages that are left once the answer has ended."""
         await asyncio.wait_for(asyncio.shield(self.running), 20)
         body = (await self.body()).decode()
-        data = [line.removeprefix("data: ") for line in body.split("\r\n") if line.startswith("data: ")]
+        data = [
+            line.removeprefix("data: ") for line in body.split("\r\n") if line.startswith("data: ")
+        ]
         return [json.loads(one) for one in data if one]
 
 
@@ -116,13 +124,19 @@ class Session:
     async def send(self, app: FastAPI, message: Any, **headers: str) -> httpx.Response:
         """POST anything to a gateway and wait for the whole answer."""
         async with _http(app) as http:
-            return await http.post("/mcp", content=json.dumps(message), headers=self.headers(**headers))
+            return await http.post(
+                "/mcp", content=json.dumps(message), headers=self.headers(**headers)
+            )
 
     async def answer(self, app: FastAPI, question: Event, result: dict[str, Any]) -> httpx.Response:
         """Answer a question, at any gateway."""
-        return await self.send(app, {"jsonrpc": "2.0", "id": question.asked["id"], "result": result})
+        return await self.send(
+            app, {"jsonrpc": "2.0", "id": question.asked["id"], "result": result}
+        )
 
-    async def result(self, app: FastAPI, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def result(
+        self, app: FastAPI, method: str, params: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The result of a request that is answered with one JSON object."""
         response = await self.send(app, request(method, params))
         assert response.status_code == 200, response.text
@@ -131,7 +145,9 @@ class Session:
         result: dict[str, Any] = response.json()["result"]
         return result
 
-    async def error(self, app: FastAPI, method: str, params: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def error(
+        self, app: FastAPI, method: str, params: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The error of a request that fails under its id."""
         response = await self.send(app, request(method, params))
         assert (response.status_code, response.json()["id"]) == (200, 1)
@@ -144,7 +160,9 @@ class Session:
             return await http.delete("/mcp", headers=self.headers())
 
 
-async def opened(app: FastAPI, requested: str = NEWEST, capabilities: dict[str, Any] | None = None) -> Session:
+async def opened(
+    app: FastAPI, requested: str = NEWEST, capabilities: dict[str, Any] | None = None
+) -> Session:
     """A session that a gateway has opened."""
     async with _http(app) as http:
         headers = {"content-type": "application/json", "accept": BOTH}
@@ -155,5 +173,7 @@ async def opened(app: FastAPI, requested: str = NEWEST, capabilities: dict[str, 
 
 @asynccontextmanager
 async def _http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30) as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30
+    ) as http:
         yield http

@@ -29,7 +29,9 @@ class Context:
 def open_sockets() -> list[str]:
     """What this process is connected to."""
     opened = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    names = [os.readlink(one) for one in opened if one.is_symlink()]  # the one that lists them is gone
+    names = [
+        os.readlink(one) for one in opened if one.is_symlink()
+    ]  # the one that lists them is gone
     return [name for name in names if name.startswith("socket:")]
 
 

@@ -73,7 +73,9 @@ class Effects:
 
 async def everything(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
     """Steps before and after it becomes a task, questions side by side and alone, sleeps, a job, state, a shed."""
-    plan = await ctx.step("plan", effects.do, None, "plan", {"hosts": ["a", "b"]})  # there is no task yet
+    plan = await ctx.step(
+        "plan", effects.do, None, "plan", {"hosts": ["a", "b"]}
+    )  # there is no task yet
     ctx.state["plan"] = plan["hosts"]
     await ctx.status("planned")
     await ctx.continue_as_task()
@@ -82,7 +84,9 @@ async def everything(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
     ctx.state["who"] = answers["who"].get().name
     await ctx.status("resting")
     await ctx.sleep(60)
-    sides = await asyncio.gather(*(ctx.step(side, effects.do, ctx.task_id, side) for side in ("left", "right")))
+    sides = await asyncio.gather(
+        *(ctx.step(side, effects.do, ctx.task_id, side) for side in ("left", "right"))
+    )
     how_many = await ctx.elicit("floors", f"How many floors for {ctx.state['who']}?", Floors)
     await ctx.shed()
     failed = None
@@ -92,7 +96,15 @@ async def everything(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
         failed = str(error)
     begun_ms = await ctx.step("begin", lambda: effects.do(ctx.task_id, "begin", clock.now_ms()))
     job = await ctx.poll("job", effects.look, ctx.task_id, begun_ms, every_s=2)
-    return [plan, answers["where"].get().name, sides, how_many.floors, failed, job, dict(sorted(ctx.state.items()))]
+    return [
+        plan,
+        answers["where"].get().name,
+        sides,
+        how_many.floors,
+        failed,
+        job,
+        dict(sorted(ctx.state.items())),
+    ]
 
 
 async def questions(ctx: Context, effects: Effects, clock: FixedClock) -> Any:
@@ -129,7 +141,11 @@ STORIES: Mapping[str, tuple[Any, Any]] = {
     "rest": (rest, ["first", "last"]),
 }
 
-ANSWERS: Mapping[str, Any] = {"who": accept(name="me"), "where": accept(name="here"), "floors": accept(floors=0)}
+ANSWERS: Mapping[str, Any] = {
+    "who": accept(name="me"),
+    "where": accept(name="here"),
+    "floors": accept(floors=0),
+}
 """The second attempt at a question gets the right one, below."""
 RIGHT: Mapping[str, Any] = {"floors~2": accept(floors=3)}
 
@@ -150,12 +166,19 @@ class Client:
 
     async def look(self, shop: Workshop) -> dict[str, Any]:
         assert self.told is not None
-        over, acked = self.over, set(self.acked)  # as of the request: a cancel may come before its answer
-        shown = await shop.shown(TaskRef("", self.told), self.principal)  # raises if what it was told is not found
+        over, acked = (
+            self.over,
+            set(self.acked),
+        )  # as of the request: a cancel may come before its answer
+        shown = await shop.shown(
+            TaskRef("", self.told), self.principal
+        )  # raises if what it was told is not found
         assert over is None or shown == over, "what is over does not change"
         for key, request in shown.get("inputRequests", {}).items():
             assert key not in acked, f"{key} was answered, and that was acknowledged"
-            assert self.asked.setdefault(key, json.dumps(request)) == json.dumps(request), f"{key} means two questions"
+            assert self.asked.setdefault(key, json.dumps(request)) == json.dumps(request), (
+                f"{key} means two questions"
+            )
         if self.over is None and shown["status"] in ("completed", "failed", "cancelled"):
             self.over = shown
         return shown
@@ -199,7 +222,9 @@ class Story:
             return await self.handler(ctx, effects, self.clock)
 
         store = life.wraps(_Own(self.store, owner_of(self.client.principal)))
-        return Workshop(catalog_of(tool=tool), store, life.wraps(self.messages), self.clock, self.config)
+        return Workshop(
+            catalog_of(tool=tool), store, life.wraps(self.messages), self.clock, self.config
+        )
 
     async def tell(self) -> dict[str, Any]:
         """From the first request to the end; what the client saw last."""
@@ -260,13 +285,19 @@ class Story:
         """The client cancels through another process."""
         had_ended = ("ended", self.client.told) in self.plan.seen
         await self.client.cancel(self.shop(Life(Plan())))
-        assert not had_ended or self.client.cancelled_as == "completed", "what is over is not cancelled"
+        assert not had_ended or self.client.cancelled_as == "completed", (
+            "what is over is not cancelled"
+        )
 
     async def check(self) -> None:
         """What must hold, wherever who died."""
         crashes, over = len(self.plan.points), self.client.over
         assert over is not None
-        _check_steps(self.plan.seen, crashes, all(how in ("before", "after") for how in self.plan.points.values()))
+        _check_steps(
+            self.plan.seen,
+            crashes,
+            all(how in ("before", "after") for how in self.plan.points.values()),
+        )
         if over["status"] == "cancelled":
             assert self.client.cancelled_as == "cancelled"
         else:
@@ -275,10 +306,14 @@ class Story:
             assert over["result"]["structuredContent"] == self.expected
             done = {what: _of(self.client.told, what, self.plan.seen) for what in ("runs", "kept")}
             kept = {place.rpartition("/")[2] for place in done["kept"]}
-            assert done["runs"] - {"look"} == kept - {"job"}, "each step is written as soon as it has run"
+            assert done["runs"] - {"look"} == kept - {"job"}, (
+                "each step is written as soon as it has run"
+            )
             assert self.plan.seen.count(("ended", self.client.told or "")) == 1
         if self.client.cancelled_as is not None:
-            assert over["status"] == self.client.cancelled_as, "a cancel that was acknowledged stays"
+            assert over["status"] == self.client.cancelled_as, (
+                "a cancel that was acknowledged stays"
+            )
         await self._nothing_follows()
 
     async def _nothing_follows(self) -> None:
@@ -291,7 +326,11 @@ class Story:
             for message in await shop.messages():
                 await shop.take(message)
             await self.client.look(shop)
-        done = [what for what in self.plan.seen[len(before) :] if what[1].startswith(f"{self.client.told} ")]
+        done = [
+            what
+            for what in self.plan.seen[len(before) :]
+            if what[1].startswith(f"{self.client.told} ")
+        ]
         assert done == []
         mine = list(await shop.store.due(self.clock.now_ms() + 10**9, 1_000))
         assert self.client.told not in [task.ref.id for task in mine]
@@ -313,12 +352,20 @@ class _Own:
         return True  # stories do not wait for each other, each has a clock of its own
 
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Any:
-        return [task for task in await self._store.due(now_ms, limit, shard) if task.ref.owner == self._owner]
+        return [
+            task
+            for task in await self._store.due(now_ms, limit, shard)
+            if task.ref.owner == self._owner
+        ]
 
 
 def _of(task: str | None, what: str, seen: Sequence[tuple[str, str]]) -> set[str]:
     """The steps of a task that ran, or were written."""
-    return {step.partition(" ")[2] for kind, step in seen if kind == what and step.startswith(f"{task} ")}
+    return {
+        step.partition(" ")[2]
+        for kind, step in seen
+        if kind == what and step.startswith(f"{task} ")
+    }
 
 
 def _check_steps(seen: Sequence[tuple[str, str]], crashes: int, known: bool) -> None:
@@ -333,8 +380,12 @@ def _check_steps(seen: Sequence[tuple[str, str]], crashes: int, known: bool) -> 
         elif not step.endswith(" look"):  # a poll is called again and again
             assert step not in kept, f"{step} ran again after it was written"
             ran[step] += 1
-    again = {step: times for step, times in ran.items() if times > 1 and not step.startswith("None ")}
-    assert sum(times - 1 for times in again.values()) <= 2 * crashes, again  # branches side by side die together
+    again = {
+        step: times for step, times in ran.items() if times > 1 and not step.startswith("None ")
+    }
+    assert sum(times - 1 for times in again.values()) <= 2 * crashes, (
+        again
+    )  # branches side by side die together
 
 
 def points_of(calls: Sequence[str]) -> list[tuple[int, When]]:

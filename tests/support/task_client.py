@@ -108,9 +108,13 @@ class TaskClient:
         given = {"clientCapabilities": self.capabilities, **meta}
         return await self.mcp.post(method, dict(params), headers=self.headers, **given)
 
-    async def call(self, name: str, arguments: Mapping[str, Any] | None = None, **more: Any) -> httpx.Response:
+    async def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, **more: Any
+    ) -> httpx.Response:
         """tools/call, whatever comes of it; `more` are further params."""
-        return await self.send("tools/call", {"name": name, "arguments": dict(arguments or {}), **more})
+        return await self.send(
+            "tools/call", {"name": name, "arguments": dict(arguments or {}), **more}
+        )
 
     async def begin(self, name: str, /, **arguments: Any) -> str:
         """The id of the task that a call becomes."""
@@ -150,7 +154,9 @@ class TaskClient:
 
     async def answer(self, task_id: str, responses: Mapping[str, Any]) -> None:
         """tasks/update, acknowledged."""
-        valid_acknowledgement(await self.send("tasks/update", {"taskId": task_id, "inputResponses": responses}))
+        valid_acknowledgement(
+            await self.send("tasks/update", {"taskId": task_id, "inputResponses": responses})
+        )
 
     async def cancel(self, task_id: str) -> None:
         """tasks/cancel, acknowledged."""
@@ -164,7 +170,11 @@ class TaskClient:
 
 def task_settings(directory: Path, **settings: Any) -> Settings:
     """The settings of processes that share a directory."""
-    given = {"store": f"sqlite:///{directory / 'gateway.sqlite3'}", "state_keys": STATE_KEY, **settings}
+    given = {
+        "store": f"sqlite:///{directory / 'gateway.sqlite3'}",
+        "state_keys": STATE_KEY,
+        **settings,
+    }
     return Settings(**given)
 
 
@@ -186,7 +196,9 @@ async def serving(
 
 
 @asynccontextmanager
-async def tasked(directory: Path, *functions: Callable[..., Any], **options: Any) -> AsyncIterator[TaskClient]:
+async def tasked(
+    directory: Path, *functions: Callable[..., Any], **options: Any
+) -> AsyncIterator[TaskClient]:
     """A client of such a gateway."""
     async with serving(directory, *functions, **options) as app, client(app) as mcp:
         yield TaskClient(mcp)

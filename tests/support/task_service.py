@@ -30,7 +30,10 @@ from tests.support.task_client import task_settings
 
 QUESTION = {
     "method": "elicitation/create",
-    "params": {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}},
+    "params": {
+        "message": "Who?",
+        "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
+    },
 }
 
 
@@ -57,7 +60,13 @@ class Service:
         """A new task."""
         task_id = f"job/{len(self.tasks) + 1} of [us]"
         times = {"createdAt": iso(self._now_ms), "lastUpdatedAt": iso(self._now_ms)}
-        task = {"taskId": task_id, "status": "working", **times, "ttlMs": 60_000, "pollIntervalMs": 50}
+        task = {
+            "taskId": task_id,
+            "status": "working",
+            **times,
+            "ttlMs": 60_000,
+            "pollIntervalMs": 50,
+        }
         self.tasks[task_id] = task
         return task
 
@@ -78,7 +87,9 @@ class Service:
     async def get(self, task_id: str, principal: Principal) -> TaskView:
         return task_source.read(await self._find("get", task_id, principal))
 
-    async def update(self, task_id: str, responses: Mapping[str, Any], principal: Principal) -> None:
+    async def update(
+        self, task_id: str, responses: Mapping[str, Any], principal: Principal
+    ) -> None:
         task = await self._find("update", task_id, principal)
         self.answers[task_id] = responses
         task.pop("inputRequests", None)
@@ -88,7 +99,9 @@ class Service:
         await self._find("cancel", task_id, principal)
         self.change(task_id, status="cancelled")
 
-    def watch(self, task_id: str, principal: Principal, changed: Callable[[], None]) -> Callable[[], None] | None:
+    def watch(
+        self, task_id: str, principal: Principal, changed: Callable[[], None]
+    ) -> Callable[[], None] | None:
         if not self.tells:
             return None
         self.watchers.append(changed)
@@ -112,15 +125,24 @@ class ServiceBackend:
     name = "jobs"
     prefix = ""
 
-    def __init__(self, service: Service, *, offers_source: bool = True, scopes: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, service: Service, *, offers_source: bool = True, scopes: frozenset[str] = frozenset()
+    ) -> None:
         self._service = service
         self._offers_source = offers_source
         self._scopes = scopes
 
     async def offer(self) -> Offering:
-        definition = {"name": "dispatch", "description": "Begins a job.", "inputSchema": {"type": "object"}}
+        definition = {
+            "name": "dispatch",
+            "description": "Begins a job.",
+            "inputSchema": {"type": "object"},
+        }
         always = {**definition, "name": "careless"}
-        tools = [Tool(definition, self._dispatch, scopes=self._scopes), Tool(always, self._careless, task="optional")]
+        tools = [
+            Tool(definition, self._dispatch, scopes=self._scopes),
+            Tool(always, self._careless, task="optional"),
+        ]
         return Offering(tools, task_source=self._service if self._offers_source else None)
 
     async def _dispatch(self, context: Context, arguments: dict[str, Any]) -> Returned:

@@ -92,14 +92,21 @@ class Workshop:
 
     def __post_init__(self) -> None:
         self.tasks = Tasks(self.store, self.queue, self.clock, self.config)
-        self.worker = Worker(self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens)
+        self.worker = Worker(
+            self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens
+        )
         self.sweep = Sweep(self.store, self.queue, self.clock, self.config)
         self.pool = Pool(self.worker, self.sweep, self.queue, self.config)
 
     # for the owner
 
     async def begin(
-        self, tool: str, *, journal: Journal | None = None, principal: Principal = LOCAL, **arguments: Any
+        self,
+        tool: str,
+        *,
+        journal: Journal | None = None,
+        principal: Principal = LOCAL,
+        **arguments: Any,
     ) -> TaskRef:
         """A new task."""
         call = TaskCall(tool, arguments, principal, CAPABILITIES)
@@ -128,7 +135,9 @@ class Workshop:
 
     async def answer(self, ref: TaskRef, **responses: Any) -> None:
         """`tasks/update`"""
-        await self.tasks.update(LOCAL, ref.id, {key.replace("__", "~"): value for key, value in responses.items()})
+        await self.tasks.update(
+            LOCAL, ref.id, {key.replace("__", "~"): value for key, value in responses.items()}
+        )
 
     async def cancel(self, ref: TaskRef) -> None:
         """`tasks/cancel`"""
@@ -213,7 +222,10 @@ class Shared:
     def stores(self) -> tuple[SqliteTasks, SqliteQueue]:
         """Another process's objects on the file."""
         kind: Any = self.database
-        databases = [kind(self.path, durable=False) if kind is Database else kind(self.path) for _ in range(2)]
+        databases = [
+            kind(self.path, durable=False) if kind is Database else kind(self.path)
+            for _ in range(2)
+        ]
         self.opened += databases
         return SqliteTasks(databases[0]), SqliteQueue(databases[1], self.clock)
 

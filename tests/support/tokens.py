@@ -16,12 +16,16 @@ BOOKING = Binding.of("tools/call", "book", {"room": "blue", "nights": 2})
 OLD, NEW, THIRD = (Key(bytes([number]) * 32) for number in (1, 2, 3))
 
 
-def sealer(*keys: Key, clock: FixedClock | None = None, audience: str = "tests", **limits: Any) -> StateSealer:
+def sealer(
+    *keys: Key, clock: FixedClock | None = None, audience: str = "tests", **limits: Any
+) -> StateSealer:
     """A sealer with these keys, or with one."""
     return StateSealer(KeyRing(keys or (OLD,), audience), clock or FixedClock(), **limits)
 
 
-def sealed(by: StateSealer, payload: Any = None, owner: Principal = ANN, binding: Binding = BOOKING) -> str:
+def sealed(
+    by: StateSealer, payload: Any = None, owner: Principal = ANN, binding: Binding = BOOKING
+) -> str:
     """A token of the first round."""
     return by.seal([[], {}] if payload is None else payload, owner, binding, round_=1, origin={})
 

@@ -51,7 +51,9 @@ def envelope(**meta: Any) -> dict[str, Any]:
     } | prefixed
 
 
-def message(method: str, params: dict[str, Any] | None = None, request_id: Any = 1, **meta: Any) -> dict[str, Any]:
+def message(
+    method: str, params: dict[str, Any] | None = None, request_id: Any = 1, **meta: Any
+) -> dict[str, Any]:
     """A request of the revision as a JSON value."""
     return {
         "jsonrpc": "2.0",
@@ -63,7 +65,11 @@ def message(method: str, params: dict[str, Any] | None = None, request_id: Any =
 
 def headers(of: dict[str, Any]) -> dict[str, str]:
     """The headers that go with a request."""
-    named = {"mcp-name": encoded(of["params"][NAMED_BY[of["method"]]])} if of["method"] in NAMED_BY else {}
+    named = (
+        {"mcp-name": encoded(of["params"][NAMED_BY[of["method"]]])}
+        if of["method"] in NAMED_BY
+        else {}
+    )
     return {
         "content-type": "application/json",
         "accept": "application/json, text/event-stream",
@@ -75,7 +81,12 @@ def headers(of: dict[str, Any]) -> dict[str, str]:
 
 def encoded(value: str) -> str:
     """A value as a header may carry it: plain if it can be, else base64 in the sentinel."""
-    if value.isascii() and value.isprintable() and value == value.strip() and not value.startswith("=?"):
+    if (
+        value.isascii()
+        and value.isprintable()
+        and value == value.strip()
+        and not value.startswith("=?")
+    ):
         return value
     return f"=?base64?{base64.b64encode(value.encode('utf-8', 'replace')).decode()}?="
 

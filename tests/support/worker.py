@@ -21,7 +21,12 @@ def working(config: Path, log: Path, environment: dict[str, str] | None = None) 
     root = Path(__file__).parents[2]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=root, stdout=out, stderr=out, env=os.environ | (environment or {}), start_new_session=True
+            command,
+            cwd=root,
+            stdout=out,
+            stderr=out,
+            env=os.environ | (environment or {}),
+            start_new_session=True,
         )
     worker = Server(process, 0, log)
     try:

@@ -14,7 +14,9 @@ from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
 from tests.support.tasks import Shared
 
-CONFIG = TasksConfig(lease_s=2, clock_skew_s=0.5, requeue_after_s=1, sweep_every_s=0.2, concurrency=4)
+CONFIG = TasksConfig(
+    lease_s=2, clock_skew_s=0.5, requeue_after_s=1, sweep_every_s=0.2, concurrency=4
+)
 STEPS = 5
 
 

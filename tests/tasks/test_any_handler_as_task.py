@@ -36,7 +36,12 @@ POINTS = st.dictionaries(st.integers(0, 30), st.sampled_from(["before", "after"]
 
 
 async def as_task(
-    files: Files, make: Any, manners: list[str], points: Mapping[int, How], within_ms: int | None, clock: FixedClock
+    files: Files,
+    make: Any,
+    manners: list[str],
+    points: Mapping[int, How],
+    within_ms: int | None,
+    clock: FixedClock,
 ) -> Any:
     """What a handler returns as a task whose workers die at some of their calls, each turn bounded by a deadline."""
     shared = Shared(files.new(), clock, TasksConfig(), database=Fast)
@@ -45,7 +50,9 @@ async def as_task(
     ref = await Workshop(catalog_of(tool=make()), store, queue, clock).begin("tool")
     for _ in range(300):
         life = plan.life()
-        shop = Workshop(catalog_of(tool=make()), life.wraps(store), life.wraps(queue), clock, shared.config)
+        shop = Workshop(
+            catalog_of(tool=make()), life.wraps(store), life.wraps(queue), clock, shared.config
+        )
         try:
             shown = await shop.shown(ref)
             if shown["status"] == "completed":
@@ -55,7 +62,9 @@ async def as_task(
             requests = shown.get("inputRequests", {})
             for key, request in requests.items():
                 assert told.setdefault(key, json.dumps(request)) == json.dumps(request)
-            await shop.tasks.update(LOCAL, ref.id, responses_to(requests, left.pop(0) if requests and left else "all"))
+            await shop.tasks.update(
+                LOCAL, ref.id, responses_to(requests, left.pop(0) if requests and left else "all")
+            )
             if not await shop.turns(clock.deadline(within_ms)):
                 clock.skip(31)
                 await shop.sweep.sweep()
@@ -74,7 +83,11 @@ def check(value: Any, expected: Any, effects: Any, expected_effects: Any, crashe
 @settings(max_examples=250)
 @given(PROGRAMS, MANNERS, POINTS, st.sampled_from([None, 1_500]))
 def test_a_handler_ends_as_a_task_as_if_nobody_ever_died(
-    files: Files, program: Program, manners: list[str], points: Mapping[int, How], within_ms: int | None
+    files: Files,
+    program: Program,
+    manners: list[str],
+    points: Mapping[int, How],
+    within_ms: int | None,
 ) -> None:
     async def scenario() -> None:
         plain, clock = World(), FixedClock()
@@ -96,7 +109,11 @@ def test_a_handler_ends_as_a_task_as_if_nobody_ever_died(
 @settings(max_examples=80)
 @given(SEQUENCES, MANNERS, POINTS, st.sampled_from([None, 1_500]))
 def test_so_does_one_that_is_a_plain_function(
-    files: Files, program: Program, manners: list[str], points: Mapping[int, How], within_ms: int | None
+    files: Files,
+    program: Program,
+    manners: list[str],
+    points: Mapping[int, How],
+    within_ms: int | None,
 ) -> None:
     async def scenario() -> None:
         plain, clock = World(), FixedClock()

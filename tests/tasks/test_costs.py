@@ -123,11 +123,15 @@ async def step_and_nap(ctx: Context) -> str:
     return f"{made}"
 
 
-TOOLS: Mapping[str, Handler] = {tool.__name__: tool for tool in (at_once, two_steps, ask, nap, step_and_nap)}
+TOOLS: Mapping[str, Handler] = {
+    tool.__name__: tool for tool in (at_once, two_steps, ask, nap, step_and_nap)
+}
 
 
 @pytest.fixture(params=["sqlite", "dynamodb"])
-async def costs(request: pytest.FixtureRequest, path: Path, clock: FixedClock) -> AsyncIterator[Costs]:
+async def costs(
+    request: pytest.FixtureRequest, path: Path, clock: FixedClock
+) -> AsyncIterator[Costs]:
     stores, queues, under = Plan(), Plan(), list[str]()
     store = _sqlite(path, under) if request.param == "sqlite" else _dynamodb(request, under)
     queue = SqliteQueue(Fast(path), clock)
@@ -151,7 +155,9 @@ def _dynamodb(request: pytest.FixtureRequest, under: list[str]) -> TaskStore:
 
     def make_client() -> Any:
         client = emulator.client()
-        client.meta.events.register("before-call.dynamodb", lambda model, **_: under.append(model.name))
+        client.meta.events.register(
+            "before-call.dynamodb", lambda model, **_: under.append(model.name)
+        )
         return client
 
     return DynamoDbTasks(emulator.open(name, make_client))
@@ -209,7 +215,9 @@ async def test_some_answers_are_two_calls_at_most_and_no_message(costs: Costs) -
 
 async def test_more_answers_than_were_asked_for_are_two_calls_at_most(costs: Costs) -> None:
     ref = await costs.asking()
-    answered = costs.shop.answer(ref, **{key: accept(go=True) for key in ("first", "second", "third")})
+    answered = costs.shop.answer(
+        ref, **{key: accept(go=True) for key in ("first", "second", "third")}
+    )
     store, under, messages = await costs.counts.of(answered)
     assert (store, messages) == (["answer"], 1)
     assert under <= 2
@@ -238,7 +246,11 @@ async def test_a_step_is_one_write(costs: Costs) -> None:
 
 async def test_a_step_that_is_known_costs_nothing(costs: Costs, clock: FixedClock) -> None:
     ref = await costs.shop.begin("step_and_nap")
-    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "checkpoint", "release"], 3, 1)
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (
+        ["claim", "checkpoint", "release"],
+        3,
+        1,
+    )
     clock.skip(3)
     assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "finish"], 2, 0)
 

@@ -69,7 +69,9 @@ def tell(
     try:
         return asyncio.run(telling())
     except BaseException as error:
-        error.add_note(f"{name} in a {manner}, {plan.points}, cancelled {cancel_at}; calls: {plan.calls}")
+        error.add_note(
+            f"{name} in a {manner}, {plan.points}, cancelled {cancel_at}; calls: {plan.calls}"
+        )
         raise
     finally:
         for file in path.parent.glob(f"{path.name}*"):
@@ -108,7 +110,9 @@ def test_any_call_times_out_and_may_have_happened_or_not(
 def test_two_processes_die_at_any_two_calls(files: Files) -> None:
     manner: Manner = "pool"
     calls = tell(files, "questions", Plan(), manner)
-    longest = max(tell(files, "questions", Plan({number: when}), manner) for number, when in all_points(calls))
+    longest = max(
+        tell(files, "questions", Plan({number: when}), manner) for number, when in all_points(calls)
+    )
     # whoever dies before a call has died after the one before it, and has run what is between them
     pairs = list(combinations([point for point in all_points(longest) if point[1] == "before"], 2))
     for pair in pairs:
@@ -118,10 +122,14 @@ def test_two_processes_die_at_any_two_calls(files: Files) -> None:
 
 @settings(max_examples=120)
 @given(
-    st.dictionaries(st.integers(0, 90), st.sampled_from(["before", "after"]), min_size=2, max_size=6),
+    st.dictionaries(
+        st.integers(0, 90), st.sampled_from(["before", "after"]), min_size=2, max_size=6
+    ),
     st.sampled_from(MANNERS),
 )
-def test_processes_die_again_and_again(files: Files, points: Mapping[int, How], manner: Manner) -> None:
+def test_processes_die_again_and_again(
+    files: Files, points: Mapping[int, How], manner: Manner
+) -> None:
     tell(files, "everything", Plan(points), manner)
 
 
@@ -135,7 +143,9 @@ def table(dynamodb: Emulator) -> Iterator[Callable[[], TaskStore]]:
 
 
 @pytest.mark.parametrize("name", ["questions", "rest"])  # "everything" is both, and takes as long
-def test_a_process_dies_at_any_call_of_dynamodb(files: Files, table: Callable[[], TaskStore], name: str) -> None:
+def test_a_process_dies_at_any_call_of_dynamodb(
+    files: Files, table: Callable[[], TaskStore], name: str
+) -> None:
     tell(files, name, plan := Plan(), store=table)
     points = points_of(plan.calls)
 

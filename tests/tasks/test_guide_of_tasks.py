@@ -26,9 +26,13 @@ TASKS = CAPABILITIES | {"extensions": {EXTENSION: {}}}
 @pytest.fixture
 async def mcp(tmp_path: Path) -> AsyncIterator[Client]:
     served = []
-    for number, snippet in enumerate(re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)):
+    for number, snippet in enumerate(
+        re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    ):
         (tmp_path / f"guide{number}.py").write_text(snippet.replace("sleep(2)", "sleep(1.2)"))
-        served.append({"kind": "python", "name": f"guide{number}", "prefix": "", "path": f"guide{number}.py"})
+        served.append(
+            {"kind": "python", "name": f"guide{number}", "prefix": "", "path": f"guide{number}.py"}
+        )
     (tmp_path / "gateway.yaml").write_text(yaml.safe_dump({"backends": served}))
     using = Settings(state_keys=KEYS, store=f"sqlite:///{tmp_path / 'gateway.sqlite3'}")
     app = build_app(config.load(tmp_path / "gateway.yaml"), using)
@@ -37,7 +41,9 @@ async def mcp(tmp_path: Path) -> AsyncIterator[Client]:
 
 
 async def post(mcp: Client, method: str, **params: Any) -> dict[str, Any]:
-    result: dict[str, Any] = (await mcp.post(method, params, clientCapabilities=TASKS)).json()["result"]
+    result: dict[str, Any] = (await mcp.post(method, params, clientCapabilities=TASKS)).json()[
+        "result"
+    ]
     return result
 
 
@@ -61,7 +67,9 @@ async def test_deploy_asks_in_a_round_and_then_inside_its_task(mcp: Client) -> N
     waiting = await until(mcp, created["taskId"], "input_required")
     assert waiting["statusMessage"] == "applying"
     assert list(waiting["inputRequests"]) == ["notify"]
-    await post(mcp, "tasks/update", taskId=created["taskId"], inputResponses={"notify": accept(name="Ada")})
+    await post(
+        mcp, "tasks/update", taskId=created["taskId"], inputResponses={"notify": accept(name="Ada")}
+    )
     done = await until(mcp, created["taskId"], "completed")
     text = "applied 2 services, 1 database to production; told Ada"
     assert done["result"]["content"] == [{"type": "text", "text": text}]
@@ -70,10 +78,14 @@ async def test_deploy_asks_in_a_round_and_then_inside_its_task(mcp: Client) -> N
 async def test_a_client_without_tasks_gets_the_same_in_rounds(mcp: Client) -> None:
     params: dict[str, Any] = {"name": "deploy", "arguments": {"env": "production"}}
     for key, answer in (("confirm", accept(go=True)), ("notify", accept(name="Ada"))):
-        asked = (await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)).json()["result"]
+        asked = (await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)).json()[
+            "result"
+        ]
         assert list(asked["inputRequests"]) == [key]
         params = retry(params, asked, **{key: answer})
-    result = (await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)).json()["result"]
+    result = (await mcp.post("tools/call", params, clientCapabilities=CAPABILITIES)).json()[
+        "result"
+    ]
     assert result["content"][0]["text"].endswith("told Ada")
 
 

@@ -72,11 +72,17 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(tmp_path: Path, path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def environment(
+    tmp_path: Path, path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
     """What processes have in common, those that this one begins too."""
     effects = tmp_path / "effects.txt"
     effects.touch()
-    made = {"GATEWAY_STORE": f"sqlite:///{path}", "GATEWAY_CONFIG": str(config), "EFFECTS": str(effects)}
+    made = {
+        "GATEWAY_STORE": f"sqlite:///{path}",
+        "GATEWAY_CONFIG": str(config),
+        "EFFECTS": str(effects),
+    }
     for name, value in made.items():
         monkeypatch.setenv(name, value)
     return made
@@ -122,7 +128,9 @@ async def test_one_poison_task_takes_none_of_its_neighbours_along(
         ended = await over(shop, bad, *refs, within_s=40)
         assert two.process.poll() is None  # and never again
     assert [record.status for record in ended] == [Status.FAILED] + [Status.COMPLETED] * 6
-    assert "3 workers died or stalled that ran nothing but this task" in (ended[0].status_message or "")
+    assert "3 workers died or stalled that ran nothing but this task" in (
+        ended[0].status_message or ""
+    )
     begun = [line[1:] for line in effects(environment) if line[1] == "poison"]
     assert len(begun) == 1 + 3
     again = len(effects(environment)) - len(begun) - 6 * 4
@@ -134,7 +142,9 @@ async def test_a_suspect_runs_in_a_process_of_its_own_that_takes_the_next_one_to
 ) -> None:
     shop = share(Clock()).workshop(innocent=None)
     children = Children(child_command(), shop.store, shop.clock)
-    refs = [await suspected(shop, await shop.begin("innocent", number=number)) for number in range(2)]
+    refs = [
+        await suspected(shop, await shop.begin("innocent", number=number)) for number in range(2)
+    ]
     assert [await children.run(ref) for ref in refs] == [False, False]
     assert [(await shop.record(ref)).status for ref in refs] == [Status.COMPLETED] * 2
     pids = {line[0] for line in effects(environment)}
@@ -232,7 +242,9 @@ async def test_without_processes_a_suspect_runs_while_nothing_else_does(share: S
     assert beside == [{99}, {99}]
 
 
-async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was_sent(share: Share) -> None:
+async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was_sent(
+    share: Share,
+) -> None:
     """It waits in the memory of a process that may die; each time it did, the sweep waited twice as long for it."""
     over_now = asyncio.Event()
 
@@ -305,11 +317,16 @@ async def test_a_suspect_is_told_from_a_task_that_is_not_to_be_had(share: Share)
 
 
 def batch(*refs: TaskRef) -> dict[str, object]:
-    records = [{"messageId": f"m{n}", "body": str(ref), "eventSource": "aws:sqs"} for n, ref in enumerate(refs)]
+    records = [
+        {"messageId": f"m{n}", "body": str(ref), "eventSource": "aws:sqs"}
+        for n, ref in enumerate(refs)
+    ]
     return {"Records": records}
 
 
-async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(share: Share) -> None:
+async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(
+    share: Share,
+) -> None:
     order: list[str] = []
 
     async def work(ctx: Context, name: str) -> None:
@@ -319,8 +336,16 @@ async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(
 
     shop = share(Clock()).workshop(work=work)
     function = Function(shop.worker, shop.sweep, shop.clock, "worker")
-    suspects = [await suspected(shop, await shop.begin("work", name=name)) for name in ("suspect 1", "suspect 2")]
-    refs = [suspects[0], await shop.begin("work", name="a"), suspects[1], await shop.begin("work", name="b")]
+    suspects = [
+        await suspected(shop, await shop.begin("work", name=name))
+        for name in ("suspect 1", "suspect 2")
+    ]
+    refs = [
+        suspects[0],
+        await shop.begin("work", name="a"),
+        suspects[1],
+        await shop.begin("work", name="b"),
+    ]
     assert await function.handle(batch(*refs), 60_000) == {"batchItemFailures": []}
     assert sorted(order[:4]) == ["a begins", "a ends", "b begins", "b ends"]
     assert order[4:] == ["suspect 1 begins", "suspect 1 ends", "suspect 2 begins", "suspect 2 ends"]
@@ -337,7 +362,9 @@ async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon_howeve
 
     shop = share(Clock(), requeue_after_s=2).workshop(work=work)
     function = Function(shop.worker, shop.sweep, shop.clock, "worker")
-    first, waiting = [await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)]
+    first, waiting = [
+        await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)
+    ]
     for due_ms in range(3):
         (late,) = [task for task in await shop.store.open_tasks(2) if task.ref == waiting]
         assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
@@ -358,7 +385,9 @@ async def test_a_suspect_for_which_there_is_no_time_left_comes_again(share: Shar
     shop = share(Clock()).workshop(work=work)
     function = Function(shop.worker, shop.sweep, shop.clock, "worker")
     ref = await suspected(shop, await shop.begin("work"))
-    assert await function.handle(batch(ref), 8_000) == {"batchItemFailures": [{"itemIdentifier": "m0"}]}
+    assert await function.handle(batch(ref), 8_000) == {
+        "batchItemFailures": [{"itemIdentifier": "m0"}]
+    }
 
 
 # The end of a process

@@ -6,7 +6,16 @@ from itertools import product
 
 import pytest
 
-from roundgate.protocol.tasks import OPEN, TERMINAL, TRANSITIONS, Event, Status, after, sources, target
+from roundgate.protocol.tasks import (
+    OPEN,
+    TERMINAL,
+    TRANSITIONS,
+    Event,
+    Status,
+    after,
+    sources,
+    target,
+)
 
 TABLE = """
                  run      ask             answer some     answer all  go_on    complete   fail    cancel     expire
@@ -18,7 +27,11 @@ cancelled        -        -               -               -           -        -
 """
 
 _HEAD, *_ROWS = TABLE.strip("\n").splitlines()
-_EVENTS = [Event(text) for text in _HEAD.replace("answer ", "answer_").split() for text in [text.replace("_", " ")]]
+_EVENTS = [
+    Event(text)
+    for text in _HEAD.replace("answer ", "answer_").split()
+    for text in [text.replace("_", " ")]
+]
 EXPECTED = {
     (Status(row.split()[0]), event): None if then == "-" else Status(then)
     for row in _ROWS
@@ -31,7 +44,9 @@ def test_the_table_has_every_state_and_every_event() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "event"), list(product(Status, Event)), ids=[f"{s} {e}" for s, e in product(Status, Event)]
+    ("status", "event"),
+    list(product(Status, Event)),
+    ids=[f"{s} {e}" for s, e in product(Status, Event)],
 )
 def test_what_follows_is_what_the_table_says(status: Status, event: Event) -> None:
     assert after(status, event) is EXPECTED[status, event]

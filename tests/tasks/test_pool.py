@@ -115,7 +115,9 @@ async def quick(ctx: Context) -> str:
 
 
 @pytest.mark.parametrize(
-    "error", [Unavailable("not now"), ValueError("what is this?")], ids=["not reached", "not understood"]
+    "error",
+    [Unavailable("not now"), ValueError("what is this?")],
+    ids=["not reached", "not understood"],
 )
 @pytest.mark.parametrize("method", ["receive", "delete"])
 async def test_trouble_with_the_queue_passes(
@@ -123,13 +125,17 @@ async def test_trouble_with_the_queue_passes(
 ) -> None:
     monkeypatch.setattr(pool, "PAUSE_AFTER_FAULT_S", 0.01)
     shop = share(Clock(), lease_s=1, requeue_after_s=1, sweep_every_s=0.1).workshop(quick=quick)
-    broken = Workshop(shop.catalog, shop.store, Broken(shop.queue, method, error), shop.clock, shop.config)
+    broken = Workshop(
+        shop.catalog, shop.store, Broken(shop.queue, method, error), shop.clock, shop.config
+    )
     ref = await shop.begin("quick")
     async with at_work(broken):
         assert await ends(shop, ref) == [Status.COMPLETED]
 
 
-async def test_a_message_that_cannot_be_deleted_does_not_keep_its_task_waiting(share: Share) -> None:
+async def test_a_message_that_cannot_be_deleted_does_not_keep_its_task_waiting(
+    share: Share,
+) -> None:
     shop = share(Clock()).workshop(quick=quick)
     broken = Broken(shop.queue, "delete", Unavailable("not now"))
     shop = Workshop(shop.catalog, shop.store, broken, shop.clock, shop.config)
@@ -139,7 +145,9 @@ async def test_a_message_that_cannot_be_deleted_does_not_keep_its_task_waiting(s
 
 
 @pytest.mark.parametrize(
-    "error", [Unavailable("not now"), ValueError("what is this?")], ids=["not reached", "not understood"]
+    "error",
+    [Unavailable("not now"), ValueError("what is this?")],
+    ids=["not reached", "not understood"],
 )
 async def test_a_sweep_that_fails_is_followed_by_another(
     share: Share, error: Exception, caplog: pytest.LogCaptureFixture
@@ -159,7 +167,9 @@ async def test_a_sweep_that_fails_is_followed_by_another(
 # The end
 
 
-async def test_a_pool_that_stops_lets_go_at_the_next_step_and_the_task_is_queued_at_once(share: Share) -> None:
+async def test_a_pool_that_stops_lets_go_at_the_next_step_and_the_task_is_queued_at_once(
+    share: Share,
+) -> None:
     effects, began = Effects(), asyncio.Event()
 
     async def step(number: int) -> None:
@@ -192,7 +202,9 @@ async def test_a_pool_that_stops_lets_go_at_the_next_step_and_the_task_is_queued
     assert before > 0
 
 
-async def test_a_pool_that_stops_cancels_what_comes_to_no_step_and_lets_go_of_it(share: Share) -> None:
+async def test_a_pool_that_stops_cancels_what_comes_to_no_step_and_lets_go_of_it(
+    share: Share,
+) -> None:
     began = asyncio.Event()
 
     async def waits(ctx: Context) -> None:

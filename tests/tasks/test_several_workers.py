@@ -88,7 +88,9 @@ class _Witnessed:
     async def checkpoint(self, lease: Any, added: Any, *args: Any) -> None:
         await self._write(lease, self._store.checkpoint(lease, added, *args))
         for tag, key, *values in map(json.decode, added.entries):
-            assert (lease.ref, f"{tag} {key}") not in self._witness.kept, "each step is written once"
+            assert (lease.ref, f"{tag} {key}") not in self._witness.kept, (
+                "each step is written once"
+            )
             self._witness.kept[lease.ref, f"{tag} {key}"] = values
 
     async def suspend(self, lease: Any, *args: Any, **kwargs: Any) -> None:
@@ -145,7 +147,13 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
 
     def process() -> Workshop:
         store, queue = shared.stores()
-        return Workshop(catalog_of(work=work), witness.wraps(store), Chaotic(queue, chance), clock, shared.config)  # type: ignore[arg-type]
+        return Workshop(
+            catalog_of(work=work),
+            witness.wraps(store),
+            Chaotic(queue, chance),  # type: ignore[arg-type]
+            clock,
+            shared.config,
+        )
 
     async def worker(shop: Workshop) -> list[tuple[TaskRef, Turn]]:
         turns: list[tuple[TaskRef, Turn]] = []
@@ -163,7 +171,9 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
             for ref in refs:
                 requests = (await shop.shown(ref)).get("inputRequests", {})
                 if requests:
-                    await shop.answer(ref, **{key: polite(key, request) for key, request in requests.items()})
+                    await shop.answer(
+                        ref, **{key: polite(key, request) for key, request in requests.items()}
+                    )
             await asyncio.sleep(0.002)
 
     def over() -> bool:
@@ -177,11 +187,23 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
             worked = [group.create_task(worker(process())) for _ in range(workers)]
     assert set(witness.ends.values()) == {1}
     for ref in refs:
-        steps = {key: values[0] for (of, key), values in witness.kept.items() if of == ref and key[0] == "s"}
+        steps = {
+            key: values[0]
+            for (of, key), values in witness.kept.items()
+            if of == ref and key[0] == "s"
+        }
         kept = {key.rpartition("/")[2].removeprefix("s "): value for key, value in steps.items()}
-        assert await first.value(ref) == [kept["first"], kept["left"], kept["right"], "who", kept["last"]]
+        assert await first.value(ref) == [
+            kept["first"],
+            kept["left"],
+            kept["right"],
+            "who",
+            kept["last"],
+        ]
     turns = Counter(turn for one in worked for turn in one.result())
-    assert turns[refs[0], Turn.LOST], "who stalled until another had its task has written nothing more, and knows it"
+    assert turns[refs[0], Turn.LOST], (
+        "who stalled until another had its task has written nothing more, and knows it"
+    )
     assert witness.lost >= sum(times for (_, turn), times in turns.items() if turn is Turn.LOST)
     assert {ref: turns[ref, Turn.FINISHED] for ref in refs} == dict.fromkeys(refs, 1)
     # whatever becomes of messages and leases, that is no fault, and blames no task
@@ -208,7 +230,9 @@ async def test_eight_workers_that_get_one_message_at_once_run_one_step_once(shar
     assert ran == ["step"]
 
 
-async def test_processes_that_are_killed_are_replaced_by_others(share: Share, path: Path, tmp_path: Path) -> None:
+async def test_processes_that_are_killed_are_replaced_by_others(
+    share: Share, path: Path, tmp_path: Path
+) -> None:
     effects = tmp_path / "effects.txt"
     effects.touch()
     command = [sys.executable, "-m", "tests.support.worker_process", str(path), str(effects)]
@@ -221,7 +245,9 @@ async def test_processes_that_are_killed_are_replaced_by_others(share: Share, pa
             await lines.go_on()
         (killed,) = [process for process in processes if process.pid == first]
         killed.kill()  # in the middle of something
-        while (found := [await shop.record(ref) for ref in refs]) and not all(r.status.is_terminal for r in found):
+        while (found := [await shop.record(ref) for ref in refs]) and not all(
+            r.status.is_terminal for r in found
+        ):
             await lines.go_on()
     finally:
         for process in processes:
@@ -233,8 +259,13 @@ async def test_processes_that_are_killed_are_replaced_by_others(share: Share, pa
     ran = Counter(line.split(" ", 1)[1] for line in effects.read_text().splitlines())
     assert len(ran) == len(refs) * STEPS
     # a step that was running when its process was killed ran again, for each of its turns one
-    assert sum(ran.values()) - len(ran) <= 2 * CONFIG.concurrency  # and on a slow machine a lease runs out now and then
-    assert {process: process.returncode for process in processes} == {**dict.fromkeys(processes, 0), killed: -9}
+    assert (
+        sum(ran.values()) - len(ran) <= 2 * CONFIG.concurrency
+    )  # and on a slow machine a lease runs out now and then
+    assert {process: process.returncode for process in processes} == {
+        **dict.fromkeys(processes, 0),
+        killed: -9,
+    }
 
 
 class _Lines:

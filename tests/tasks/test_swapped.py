@@ -31,7 +31,9 @@ async def snapshot(handler: Handler, is_closed: asyncio.Event) -> Snapshot:
     return Snapshot(await catalog.build(backends, 100), backends)
 
 
-async def test_a_turn_ends_on_what_it_began_with_and_the_next_has_the_new_version(shared: Shared) -> None:
+async def test_a_turn_ends_on_what_it_began_with_and_the_next_has_the_new_version(
+    shared: Shared,
+) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
 
     async def old(ctx: Context) -> str:

@@ -56,7 +56,9 @@ async def refs_sent(shop: Workshop) -> list[TaskRef]:
     return sent
 
 
-async def test_a_task_whose_message_was_lost_is_sent_again_when_it_is_due(shop: Workshop, clock: FixedClock) -> None:
+async def test_a_task_whose_message_was_lost_is_sent_again_when_it_is_due(
+    shop: Workshop, clock: FixedClock
+) -> None:
     ref = await shop.begin("quick")
     await lose_messages(shop)
     clock.skip(shop.config.requeue_after_s - 0.001)
@@ -67,7 +69,9 @@ async def test_a_task_whose_message_was_lost_is_sent_again_when_it_is_due(shop: 
     assert await shop.value(ref) == "quick"
 
 
-async def test_an_answered_task_whose_message_was_lost_is_sent_again(shop: Workshop, clock: FixedClock) -> None:
+async def test_an_answered_task_whose_message_was_lost_is_sent_again(
+    shop: Workshop, clock: FixedClock
+) -> None:
     ref = await shop.begin("asks")
     await shop.turns()
     clock.skip(5_000)
@@ -78,7 +82,9 @@ async def test_an_answered_task_whose_message_was_lost_is_sent_again(shop: Works
     assert await shop.turns() == [Turn.FINISHED]
 
 
-async def test_a_task_whose_worker_died_is_sent_when_its_lease_is_over(shop: Workshop, clock: FixedClock) -> None:
+async def test_a_task_whose_worker_died_is_sent_when_its_lease_is_over(
+    shop: Workshop, clock: FixedClock
+) -> None:
     ref = await shop.begin("quick")
     await lose_messages(shop)
     assert isinstance(await shop.worker.claim(ref), Claimed)
@@ -152,17 +158,23 @@ async def sent_over(
     return sent
 
 
-async def test_a_task_that_still_waits_is_sent_again_after_ever_longer_pauses(share: Share, clock: FixedClock) -> None:
+async def test_a_task_that_still_waits_is_sent_again_after_ever_longer_pauses(
+    share: Share, clock: FixedClock
+) -> None:
     shared = share(requeue_after_s=30, requeue_at_most_s=200)
     shops = [shared.workshop(quick=quick) for _ in range(3)]
     refs = [await shops[0].begin("quick") for _ in range(25)]
     await lose_messages(shops[0])
     sweeps = [shop.sweep for shop in shops]
     for pause_s in (30, 30, 60, 120, 200, 200):
-        assert sorted(await sent_over(pause_s, shops[0], clock, sweeps)) == sorted(refs), "by each of three, once"
+        assert sorted(await sent_over(pause_s, shops[0], clock, sweeps)) == sorted(refs), (
+            "by each of three, once"
+        )
 
 
-async def test_a_task_whose_message_waits_in_the_queue_is_not_sent_again(shop: Workshop, clock: FixedClock) -> None:
+async def test_a_task_whose_message_waits_in_the_queue_is_not_sent_again(
+    shop: Workshop, clock: FixedClock
+) -> None:
     refs = [await shop.begin("quick") for _ in range(50)]
     for _ in range(300):  # 25 minutes
         clock.skip(5)
@@ -178,10 +190,14 @@ async def test_tasks_are_not_sent_again_while_a_queue_is_long_that_cannot_tell_w
     await lose_messages(shop)
     long = blind(shop, depth=10_000)
     assert await sent_over(25 * 60, shop, clock, [long]) == []
-    assert set(await sent_over(60 * 60, shop, clock, [long])) == set(refs), "in the end they are, however long it is"
+    assert set(await sent_over(60 * 60, shop, clock, [long])) == set(refs), (
+        "in the end they are, however long it is"
+    )
 
 
-async def test_a_long_queue_that_knows_what_it_has_lost_is_sent_just_that(shop: Workshop, clock: FixedClock) -> None:
+async def test_a_long_queue_that_knows_what_it_has_lost_is_sent_just_that(
+    shop: Workshop, clock: FixedClock
+) -> None:
     refs = [await shop.begin("quick") for _ in range(130)]
     lost = [message.ref for message in await shop.messages()]
     await shop.queue.delete(await shop.messages())
@@ -192,7 +208,9 @@ async def test_a_long_queue_that_knows_what_it_has_lost_is_sent_just_that(shop: 
     assert set(await refs_sent(shop)) == set(refs) >= set(lost)
 
 
-async def test_with_the_queue_short_again_what_was_lost_is_sent(shop: Workshop, clock: FixedClock) -> None:
+async def test_with_the_queue_short_again_what_was_lost_is_sent(
+    shop: Workshop, clock: FixedClock
+) -> None:
     refs = [await shop.begin("quick") for _ in range(20)]
     await lose_messages(shop)
     assert await sent_over(60, shop, clock, [blind(shop, depth=10_000)]) == []
@@ -252,7 +270,10 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     await lose_messages(shops[0])
     clock.skip(60)
     stores = [Watched(SqliteTasks(Database(shared.path, durable=False), shards=8)) for _ in shops]
-    sweeps = [Sweep(store, shop.queue, clock, shop.config) for store, shop in zip(stores, shops, strict=True)]
+    sweeps = [
+        Sweep(store, shop.queue, clock, shop.config)
+        for store, shop in zip(stores, shops, strict=True)
+    ]
     found = await asyncio.gather(*(one.sweep() for one in sweeps))
     assert sum(found) == sum(store.moves for store in stores) == 120
     assert min(found) > 0
@@ -262,12 +283,16 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
         await store.aclose()
 
 
-async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(shop: Workshop, clock: FixedClock) -> None:
+async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(
+    shop: Workshop, clock: FixedClock
+) -> None:
     refs = [await shop.begin("quick") for _ in range(16)]
     await lose_messages(shop)
     clock.skip(60)
     for shard in range(shop.store.shards):
-        assert await shop.store.take_shard(shard, "dead", clock.now_ms(), clock.now_ms() + sweep.SHARD_MS)
+        assert await shop.store.take_shard(
+            shard, "dead", clock.now_ms(), clock.now_ms() + sweep.SHARD_MS
+        )
     assert await shop.sweep.sweep() == 0
     clock.skip(sweep.SHARD_MS / 1000)
     assert await shop.sweep.sweep() == 16
@@ -287,7 +312,9 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
             clock.skip(1)
             return await super().postpone_many(moves)
 
-    found = await Sweep(Slow(shop.store), shop.queue, clock, shop.config).sweep(clock.deadline(2_500))
+    found = await Sweep(Slow(shop.store), shop.queue, clock, shop.config).sweep(
+        clock.deadline(2_500)
+    )
     assert 0 < found <= 15
     assert found + await shop.sweep.sweep() >= 60
     assert set(await refs_sent(shop)) == set(refs)
@@ -313,7 +340,9 @@ async def test_what_is_over_is_never_late(shop: Workshop, clock: FixedClock) -> 
     assert await shop.sweep.sweep() == 0
 
 
-async def test_the_census_counts_open_tasks_and_how_old_and_late_they_are(shop: Workshop, clock: FixedClock) -> None:
+async def test_the_census_counts_open_tasks_and_how_old_and_late_they_are(
+    shop: Workshop, clock: FixedClock
+) -> None:
     await shop.begin("asks")
     await shop.turns()
     clock.skip(100)

@@ -21,7 +21,9 @@ from tests.support.rounds import accept
 from tests.support.tasks import Fast, Files, Shared
 
 
-async def test_what_a_new_version_asks_differently_is_asked_anew_and_the_rest_is_kept(shared: Shared) -> None:
+async def test_what_a_new_version_asks_differently_is_asked_anew_and_the_rest_is_kept(
+    shared: Shared,
+) -> None:
     effects = Effects()
 
     async def old(ctx: Context) -> list[str]:
@@ -43,7 +45,9 @@ async def test_what_a_new_version_asks_differently_is_asked_anew_and_the_rest_is
     requests = (await after.shown(ref))["inputRequests"]
     assert list(requests) == ["who~2"]
     assert requests["who~2"]["params"]["message"] == "Who exactly?"
-    await after.answer(ref, who=accept(name="late"))  # under the key of before: nobody waits for it any more
+    await after.answer(
+        ref, who=accept(name="late")
+    )  # under the key of before: nobody waits for it any more
     assert list((await after.shown(ref))["inputRequests"]) == ["who~2"]
     await after.answer(ref, who__2=accept(name="me"))
     await after.turns()
@@ -51,7 +55,9 @@ async def test_what_a_new_version_asks_differently_is_asked_anew_and_the_rest_is
     assert effects.seen == ["the plan"]
 
 
-async def test_a_question_may_be_reworded_as_often_as_its_answer_was_good_in_between(shared: Shared) -> None:
+async def test_a_question_may_be_reworded_as_often_as_its_answer_was_good_in_between(
+    shared: Shared,
+) -> None:
     def version(number: int) -> Any:
         async def tool(ctx: Context) -> str:
             name = (await ctx.elicit("who", f"Who, in the words of version {number}?", Name)).name
@@ -75,7 +81,9 @@ async def test_a_question_may_be_reworded_as_often_as_its_answer_was_good_in_bet
     assert await shop.value(ref) == "answer 5"
 
 
-async def test_an_answer_that_came_before_the_task_stays_with_the_question_that_took_it(shared: Shared) -> None:
+async def test_an_answer_that_came_before_the_task_stays_with_the_question_that_took_it(
+    shared: Shared,
+) -> None:
     async def old(ctx: Context) -> str:
         name = (await ctx.elicit("who", "Who?", Name)).name
         await ctx.elicit("go", "Go on?", Name)
@@ -138,7 +146,9 @@ Version: TypeAlias = list[Any]
 
 NAMES, TEXTS = st.sampled_from(["a", "b", "c"]), st.sampled_from(["x", "y", "z"])
 VERSIONS = st.lists(
-    st.one_of(st.dictionaries(NAMES, TEXTS, min_size=1, max_size=2), st.tuples(NAMES, TEXTS)), min_size=1, max_size=4
+    st.one_of(st.dictionaries(NAMES, TEXTS, min_size=1, max_size=2), st.tuples(NAMES, TEXTS)),
+    min_size=1,
+    max_size=4,
 )
 MANNERS = st.lists(st.sampled_from(["accept", "decline", "invalid", "one"]), max_size=12)
 
@@ -148,9 +158,13 @@ def handler_of(version: Version) -> Any:
         learned: list[Any] = []
         for asked in version:
             if isinstance(asked, dict):
-                answers = await ctx.ask({name: Form(f"{text}?", Name) for name, text in asked.items()})
+                answers = await ctx.ask(
+                    {name: Form(f"{text}?", Name) for name, text in asked.items()}
+                )
                 learned += [answer.action for answer in answers.values()]
-            elif (response := ctx.input_response(asked[0])) is None or response["action"] != "accept":
+            elif (response := ctx.input_response(asked[0])) is None or response[
+                "action"
+            ] != "accept":
                 form = Form(f"{asked[1]}?", Name)
                 await ctx.request_input({asked[0]: form.to_wire()})
             else:
@@ -182,8 +196,12 @@ def test_a_key_never_means_two_questions_whatever_versions_ask(
                 break
             manner = left.pop(0) if left else "accept"
             keys = list(shown["inputRequests"])[: 1 if manner == "one" else None]
-            response = {"decline": {"action": "decline"}, "invalid": {"action": "perhaps"}}.get(manner)
-            await shop.tasks.update(LOCAL, ref.id, {key: response or accept(name=key) for key in keys})
+            response = {"decline": {"action": "decline"}, "invalid": {"action": "perhaps"}}.get(
+                manner
+            )
+            await shop.tasks.update(
+                LOCAL, ref.id, {key: response or accept(name=key) for key in keys}
+            )
             given |= set(keys)
         else:
             raise AssertionError("it never ended")

@@ -93,13 +93,19 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_change_by_another_process_is_told(share: Share, shop: Workshop, watch: Watching) -> None:
+async def test_a_change_by_another_process_is_told(
+    share: Share, shop: Workshop, watch: Watching
+) -> None:
     told: list[TaskView] = []
     ref = await shop.begin("asks")
     watch.begin(await shop.record(ref), told.append)
     await shop.turns()
     await until(lambda: len(told) == 1)
-    assert (told[0].status, told[0].status_message, list(told[0].requests)) == ("input_required", "asking", ["who"])
+    assert (told[0].status, told[0].status_message, list(told[0].requests)) == (
+        "input_required",
+        "asking",
+        ["who"],
+    )
     await shop.answer(ref, who=accept(name="me"))
     await until(lambda: len(told) == 2)
     await shop.turns()
@@ -125,7 +131,9 @@ async def test_a_change_before_the_watching_began_is_told(shop: Workshop, watch:
     await until(lambda: len(told) == 1)
 
 
-async def test_a_task_that_is_over_is_looked_at_no_more(shop: Workshop, watch: Watching, store: Counting) -> None:
+async def test_a_task_that_is_over_is_looked_at_no_more(
+    shop: Workshop, watch: Watching, store: Counting
+) -> None:
     told: list[TaskView] = []
     ref = await shop.begin("asks")
     watch.begin(await shop.record(ref), told.append)
@@ -139,7 +147,9 @@ async def test_a_task_that_is_over_is_looked_at_no_more(shop: Workshop, watch: W
     assert store.reads == reads
 
 
-async def test_nobody_watching_is_nobody_reading(shop: Workshop, watch: Watching, store: Counting) -> None:
+async def test_nobody_watching_is_nobody_reading(
+    shop: Workshop, watch: Watching, store: Counting
+) -> None:
     ref = await shop.begin("asks")
     ends = [watch.begin(await shop.record(ref), lambda view: None) for _ in range(2)]
     await until(lambda: store.reads > 1)
@@ -153,7 +163,9 @@ async def test_nobody_watching_is_nobody_reading(shop: Workshop, watch: Watching
     assert store.reads <= reads + 1
 
 
-async def test_one_look_serves_all_who_watch(shop: Workshop, watch: Watching, store: Counting) -> None:
+async def test_one_look_serves_all_who_watch(
+    shop: Workshop, watch: Watching, store: Counting
+) -> None:
     told: list[int] = []
 
     def tell(number: int, view: TaskView) -> None:
@@ -188,7 +200,9 @@ async def test_who_is_told_may_end_its_watching_there_and_others_are_told_all_th
     await until(lambda: told == ["once", "second"])
 
 
-@pytest.mark.parametrize("error", [Unavailable("not now"), ValueError("what is this?")], ids=["not now", "strange"])
+@pytest.mark.parametrize(
+    "error", [Unavailable("not now"), ValueError("what is this?")], ids=["not now", "strange"]
+)
 async def test_a_look_that_fails_is_followed_by_another(
     shop: Workshop, watch: Watching, store: Counting, error: Exception
 ) -> None:

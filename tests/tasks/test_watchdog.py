@@ -50,7 +50,9 @@ BLOCKS = "def misbehave(): time.sleep(30)\n"
 
 def begun(*, more: str) -> subprocess.Popen[str]:
     program = textwrap.dedent(PROGRAM) + more + "\nasyncio.run(main())\n"
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def told(process: subprocess.Popen[str]) -> tuple[Any, str]:
@@ -62,7 +64,9 @@ def told(process: subprocess.Popen[str]) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_blocked_process_lets_go_of_all_leases_blames_the_one_that_blocks_it_and_ends(loop: str) -> None:
+def test_a_blocked_process_lets_go_of_all_leases_blames_the_one_that_blocks_it_and_ends(
+    loop: str,
+) -> None:
     process = begun(more=BLOCKS + ("import uvloop; uvloop.install()" if loop == "uvloop" else ""))
     leases, err = told(process)
     assert leases == [["guilty", "innocent"], "guilty"]

@@ -115,7 +115,9 @@ async def _waiting(shop: Workshop) -> TaskRef:
 
 
 @pytest.mark.parametrize(
-    "make", [_gone, _expired, _over, _cancelled, _leased, _asleep, _waiting], ids=lambda make: make.__name__[1:]
+    "make",
+    [_gone, _expired, _over, _cancelled, _leased, _asleep, _waiting],
+    ids=lambda make: make.__name__[1:],
 )
 async def test_a_message_for_a_task_that_is_not_to_be_had_is_dropped_quietly(
     shared: Shared, make: Any, caplog: pytest.LogCaptureFixture
@@ -186,18 +188,26 @@ async def test_an_error_of_the_protocol_fails_the_task_with_its_code(shared: Sha
     assert (await shop.shown(ref))["statusMessage"] == "there is no such thing"
 
 
-async def test_a_question_that_the_client_cannot_answer_fails_the_task_and_names_what_it_lacks(shared: Shared) -> None:
+async def test_a_question_that_the_client_cannot_answer_fails_the_task_and_names_what_it_lacks(
+    shared: Shared,
+) -> None:
     async def wants_more(ctx: Context) -> None:
         raise MissingCapability("asking needs more", {"sampling": {"tools": {}}})
 
     shop = shared.workshop(wants_more=wants_more)
     ref = await shop.begin("wants_more")
     await shop.turns()
-    expected: Any = (-32021, "asking needs more", {"requiredCapabilities": {"sampling": {"tools": {}}}})
+    expected: Any = (
+        -32021,
+        "asking needs more",
+        {"requiredCapabilities": {"sampling": {"tools": {}}}},
+    )
     assert await failure_of(shop, ref) == expected
 
 
-async def test_a_question_is_asked_of_what_the_client_declared_when_it_called(shared: Shared) -> None:
+async def test_a_question_is_asked_of_what_the_client_declared_when_it_called(
+    shared: Shared,
+) -> None:
     shop = shared.workshop(asks=asks)
     created = await shop.tasks.create(TaskCall("asks", {}, LOCAL, {"sampling": {}}), Journal())
     ref = TaskRef(owner_of(LOCAL), created["taskId"])
@@ -216,8 +226,12 @@ async def test_a_result_that_is_too_large_says_so(share: Share) -> None:
     assert (await error_of(shop, ref)).startswith("The result is too large: 2")
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), {1: object()}], ids=["object", "set", "nan", "dict"])
-async def test_a_result_that_is_no_json_ends_the_task_all_the_same(shared: Shared, value: Any) -> None:
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, float("nan"), {1: object()}], ids=["object", "set", "nan", "dict"]
+)
+async def test_a_result_that_is_no_json_ends_the_task_all_the_same(
+    shared: Shared, value: Any
+) -> None:
     async def strange(ctx: Context) -> Any:
         return value
 
@@ -230,7 +244,9 @@ async def test_a_result_that_is_no_json_ends_the_task_all_the_same(shared: Share
 # ctx.state, and what is too much
 
 
-async def test_a_state_that_is_no_json_when_the_run_suspends_is_an_error_of_the_tool(shared: Shared) -> None:
+async def test_a_state_that_is_no_json_when_the_run_suspends_is_an_error_of_the_tool(
+    shared: Shared,
+) -> None:
     async def strange(ctx: Context) -> None:
         ctx.state["when"] = object()
         await ctx.elicit("who", "Who?", Name)
@@ -276,7 +292,9 @@ async def test_a_heartbeat_that_finds_the_state_half_done_does_not_stop(share: S
     assert await shop.value(ref) == "whole"
 
 
-async def test_a_journal_that_grows_too_large_is_an_error_that_names_the_largest_entry(share: Share) -> None:
+async def test_a_journal_that_grows_too_large_is_an_error_that_names_the_largest_entry(
+    share: Share,
+) -> None:
     effects = Effects()
 
     async def hoards(ctx: Context) -> None:
@@ -339,7 +357,9 @@ async def test_after_an_hour_without_a_worker_that_serves_its_tool_a_task_fails_
     code, _, _ = await failure_of(later, ref)
     assert code == -32603
     message = (await later.shown(ref))["statusMessage"]
-    assert message.startswith("Given up because for 3600 s there was no worker that serves quick (reference ")
+    assert message.startswith(
+        "Given up because for 3600 s there was no worker that serves quick (reference "
+    )
 
 
 async def test_a_journal_of_a_later_version_is_left_to_a_worker_that_reads_it(
@@ -348,7 +368,13 @@ async def test_a_journal_of_a_later_version_is_left_to_a_worker_that_reads_it(
     shop = shared.workshop(quick=quick)
     now_ms = clock.now_ms()
     call = TaskCall("quick", {}, LOCAL, {}).to_bytes()
-    facts = {"call": call, "created_ms": now_ms, "expires_ms": now_ms + 10**7, "due_ms": now_ms, "tool": "quick"}
+    facts = {
+        "call": call,
+        "created_ms": now_ms,
+        "expires_ms": now_ms + 10**7,
+        "due_ms": now_ms,
+        "tool": "quick",
+    }
     tag = NewTask(TaskRef("owner", "tag"), journal=[b'["zz","one",1]'], **facts)  # type: ignore[arg-type]
     version = NewTask(TaskRef("owner", "version"), journal_version=99, **facts)  # type: ignore[arg-type]
     for task, needs in ((tag, "can read its journal"), (version, "reads journals of version 99")):
@@ -357,7 +383,10 @@ async def test_a_journal_of_a_later_version_is_left_to_a_worker_that_reads_it(
             assert await shop.worker.work(task.ref) is Turn.DECLINED
             clock.skip(60)
         record = await shop.record(task.ref)
-        assert (record.status, record.status_message) == (Status.WORKING, f"Waiting for a worker that {needs}")
+        assert (record.status, record.status_message) == (
+            Status.WORKING,
+            f"Waiting for a worker that {needs}",
+        )
 
 
 async def test_a_task_whose_workers_die_with_it_alone_each_time_fails_after_the_bound(
@@ -374,10 +403,14 @@ async def test_a_task_whose_workers_die_with_it_alone_each_time_fails_after_the_
     assert await shop.worker.work(ref, alone=True) is Turn.GIVEN_UP
     assert (await shop.shown(ref))["status"] == "failed"
     message = (await shop.shown(ref))["statusMessage"]
-    assert message.startswith("Given up because 3 workers died or stalled that ran nothing but this task (reference ")
+    assert message.startswith(
+        "Given up because 3 workers died or stalled that ran nothing but this task (reference "
+    )
 
 
-async def test_deaths_that_it_shares_with_others_never_count_against_a_task(shared: Shared, clock: FixedClock) -> None:
+async def test_deaths_that_it_shares_with_others_never_count_against_a_task(
+    shared: Shared, clock: FixedClock
+) -> None:
     shop = shared.workshop(quick=quick)
     ref = await shop.begin("quick")
     for _ in range(10 * shop.config.max_deaths):
@@ -443,12 +476,17 @@ async def test_a_store_that_is_back_soon_is_waited_for(shared: Shared, method: s
     ref = await shop.begin("two")
     failures: dict[str, Any] = {method: 4}
     flaky = Flaky(shop.store, **failures)
-    assert await Workshop(shop.catalog, flaky, shop.queue, shop.clock).worker.work(ref) is Turn.FINISHED
+    assert (
+        await Workshop(shop.catalog, flaky, shop.queue, shop.clock).worker.work(ref)
+        is Turn.FINISHED
+    )
     assert await shop.value(ref) == ["one", "two"]
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_store_that_stays_away_is_a_fault_and_the_task_goes_on_later(shared: Shared, clock: FixedClock) -> None:
+async def test_a_store_that_stays_away_is_a_fault_and_the_task_goes_on_later(
+    shared: Shared, clock: FixedClock
+) -> None:
     effects = Effects()
 
     async def steps(ctx: Context) -> list[Any]:
@@ -469,7 +507,9 @@ async def test_a_store_that_stays_away_is_a_fault_and_the_task_goes_on_later(sha
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_queue_that_cannot_be_reached_only_makes_it_later(shared: Shared, clock: FixedClock) -> None:
+async def test_a_queue_that_cannot_be_reached_only_makes_it_later(
+    shared: Shared, clock: FixedClock
+) -> None:
     async def sheds(ctx: Context) -> str:
         await ctx.shed()
         return "done"
@@ -484,7 +524,9 @@ async def test_a_queue_that_cannot_be_reached_only_makes_it_later(shared: Shared
     assert await until_the_end(shop, ref, clock) == [Turn.FINISHED]
 
 
-async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(shared: Shared, clock: FixedClock) -> None:
+async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(
+    shared: Shared, clock: FixedClock
+) -> None:
     shop = shared.workshop(quick=quick)
     now_ms = clock.now_ms()
     ref = TaskRef((await shop.begin("quick")).owner, "strange")
@@ -589,7 +631,9 @@ async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
     shop, thief = shared.workshop(long=long), shared.workshop(long=long)
     ref = await shop.begin("long")
     flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
-    turn = asyncio.create_task(Workshop(shop.catalog, flaky, shop.queue, shop.clock, shop.config).worker.work(ref))
+    turn = asyncio.create_task(
+        Workshop(shop.catalog, flaky, shop.queue, shop.clock, shop.config).worker.work(ref)
+    )
     while not turn.done():
         await asyncio.sleep(0.05)
         assert await thief.worker.claim(ref, alone=True) in (NotClaimed.LEASED, NotClaimed.OVER)
@@ -654,7 +698,9 @@ async def test_a_handler_that_went_another_way_is_put_aside_until_its_operator_h
     assert await broken.turns() == [Turn.PARKED]
     shown = await shop.shown(ref)
     assert shown["status"] == "working"
-    assert shown["statusMessage"].startswith("Waiting for the operator of this server: its handler went another way")
+    assert shown["statusMessage"].startswith(
+        "Waiting for the operator of this server: its handler went another way"
+    )
     clock.skip(3_600)
     await shop.sweep.sweep()
     assert await shop.all_turns() == []
@@ -664,7 +710,9 @@ async def test_a_handler_that_went_another_way_is_put_aside_until_its_operator_h
     assert (await shop.value(ref), effects.seen) == ("done", [1])
 
 
-async def test_a_handler_that_restarts_begins_anew_with_other_arguments_and_nothing_remembered(shared: Shared) -> None:
+async def test_a_handler_that_restarts_begins_anew_with_other_arguments_and_nothing_remembered(
+    shared: Shared,
+) -> None:
     effects = Effects()
 
     async def counts(ctx: Context, left: int) -> str:
@@ -686,7 +734,9 @@ async def test_a_handler_that_restarts_begins_anew_with_other_arguments_and_noth
     assert record.status is Status.COMPLETED
 
 
-async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_worker(share: Share) -> None:
+async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_worker(
+    share: Share,
+) -> None:
     calls = 0
 
     async def swallows(ctx: Context) -> None:
@@ -704,7 +754,9 @@ async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_wor
     assert not shop.worker.has_abandoned
 
 
-async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_the_step(shared: Shared) -> None:
+async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_the_step(
+    shared: Shared,
+) -> None:
     effects = Effects()
 
     class Slow(Flaky):
@@ -734,7 +786,9 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
 
 
 @pytest.mark.parametrize("text", ["half \udc80 a letter", "\ud83d"])
-async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(shared: Shared, text: str) -> None:
+async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(
+    shared: Shared, text: str
+) -> None:
     effects = Effects()
 
     async def tells(ctx: Context) -> str:
@@ -837,7 +891,9 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
     assert await within(3, both) == [Turn.LOST, Turn.FINISHED]
 
 
-async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(share: Share) -> None:
+async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(
+    share: Share,
+) -> None:
     began, seen = threading.Event(), list[float]()
 
     def spins(ctx: SyncContext) -> str:
@@ -873,7 +929,9 @@ async def test_a_poll_of_a_cancelled_task_polls_no_more(share: Share) -> None:
     assert len(calls) > 1
 
 
-async def test_a_task_that_expires_while_it_runs_is_stopped(share: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_expires_while_it_runs_is_stopped(
+    share: Share, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(turn_module, "GRACE_S", 0)
 
     async def waits(ctx: Context) -> None:
@@ -902,11 +960,18 @@ async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> N
         await turn
     record = await shop.record(ref)
     # a deployment is no fault of the task
-    assert (record.lease_until_ms, record.wake_ms, record.attempts, record.suspect) == (0, 0, 0, False)
+    assert (record.lease_until_ms, record.wake_ms, record.attempts, record.suspect) == (
+        0,
+        0,
+        0,
+        False,
+    )
     assert [message.ref for message in await shop.messages()] == [ref]
 
 
-async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(shared: Shared) -> None:
+async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(
+    shared: Shared,
+) -> None:
     async def returns(ctx: Context) -> str:
         asyncio.get_running_loop().call_soon(turn.cancel)  # while the heartbeat is being stopped
         return "done"
@@ -921,7 +986,9 @@ async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(sh
     assert (await shop.record(ref)).lease_until_ms == 0
 
 
-async def test_a_turn_that_is_cancelled_though_nobody_stops_the_process_leaves_a_suspect(shared: Shared) -> None:
+async def test_a_turn_that_is_cancelled_though_nobody_stops_the_process_leaves_a_suspect(
+    shared: Shared,
+) -> None:
     """So it is when a handler ends the event loop with `sys.exit`: each that ran there may have been the one."""
     began = asyncio.Event()
 
@@ -1067,7 +1134,9 @@ async def test_a_message_that_comes_a_little_early_is_not_lost(share: Share) -> 
 
 async def test_answers_of_before_are_there_after_any_number_of_turns(shared: Shared) -> None:
     async def many(ctx: Context) -> list[str]:
-        return [(await ctx.elicit("who", f"Who is number {number}?", Name)).name for number in range(5)]
+        return [
+            (await ctx.elicit("who", f"Who is number {number}?", Name)).name for number in range(5)
+        ]
 
     shop = shared.workshop(many=many)
     ref = await shop.begin("many")

@@ -64,7 +64,9 @@ def test_a_wrong_key_is_named_by_its_place_and_never_shown(text: str, complaint:
     (problem,) = caught.value.problems
     assert (problem.path, problem.message[: len(complaint)]) == ("GATEWAY_STATE_KEYS", complaint)
     assert "roundgate keys new" in str(problem)
-    assert not [part for part in text.replace(";", ",").split(",") if part and part in str(caught.value)]
+    assert not [
+        part for part in text.replace(";", ",").split(",") if part and part in str(caught.value)
+    ]
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__, "a traceback would show the text that failed"
 
@@ -79,11 +81,15 @@ def test_a_laptop_gets_a_key_file_beside_its_database(tmp_path: Path) -> None:
 
 def test_an_existing_key_file_is_used_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "gateway.key").write_text(f"{GOOD}\n")
-    assert ring(Settings(store=f"sqlite:///{tmp_path}/gateway.sqlite3")) == [Key(bytes(range(32))).id]
+    assert ring(Settings(store=f"sqlite:///{tmp_path}/gateway.sqlite3")) == [
+        Key(bytes(range(32))).id
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", SECRET.encode(), b"nonsense"], ids=repr)
-def test_a_key_file_that_holds_no_key_is_named_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_key_file_that_holds_no_key_is_named_and_left_alone(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "gateway.key"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"gateway\.key: key 1"):
@@ -92,7 +98,9 @@ def test_a_key_file_that_holds_no_key_is_named_and_left_alone(tmp_path: Path, co
 
 
 @pytest.mark.parametrize("place", ["a directory", "below a file"])
-def test_a_key_file_that_cannot_be_made_is_a_problem_with_a_remedy(tmp_path: Path, place: str) -> None:
+def test_a_key_file_that_cannot_be_made_is_a_problem_with_a_remedy(
+    tmp_path: Path, place: str
+) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path if place == "a directory" else tmp_path / "file" / "gateway.key"
     with pytest.raises(ConfigError, match="set GATEWAY_STATE_KEYS instead"):
@@ -114,7 +122,9 @@ def test_processes_that_race_to_make_the_file_all_get_one_key(tmp_path: Path) ->
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", _RACE, str(tmp_path)]
     root = Path(__file__).parents[2]
-    running = [subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
+    running = [
+        subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True) for _ in range(4)
+    ]
     for one in running:
         assert one.stdout is not None
         assert one.stdout.readline() == "ready\n"
@@ -125,11 +135,15 @@ def test_processes_that_race_to_make_the_file_all_get_one_key(tmp_path: Path) ->
     got = {one.communicate(timeout=20)[0] for one in running}
     assert len(got) == 1, "every process has the same 50 keys"
     assert len(set(got.pop().split())) == 50
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"gateway.key"}, "no drafts are left"
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"gateway.key"}, (
+        "no drafts are left"
+    )
 
 
 def test_a_function_without_shared_keys_does_not_start_and_says_what_to_do(tmp_path: Path) -> None:
-    using = from_environment({"AWS_LAMBDA_FUNCTION_NAME": "mcp", "GATEWAY_STORE": f"sqlite:///{tmp_path}/x/db"})
+    using = from_environment(
+        {"AWS_LAMBDA_FUNCTION_NAME": "mcp", "GATEWAY_STORE": f"sqlite:///{tmp_path}/x/db"}
+    )
     with pytest.raises(ConfigError) as caught:
         build_app(config_file(add), using)
     (problem,) = caught.value.problems

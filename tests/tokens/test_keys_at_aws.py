@@ -39,7 +39,14 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine whose role is set up; each test finds an empty account."""
-    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+    for name in (
+        "AWS_PROFILE",
+        "AWS_CONFIG_FILE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "http_proxy",
+        "https_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
@@ -57,7 +64,9 @@ def ring(**environment: str) -> list[str]:
 
 def secret(**value: Any) -> str:
     client = boto3.client("secretsmanager")
-    arn: str = client.create_secret(Name=f"{NAME}/{len(client.list_secrets()['SecretList'])}", **value)["ARN"]
+    arn: str = client.create_secret(
+        Name=f"{NAME}/{len(client.list_secrets()['SecretList'])}", **value
+    )["ARN"]
     return arn
 
 
@@ -134,8 +143,12 @@ def test_the_entry_point_reads_the_ring_from_the_secret(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("served")
-    (folder / "tools.py").write_text("from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n")
-    (folder / "gateway.yaml").write_text("backends:\n  - {kind: python, name: tools, path: tools.py}\n")
+    (folder / "tools.py").write_text(
+        "from roundgate import tool\n\n\n@tool\ndef one() -> int:\n    return 1\n"
+    )
+    (folder / "gateway.yaml").write_text(
+        "backends:\n  - {kind: python, name: tools, path: tools.py}\n"
+    )
     monkeypatch.setenv("GATEWAY_CONFIG", str(folder / "gateway.yaml"))
     monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "mcp")
     monkeypatch.setenv("GATEWAY_STATE_KEYS_SECRET", secret(SecretString=keys.new_key()))

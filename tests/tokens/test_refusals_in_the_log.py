@@ -26,12 +26,16 @@ CALL = Binding.of("tools/call", "deploy", {})
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """What the log says of refusals."""
-    found = [vars(record)["fields"] for record in caplog.records if record.name == "roundgate.tokens"]
+    found = [
+        vars(record)["fields"] for record in caplog.records if record.name == "roundgate.tokens"
+    ]
     caplog.clear()
     return found
 
 
-async def test_a_thousand_bad_states_of_one_caller_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thousand_bad_states_of_one_caller_are_one_line_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     clock = FixedClock()
     app = build_app(config_file(*EVERYTHING), Settings(state_keys=STATE_KEY), clock=clock)

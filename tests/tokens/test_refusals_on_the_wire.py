@@ -183,11 +183,16 @@ REASONS = {
     "extended": "",
     "expired": "expired",
     "from the future": "not yet valid",
-    **dict.fromkeys(("version", "key id", "empty", "not ASCII", "retired key"), "unknown version or key"),
+    **dict.fromkeys(
+        ("version", "key id", "empty", "not ASCII", "retired key"), "unknown version or key"
+    ),
     **dict.fromkeys(("nonce", "ciphertext", "tag"), "changed on the way"),
     **dict.fromkeys(("issuer", "subject", "client", "audience"), "somebody else"),
     **dict.fromkeys(("incompatible claims", "incompatible journal"), "incompatible version"),
-    **dict.fromkeys(("argument", "no arguments", "tool", "method", "resource"), "another method, target or arguments"),
+    **dict.fromkeys(
+        ("argument", "no arguments", "tool", "method", "resource"),
+        "another method, target or arguments",
+    ),
 }
 
 
@@ -201,33 +206,56 @@ async def test_a_state_that_is_not_taken_is_refused_in_one_sentence_and_nothing_
 ) -> None:
     caplog.set_level(logging.INFO)
     state = await desk.begin()
-    params: Params = {"name": "book", "arguments": ARGUMENTS, "requestState": state, "inputResponses": ANSWER}
+    params: Params = {
+        "name": "book",
+        "arguments": ARGUMENTS,
+        "requestState": state,
+        "inputResponses": ANSWER,
+    }
     CHANGES[change](desk, params)
     before = next(runs)
     response = await desk.post(params)
     assert next(runs) == before + 1, "the handler has run"
     error = wire.valid_error(response)
     assert (response.status_code, error) == (400, {"code": -32602, "message": REFUSAL})
-    (refusal,) = [vars(record)["fields"] for record in caplog.records if record.name == "roundgate.tokens"]
+    (refusal,) = [
+        vars(record)["fields"] for record in caplog.records if record.name == "roundgate.tokens"
+    ]
     assert REASONS[change] in refusal["reason"]
     text = logged(caplog)
     _, _, secret = params["requestState"].rpartition(".")
-    assert not [piece for piece in (secret[:12], secret[-12:], state[14:26]) if piece and piece in text]
+    assert not [
+        piece for piece in (secret[:12], secret[-12:], state[14:26]) if piece and piece in text
+    ]
     assert refusal["reason"] not in response.text
 
 
 async def test_the_state_itself_is_taken_by_another_replica(desk: Desk) -> None:
-    params = {"name": "book", "arguments": ARGUMENTS, "requestState": await desk.begin(), "inputResponses": ANSWER}
+    params = {
+        "name": "book",
+        "arguments": ARGUMENTS,
+        "requestState": await desk.begin(),
+        "inputResponses": ANSWER,
+    }
     desk.state_keys = f"{TWO},{ONE}"
     result = (await desk.post(params)).json()["result"]
     assert result["content"][0]["text"] == "blue for 4"
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"nights": 2, "room": "blue"}, {"room": "blue", "nights": 2.0}], ids=["order", "2.0"]
+    "arguments",
+    [{"nights": 2, "room": "blue"}, {"room": "blue", "nights": 2.0}],
+    ids=["order", "2.0"],
 )
-async def test_arguments_in_another_spelling_are_the_same_call(desk: Desk, arguments: dict[str, Any]) -> None:
-    params = {"name": "book", "arguments": arguments, "requestState": await desk.begin(), "inputResponses": ANSWER}
+async def test_arguments_in_another_spelling_are_the_same_call(
+    desk: Desk, arguments: dict[str, Any]
+) -> None:
+    params = {
+        "name": "book",
+        "arguments": arguments,
+        "requestState": await desk.begin(),
+        "inputResponses": ANSWER,
+    }
     response = await desk.post(params)
     assert response.json()["result"]["content"][0]["text"] == "blue for 4"
 
@@ -259,7 +287,9 @@ async def test_a_state_over_the_bound_is_an_error_that_names_the_largest_entry_i
     app = build_app(config_file(hoard, state={"max_bytes": 2048}), using)
     async with client(app) as mcp:
         fits: Client = mcp
-        small = await fits.post("tools/call", {"name": "hoard", "arguments": {"size": 500}}, clientCapabilities=ELICITS)
+        small = await fits.post(
+            "tools/call", {"name": "hoard", "arguments": {"size": 500}}, clientCapabilities=ELICITS
+        )
         assert small.json()["result"]["resultType"] == "input_required"
         result = await mcp.call("hoard", {"size": 3000}, clientCapabilities=ELICITS)
     assert result["isError"]

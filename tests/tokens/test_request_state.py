@@ -40,7 +40,9 @@ def test_a_token_sealed_by_an_earlier_version_opens(golden: dict[str, Any]) -> N
 @given(json_values.values())
 def test_whatever_json_was_sealed_comes_back(payload: Any) -> None:
     by = sealer(max_bytes=1_000_000)
-    came_back = by.open(by.seal(payload, ANN, BOOKING, round_=3, origin={"traceparent": "00"}), ANN, BOOKING)
+    came_back = by.open(
+        by.seal(payload, ANN, BOOKING, round_=3, origin={"traceparent": "00"}), ANN, BOOKING
+    )
     assert (came_back.round, came_back.origin) == (3, {"traceparent": "00"})
     assert encode(came_back.payload) == encode(payload)
 
@@ -76,7 +78,9 @@ def test_another_call_is_refused(binding: Binding, caplog: pytest.LogCaptureFixt
     ],
     ids=["order", "1.0", "nested", "large", "huge"],
 )
-def test_arguments_that_are_the_same_to_json_open(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_arguments_that_are_the_same_to_json_open(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     by = sealer()
     token = sealed(by, binding=Binding.of("tools/call", "book", one))
     assert by.open(token, ANN, Binding.of("tools/call", "book", other)).round == 1
@@ -99,7 +103,9 @@ def test_arguments_that_are_the_same_to_json_open(one: dict[str, Any], other: di
     ],
     ids=lambda value: repr(value)[:40].encode("ascii", "backslashreplace").decode(),
 )
-def test_arguments_that_differ_at_all_are_refused(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_arguments_that_differ_at_all_are_refused(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     by = sealer()
     token = sealed(by, binding=Binding.of("tools/call", "book", one))
     with pytest.raises(StateRefused):
@@ -115,7 +121,8 @@ def test_a_token_holds_for_its_lifetime_and_what_clocks_may_differ(seconds: floa
 
 
 @pytest.mark.parametrize(
-    ("seconds", "why"), [(906, "expired"), (10**7, "expired"), (-6, "not yet valid"), (-(10**7), "not yet valid")]
+    ("seconds", "why"),
+    [(906, "expired"), (10**7, "expired"), (-6, "not yet valid"), (-(10**7), "not yet valid")],
 )
 def test_a_token_is_refused_after_its_time_and_before_it(
     seconds: float, why: str, caplog: pytest.LogCaptureFixture
@@ -137,10 +144,22 @@ def test_a_clock_that_is_a_little_behind_opens_what_one_ahead_has_sealed() -> No
 
 @pytest.mark.parametrize(
     "claims",
-    [b"", b"null", b"{}", b"[]", b"[1,2,3]", b"[1,2,3,4,5,6,7,8,9,10]", b"\xff", b"[1,", b'"nine char"'],
+    [
+        b"",
+        b"null",
+        b"{}",
+        b"[]",
+        b"[1,2,3]",
+        b"[1,2,3,4,5,6,7,8,9,10]",
+        b"\xff",
+        b"[1,",
+        b'"nine char"',
+    ],
     ids=lambda claims: repr(claims),
 )
-def test_what_an_incompatible_version_has_sealed_is_refused(claims: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_incompatible_version_has_sealed_is_refused(
+    claims: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     by = sealer()
     with pytest.raises(StateRefused):
         by.open(by.ring.seal(claims, ANN), ANN, BOOKING)
@@ -149,14 +168,26 @@ def test_what_an_incompatible_version_has_sealed_is_refused(claims: bytes, caplo
 
 def test_claims_of_other_types_are_refused_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
     by = sealer()
-    claims = ["soon", None, *(getattr(BOOKING, name) for name in ("method", "target", "arguments")), 1, "id", {}, []]
+    claims = [
+        "soon",
+        None,
+        *(getattr(BOOKING, name) for name in ("method", "target", "arguments")),
+        1,
+        "id",
+        {},
+        [],
+    ]
     with pytest.raises(StateRefused):
         by.open(by.ring.seal(encode(claims), ANN), ANN, BOOKING)
     assert reason(caplog) == "sealed by an incompatible version"
 
 
-@pytest.mark.parametrize("value", [None, 1, True, [], {}, "", "v1", "v1..", "x" * 128_001, "v1." + "." * 100], ids=str)
-def test_what_is_no_token_at_all_is_refused_in_the_same_words(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "value", [None, 1, True, [], {}, "", "v1", "v1..", "x" * 128_001, "v1." + "." * 100], ids=str
+)
+def test_what_is_no_token_at_all_is_refused_in_the_same_words(
+    value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(StateRefused) as refused:
         sealer().open(value, ANN, BOOKING)
     assert str(refused.value) == REFUSAL

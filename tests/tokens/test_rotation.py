@@ -65,11 +65,17 @@ class Fleet:
         params: dict[str, Any] = {"name": "total", "arguments": {"start": start}}
         while True:
             mcp = self.replicas[next(self._turn) % len(self.replicas)]
-            body = (await mcp.post("tools/call", params, clientCapabilities={"elicitation": {"form": {}}})).json()
+            body = (
+                await mcp.post(
+                    "tools/call", params, clientCapabilities={"elicitation": {"form": {}}}
+                )
+            ).json()
             result = body.get("result", {})
             if result.get("resultType") != "input_required":
                 break
-            answer = {key: {"action": "accept", "content": {"n": 10}} for key in result["inputRequests"]}
+            answer = {
+                key: {"action": "accept", "content": {"n": 10}} for key in result["inputRequests"]
+            }
             params = {**params, "requestState": result["requestState"], "inputResponses": answer}
         if result.get("structuredContent") == start + 30:
             self.finished += 1
@@ -160,7 +166,11 @@ def test_the_command_prints_a_ring_for_each_stage(
     ids=["no ring", "nothing to swap", "nothing to drop"],
 )
 def test_the_command_says_what_it_needs(
-    ring: str, stage: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ring: str,
+    stage: str,
+    complaint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GATEWAY_STATE_KEYS", ring)
     assert main(["keys", "rotate", "--stage", stage]) == 2

@@ -16,7 +16,9 @@ from tests.support import tokens
 from tests.support.tokens import ANN, NEW, OLD, THIRD
 
 RING = KeyRing((OLD,), "tests")
-PRINCIPALS = st.builds(Principal, *[st.text(st.characters(exclude_categories=["Cs"]), max_size=4)] * 3)
+PRINCIPALS = st.builds(
+    Principal, *[st.text(st.characters(exclude_categories=["Cs"]), max_size=4)] * 3
+)
 
 
 def real_token() -> str:
@@ -36,7 +38,9 @@ def opened(candidates: Iterator[str]) -> tuple[int, list[str]]:
     return tried, taken
 
 
-@pytest.mark.parametrize("damage", [tokens.damaged_bytes, tokens.damaged_secrets, tokens.truncated, tokens.extended])
+@pytest.mark.parametrize(
+    "damage", [tokens.damaged_bytes, tokens.damaged_secrets, tokens.truncated, tokens.extended]
+)
 def test_no_damaged_token_opens(damage: Callable[[str], Iterator[str]]) -> None:
     token = real_token()
     assert RING.open(token, ANN)
@@ -70,7 +74,13 @@ def test_what_was_sealed_for_one_opens_for_no_other(one: Principal, other: Princ
         replace(ANN, subject="ann" + "cli", client_id=""),
         replace(ANN, issuer=ANN.issuer + "a", subject="nn"),
     ],
-    ids=["issuer", "subject", "client", "subject and client joined", "issuer and subject split elsewhere"],
+    ids=[
+        "issuer",
+        "subject",
+        "client",
+        "subject and client joined",
+        "issuer and subject split elsewhere",
+    ],
 )
 def test_another_caller_cannot_open_it(other: Principal) -> None:
     with pytest.raises(SealBroken, match="somebody else"):
@@ -105,7 +115,12 @@ def test_another_version_is_refused(version: str) -> None:
         RING.open(version + real_token().removeprefix("v1"), ANN)
 
 
-@given(st.one_of(st.text(max_size=300), st.text("v1.AQ-_=", max_size=60).map(lambda text: f"v1.{OLD.id}.{text}")))
+@given(
+    st.one_of(
+        st.text(max_size=300),
+        st.text("v1.AQ-_=", max_size=60).map(lambda text: f"v1.{OLD.id}.{text}"),
+    )
+)
 def test_any_text_is_refused_and_never_fails_otherwise(text: str) -> None:
     with pytest.raises(SealBroken):
         RING.open(text, ANN)

@@ -54,7 +54,9 @@ def test_it_holds_for_its_time_and_no_longer_whoever_has_opened_it_before(
         sealer.open(token, ANN)
 
 
-def test_one_of_a_clock_that_is_ahead_is_not_taken_yet(sealer: SessionSealer, clock: FixedClock) -> None:
+def test_one_of_a_clock_that_is_ahead_is_not_taken_yet(
+    sealer: SessionSealer, clock: FixedClock
+) -> None:
     token = sealed(sealer)
     clock.skip(-10)
     with pytest.raises(SessionNotFound):
@@ -72,7 +74,11 @@ def test_a_changed_character_is_no_session(sealer: SessionSealer) -> None:
 
 def test_what_else_the_keys_seal_is_no_session(sealer: SessionSealer) -> None:
     ids = StreamIds(RING)
-    for token in (ids.seal_question(QuestionId("s", "r", 1), ANN), ids.seal_call("s", [1], ANN), RING.seal(b"7", ANN)):
+    for token in (
+        ids.seal_question(QuestionId("s", "r", 1), ANN),
+        ids.seal_call("s", [1], ANN),
+        RING.seal(b"7", ANN),
+    ):
         with pytest.raises(SessionNotFound):
             sealer.open(token, ANN)
 

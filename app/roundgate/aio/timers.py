@@ -60,7 +60,10 @@ _latest: tuple[ref[asyncio.AbstractEventLoop], CoarseTimer] | None = None
 def of_this_loop() -> CoarseTimer:
     """The coarse timer of the running event loop."""
     global _latest
-    loop, latest = asyncio.get_running_loop(), _latest  # one look at it: other threads may have other loops
+    loop, latest = (
+        asyncio.get_running_loop(),
+        _latest,
+    )  # one look at it: other threads may have other loops
     if latest is not None and latest[0]() is loop:
         return latest[1]
     found = _timers.get(loop)
@@ -87,7 +90,10 @@ class Limit:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.after_s is None:
             return

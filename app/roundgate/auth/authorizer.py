@@ -22,15 +22,21 @@ class AuthorizerVerifier:
 
     config: AuthorizerConfig
 
-    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
+    async def principal(
+        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
+    ) -> Principal:
         """See `Verifier`; the token itself is not looked at."""
         if claims is None:
-            raise Unauthenticated(None, "The request came past the authorizer that has to stand in front")
+            raise Unauthenticated(
+                None, "The request came past the authorizer that has to stand in front"
+            )
         config = self.config
         subject = _name(claims.get(config.subject_claim))
         client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
         if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
-            raise Unauthenticated("invalid_token", f"The authorizer's claims need iss and {config.subject_claim}")
+            raise Unauthenticated(
+                "invalid_token", f"The authorizer's claims need iss and {config.subject_claim}"
+            )
         scopes, expires_at_s = _scopes(claims.get(config.scope_claim)), moment_of(claims.get("exp"))
         principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s)
         if not principal.scopes.issuperset(config.scopes):

@@ -61,12 +61,16 @@ class KeySet:
                 return  # somebody else has just asked
             self._asked_ms = self.clock.monotonic_ms()
             try:
-                async with asyncio.timeout(self.timeout_s):  # httpx's own is for each read, and bytes may drip
+                async with asyncio.timeout(
+                    self.timeout_s
+                ):  # httpx's own is for each read, and bytes may drip
                     self._keys = _parse(await self.fetch(self.url))
                 self._read_ms = self.clock.monotonic_ms()
             except Exception as error:  # whatever it is, the keys we have go on serving
                 reason = str(error)[:200] or type(error).__name__
-                log.warning("JWKS could not be read", extra={"fields": {"url": self.url, "reason": reason}})
+                log.warning(
+                    "JWKS could not be read", extra={"fields": {"url": self.url, "reason": reason}}
+                )
 
     def _age_ms(self, since_ms: float | None) -> float:
         return float("inf") if since_ms is None else self.clock.monotonic_ms() - since_ms
@@ -77,7 +81,9 @@ def _parse(document: bytes) -> dict[str, PyJWK]:
     entries: list[Any] = json.decode(document)["keys"]
     for entry in entries:
         try:
-            if entry["kty"] != "oct" and entry.get("use", "sig") == "sig":  # never a secret, nor a key to encrypt with
+            if (
+                entry["kty"] != "oct" and entry.get("use", "sig") == "sig"
+            ):  # never a secret, nor a key to encrypt with
                 keys[entry["kid"]] = PyJWK(entry)
         except Exception:  # noqa: S112  a key that we cannot use, for whatever reason, is none to lose the others
             continue
@@ -91,7 +97,10 @@ async def fetch(url: str) -> bytes:
     import httpx
 
     client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust_store())
-    async with client, client.stream("GET", url, headers={"accept-encoding": "identity"}) as response:
+    async with (
+        client,
+        client.stream("GET", url, headers={"accept-encoding": "identity"}) as response,
+    ):
         response.raise_for_status()
         if response.headers.get("content-encoding", "identity") != "identity":
             raise ValueError("the document is packed, although that was not asked for")

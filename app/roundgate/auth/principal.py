@@ -31,7 +31,11 @@ class Principal:
 def scopes_of(granted: Any) -> frozenset[str]:
     """Scopes as claims write them: a list, or text with blanks between them (RFC 9068 section 2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
-    return frozenset(one for one in named if isinstance(one, str)) if isinstance(named, list) else frozenset()
+    return (
+        frozenset(one for one in named if isinstance(one, str))
+        if isinstance(named, list)
+        else frozenset()
+    )
 
 
 def moment_of(claim: Any) -> float | None:
@@ -50,7 +54,9 @@ LOCAL: Final = Principal(issuer="local", subject="local")
 class Verifier(Protocol):
     """Finds out who is calling."""
 
-    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
+    async def principal(
+        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
+    ) -> Principal:
         """The caller, from the value of the Authorization header, or from what an authorizer in front found in it.
 
         Raises:
@@ -61,5 +67,7 @@ class Verifier(Protocol):
 class LocalVerifier:
     """`auth: none`: everybody is the one local subject."""
 
-    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
+    async def principal(
+        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
+    ) -> Principal:
         return LOCAL

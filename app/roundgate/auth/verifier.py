@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import jwt
-from jwt.exceptions import ExpiredSignatureError, InvalidAudienceError, InvalidIssuerError, PyJWTError
+from jwt.exceptions import (
+    ExpiredSignatureError,
+    InvalidAudienceError,
+    InvalidIssuerError,
+    PyJWTError,
+)
 
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
@@ -31,7 +36,9 @@ class JwtVerifier:
     audience: str
     keys: KeySet
 
-    async def principal(self, authorization: bytes | None, claims: Mapping[str, Any] | None = None) -> Principal:
+    async def principal(
+        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
+    ) -> Principal:
         token = _bearer(authorization)
         try:
             header = jwt.get_unverified_header(token)
@@ -43,7 +50,9 @@ class JwtVerifier:
         except KeysUnavailable:
             raise Unavailable("The issuer's keys cannot be read; try again soon") from None
         if key is None:
-            raise Unauthenticated("invalid_token", "The token is signed with a key that its issuer does not have")
+            raise Unauthenticated(
+                "invalid_token", "The token is signed with a key that its issuer does not have"
+            )
         principal = _principal(self._claims(token, key))
         if not principal.scopes.issuperset(self.config.scopes):
             raise InsufficientScope("every call", self.config.scopes)
@@ -66,7 +75,12 @@ class JwtVerifier:
             raise Unauthenticated("invalid_token", "The token is for another audience") from None
         except InvalidIssuerError:
             raise Unauthenticated("invalid_token", "The token is from another issuer") from None
-        except (PyJWTError, TypeError, ValueError, OverflowError):  # not every version wraps what odd dates raise
+        except (
+            PyJWTError,
+            TypeError,
+            ValueError,
+            OverflowError,
+        ):  # not every version wraps what odd dates raise
             raise Unauthenticated("invalid_token", "The token is not valid") from None
         return claims
 
@@ -75,14 +89,18 @@ def _check_type(header: Mapping[str, Any]) -> None:
     """Raises Unauthenticated: not an access token, or one with conditions that we do not know (RFC 7515 4.1.11)."""
     kind = header.get("typ")
     if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
-        raise Unauthenticated("invalid_token", "The token is not an access token (typ at+jwt or JWT)")
+        raise Unauthenticated(
+            "invalid_token", "The token is not an access token (typ at+jwt or JWT)"
+        )
 
 
 def _bearer(authorization: bytes | None) -> str:
     scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         # RFC 6750 section 3.1: no error code for who did not know, or tried a scheme that we do not have
-        raise Unauthenticated(None, "A bearer token is needed; the Authorization header must be: Bearer TOKEN")
+        raise Unauthenticated(
+            None, "A bearer token is needed; the Authorization header must be: Bearer TOKEN"
+        )
     return token.strip()
 
 
@@ -90,6 +108,10 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
     client_id = claims.get("client_id") or claims.get("azp") or ""
     scopes = scopes_of(claims.get("scope") or claims.get("scp"))
     issuer, subject = claims["iss"], claims["sub"]
-    if not subject or not all(isinstance(name, str) and len(name) <= MAX_NAME for name in (issuer, subject, client_id)):
-        raise Unauthenticated("invalid_token", "The token's sub and client_id must be strings, sub not empty")
+    if not subject or not all(
+        isinstance(name, str) and len(name) <= MAX_NAME for name in (issuer, subject, client_id)
+    ):
+        raise Unauthenticated(
+            "invalid_token", "The token's sub and client_id must be strings, sub not empty"
+        )
     return Principal(issuer, subject, client_id, scopes, moment_of(claims["exp"]))

@@ -25,7 +25,9 @@ Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or, where `task_source.may_hand_over`, a task of its service that has the call from now on."""
 CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
-ReadResource: TypeAlias = Callable[[Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]]
+ReadResource: TypeAlias = Callable[
+    [Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]
+]
 """Takes the URI that was asked for and the values of the template's variables."""
 Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
 """Takes who asks, and what the user has typed so far."""

@@ -83,7 +83,10 @@ class Catalog:
 
     def _lists(self) -> Mapping[str, Any]:
         return {
-            "tools": (self.tool_pages.items, [served.tool.scopes for served in self.tools.values()]),
+            "tools": (
+                self.tool_pages.items,
+                [served.tool.scopes for served in self.tools.values()],
+            ),
             "prompts": self.prompt_pages.items,
             "resources": (self.resource_pages.items, self.template_pages.items),
         }
@@ -93,7 +96,9 @@ class Catalog:
         granted = scopes & self.all_scopes()
         if granted in self._visible:
             return self._visible[granted]
-        chosen = [item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted]
+        chosen = [
+            item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted
+        ]
         pages = Pages(chosen, self.tool_pages.size)
         if len(self._visible) < MAX_VIEWS:
             self._visible[granted] = pages
@@ -172,11 +177,12 @@ class _Shelf(Generic[T]):
         key = self.key(item)
         if key in self.entries:
             message = f"{self.kind} {key!r} is offered by {self.entries[key][1]!r} too"
-            self._complain(backend, message, "rename one, or give one of the back ends another prefix")
-        elif self.kind in ("tool", "prompt") and not _NAME.fullmatch(key):
-            message = (
-                f"{self.kind} name {key!r} must be 1 to {MAX_NAME} of A-Z a-z 0-9 _ . - (it has {len(key)} characters)"
+            self._complain(
+                backend, message, "rename one, or give one of the back ends another prefix"
             )
+        elif self.kind in ("tool", "prompt") and not _NAME.fullmatch(key):
+            allowed = f"1 to {MAX_NAME} of A-Z a-z 0-9 _ . -"
+            message = f"{self.kind} name {key!r} must be {allowed} (it has {len(key)} characters)"
             self._complain(backend, message, "rename it, or shorten the back end's prefix")
         else:
             self.entries[key] = (item, backend)
@@ -185,13 +191,17 @@ class _Shelf(Generic[T]):
         return {key: item for key, (item, _) in self.entries.items()}
 
     def pages(self, size: int) -> Pages:
-        return Pages([(key, encoded(item.definition)) for key, (item, _) in self.entries.items()], size)
+        return Pages(
+            [(key, encoded(item.definition)) for key, (item, _) in self.entries.items()], size
+        )
 
     def _complain(self, backend: str, message: str, remedy: str) -> None:
         self.problems.append(Problem("gateway.yaml", f"back end {backend!r}", message, remedy))
 
 
-async def build(backends: Sequence[Backend], page_size: int, problems: Sequence[Problem] = ()) -> Catalog:
+async def build(
+    backends: Sequence[Backend], page_size: int, problems: Sequence[Problem] = ()
+) -> Catalog:
     """Ask every back end, all at once, and merge what they offer; `problems` are those that are known already.
 
     Raises:
@@ -210,19 +220,28 @@ async def _offer(backend: Backend, problems: list[Problem]) -> Offering:
         return Offering()
 
 
-def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems: list[Problem]) -> Catalog:
+def _merge(
+    offered: Sequence[tuple[Backend, Offering]], page_size: int, problems: list[Problem]
+) -> Catalog:
     tools = _Shelf[Tool]("tool", lambda tool: tool.definition["name"])
     prompts = _Shelf[Prompt]("prompt", lambda prompt: prompt.definition["name"])
     resources = _Shelf[Resource]("resource", lambda resource: resource.definition["uri"])
-    templates = _Shelf[Resource]("resource template", lambda resource: resource.definition["uriTemplate"])
+    templates = _Shelf[Resource](
+        "resource template", lambda resource: resource.definition["uriTemplate"]
+    )
     for backend, offering in offered:
         for tool in offering.tools:
             tools.put(_prefixed(tool, backend.prefix), backend.name)
         for prompt in offering.prompts:
             prompts.put(_prefixed(prompt, backend.prefix), backend.name)
         for resource in offering.resources:
-            (templates if "uriTemplate" in resource.definition else resources).put(resource, backend.name)
-    served = {name: _serve(name, tool, backend, problems) for name, (tool, backend) in tools.entries.items()}
+            (templates if "uriTemplate" in resource.definition else resources).put(
+                resource, backend.name
+            )
+    served = {
+        name: _serve(name, tool, backend, problems)
+        for name, (tool, backend) in tools.entries.items()
+    }
     problems += tools.problems + prompts.problems + resources.problems + templates.problems
     if problems:
         raise ConfigError(problems)
@@ -230,13 +249,18 @@ def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems
         tools={name: tool for name, tool in served.items() if tool is not None},
         prompts=prompts.items(),
         resources=resources.items(),
-        templates=[ServedTemplate(UriTemplate.parse(text), resource) for text, resource in templates.items().items()],
+        templates=[
+            ServedTemplate(UriTemplate.parse(text), resource)
+            for text, resource in templates.items().items()
+        ],
         tool_pages=tools.pages(page_size),
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
         template_pages=templates.pages(page_size),
         task_sources={
-            backend.name: offering.task_source for backend, offering in offered if offering.task_source is not None
+            backend.name: offering.task_source
+            for backend, offering in offered
+            if offering.task_source is not None
         },
         files=frozenset().union(*(offering.files for _, offering in offered)),
         left_out=[problem for _, offering in offered for problem in offering.left_out],
@@ -244,19 +268,32 @@ def _merge(offered: Sequence[tuple[Backend, Offering]], page_size: int, problems
 
 
 def _prefixed(item: T, prefix: str) -> T:
-    return replace(item, definition=renamed(item.definition, prefix + item.definition["name"])) if prefix else item
+    return (
+        replace(item, definition=renamed(item.definition, prefix + item.definition["name"]))
+        if prefix
+        else item
+    )
 
 
 def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
-    if isinstance(tool.definition, StoredDefinition):  # it was checked when it was compiled, and mirrors no header
+    if isinstance(
+        tool.definition, StoredDefinition
+    ):  # it was checked when it was compiled, and mirrors no header
         return ServedTool(name, tool, (), backend)
     schema = tool.definition["inputSchema"]
     try:
         if schema.get("type") != "object":
             raise ValueError('the input schema must have "type": "object"')
-        return ServedTool(name, tool, NEWEST.mirrored_arguments(schema), backend, Schema.compile(schema))
+        return ServedTool(
+            name, tool, NEWEST.mirrored_arguments(schema), backend, Schema.compile(schema)
+        )
     except ValueError as error:
         problems.append(
-            Problem("gateway.yaml", f"back end {backend!r}, tool {name!r}", str(error), "correct its input schema")
+            Problem(
+                "gateway.yaml",
+                f"back end {backend!r}, tool {name!r}",
+                str(error),
+                "correct its input schema",
+            )
         )
         return None

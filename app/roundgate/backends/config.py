@@ -17,10 +17,12 @@ class Selector(Model):
     path: str | None = Field(None, description="Path template of its operation.")
     method: str | None = Field(None, description="HTTP method of its operation, in any case.")
     hint: Literal["read_only", "destructive", "idempotent", "open_world"] | None = Field(
-        None, description="A hint that is true of it; one that nobody gave counts as the protocol says."
+        None,
+        description="A hint that is true of it; one that nobody gave counts as the protocol says.",
     )
     extension: str | None = Field(
-        None, description='An x- member of its description: "x-internal" that is there and not false, or "x-team=ops".'
+        None,
+        description='An x- member of its description: "x-internal" that is there and not false, or "x-team=ops".',
     )
 
     @model_validator(mode="after")
@@ -33,7 +35,9 @@ class Selector(Model):
 class ArgumentOverride(Model):
     """What is changed of an argument of a tool."""
 
-    name: str | None = Field(None, description="What the model calls it.", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    name: str | None = Field(
+        None, description="What the model calls it.", pattern=r"^[A-Za-z0-9_.-]{1,64}$"
+    )
     description: str | None = Field(None, description="What it means, for the model.")
     hidden: bool = Field(False, description="Whether the model cannot give it.")
     fixed: Any = Field(None, description="What is always sent; the model cannot give it.")
@@ -43,9 +47,13 @@ class ArgumentOverride(Model):
     def _is_one_thing(self) -> ArgumentOverride:
         given = self.model_fields_set
         if "fixed" in given and given & {"default", "name", "description"}:
-            raise ValueError("an argument that is fixed has neither default, name nor description: nobody sees it")
+            raise ValueError(
+                "an argument that is fixed has neither default, name nor description: nobody sees it"
+            )
         if self.hidden and given & {"name", "description"}:
-            raise ValueError("an argument that is hidden has neither name nor description: nobody sees it")
+            raise ValueError(
+                "an argument that is hidden has neither name nor description: nobody sees it"
+            )
         return self
 
 
@@ -54,21 +62,41 @@ class ToolOverride(Model):
 
     name: str | None = Field(None, description="Another name.", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     title: str | None = Field(None, description="Another name for people.")
-    description: str | None = Field(None, description="Another description, for the model.", min_length=1)
+    description: str | None = Field(
+        None, description="Another description, for the model.", min_length=1
+    )
     read_only: bool | None = Field(None, description="readOnlyHint.")
     destructive: bool | None = Field(None, description="destructiveHint.")
     idempotent: bool | None = Field(None, description="idempotentHint.")
     open_world: bool | None = Field(None, description="openWorldHint.")
-    approve: Literal["never", "always"] | None = Field(None, description="Whether the user is asked before it runs.")
-    approval: str | None = Field(None, description="What the user reads above the arguments then.", max_length=1_000)
-    ask_for: list[str] = Field([], description="Arguments for which the user is asked with a form when missing.")
+    approve: Literal["never", "always"] | None = Field(
+        None, description="Whether the user is asked before it runs."
+    )
+    approval: str | None = Field(
+        None, description="What the user reads above the arguments then.", max_length=1_000
+    )
+    ask_for: list[str] = Field(
+        [], description="Arguments for which the user is asked with a form when missing."
+    )
     task: TaskMode | None = Field(None, description="Whether its calls become tasks.")
-    once: Literal[True] | None = Field(None, description="A round that is sent again must not be run again.")
-    scopes: list[str] | None = Field(None, description="Scopes that the caller's token must grant, instead of its own.")
-    timeout_s: float | None = Field(None, description="Seconds that a call may take.", gt=0, le=86_400)
-    arguments: dict[str, ArgumentOverride] = Field({}, description="Its arguments, by their names so far.")
-    result: str | None = Field(None, description="A JMESPath expression: what of a JSON result is the result.")
-    fields: list[str] = Field([], description="Members of a JSON result, or of each item of a list, that are kept.")
+    once: Literal[True] | None = Field(
+        None, description="A round that is sent again must not be run again."
+    )
+    scopes: list[str] | None = Field(
+        None, description="Scopes that the caller's token must grant, instead of its own."
+    )
+    timeout_s: float | None = Field(
+        None, description="Seconds that a call may take.", gt=0, le=86_400
+    )
+    arguments: dict[str, ArgumentOverride] = Field(
+        {}, description="Its arguments, by their names so far."
+    )
+    result: str | None = Field(
+        None, description="A JMESPath expression: what of a JSON result is the result."
+    )
+    fields: list[str] = Field(
+        [], description="Members of a JSON result, or of each item of a list, that are kept."
+    )
 
     @model_validator(mode="after")
     def _one_projection(self) -> ToolOverride:
@@ -114,10 +142,21 @@ class JobConfig(Model):
     """What a service's answers say of a job that it has started, whatever carries them."""
 
     variables: dict[str, JsonPointer] = Field(
-        {"id": "/id"}, description="What names the job in later requests, and where the answer of the start has it."
+        {"id": "/id"},
+        description="What names the job in later requests, and where the answer of the start has it.",
     )
-    every_s: float = Field(5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400)
-    status: JsonPointer = Field("/status", description="Where the answer of a poll has the job's status.")
-    succeeded: list[str] = Field(description="Statuses of a job that is over and went well.", min_length=1)
-    failed: list[str] = Field([], description="Statuses of a job that is over and did not; a tool error.")
-    error: JsonPointer | None = Field(None, description="Where the answer of a poll has the reason of a failure.")
+    every_s: float = Field(
+        5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400
+    )
+    status: JsonPointer = Field(
+        "/status", description="Where the answer of a poll has the job's status."
+    )
+    succeeded: list[str] = Field(
+        description="Statuses of a job that is over and went well.", min_length=1
+    )
+    failed: list[str] = Field(
+        [], description="Statuses of a job that is over and did not; a tool error."
+    )
+    error: JsonPointer | None = Field(
+        None, description="Where the answer of a poll has the reason of a failure."
+    )

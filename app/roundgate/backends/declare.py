@@ -142,7 +142,9 @@ def tool(
         ValueError: `unasked_answers` and `once`: what must happen once needs an answer to a question that was put.
     """
     if unasked_answers and once:
-        raise ValueError("unasked_answers and once exclude each other: what must happen once needs a question first")
+        raise ValueError(
+            "unasked_answers and once exclude each other: what must happen once needs a question first"
+        )
     hints = {
         "readOnlyHint": read_only,
         "destructiveHint": destructive,
@@ -165,7 +167,11 @@ def tool(
         unasked_answers=unasked_answers,
         approval=approval,
     )
-    return _attach(function, note) if function is not None else lambda decorated: _attach(decorated, note)
+    return (
+        _attach(function, note)
+        if function is not None
+        else lambda decorated: _attach(decorated, note)
+    )
 
 
 @overload
@@ -195,8 +201,19 @@ def prompt(
 
     `complete` gives completions for arguments: `{"language": ["python", "rust"]}` or a function of what was typed.
     """
-    note = PromptNote(name=name, title=title, description=description, icons=icons, meta=meta, complete=complete or {})
-    return _attach(function, note) if function is not None else lambda decorated: _attach(decorated, note)
+    note = PromptNote(
+        name=name,
+        title=title,
+        description=description,
+        icons=icons,
+        meta=meta,
+        complete=complete or {},
+    )
+    return (
+        _attach(function, note)
+        if function is not None
+        else lambda decorated: _attach(decorated, note)
+    )
 
 
 def resource(

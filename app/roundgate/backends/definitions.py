@@ -59,4 +59,8 @@ def renamed(definition: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def encoded(definition: Mapping[str, Any]) -> bytes:
     """A definition as JSON."""
-    return definition.encoded() if isinstance(definition, StoredDefinition) else encode(dict(definition))
+    return (
+        definition.encoded()
+        if isinstance(definition, StoredDefinition)
+        else encode(dict(definition))
+    )

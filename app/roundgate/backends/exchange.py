@@ -55,12 +55,16 @@ async def dialogue(exchange: Exchange, context: Context) -> Kept:
         said: Kept = await context.step("exchange", _exchanging(exchange, number, answering))
         if "inputRequests" not in said:
             break
-        answers = await context.ask({key: Raw(request) for key, request in said["inputRequests"].items()})
+        answers = await context.ask(
+            {key: Raw(request) for key, request in said["inputRequests"].items()}
+        )
         answering = Answering({key: answer.value for key, answer in answers.items()}, said["state"])
     return said
 
 
-def _exchanging(exchange: Exchange, number: int, answering: Answering | None) -> Callable[[], Awaitable[Kept]]:
+def _exchanging(
+    exchange: Exchange, number: int, answering: Answering | None
+) -> Callable[[], Awaitable[Kept]]:
     """One exchange as a step without arguments: a credential or an endpoint may change between two rounds."""
     return lambda: exchange(number, answering)
 
@@ -78,7 +82,9 @@ def asked(envelope: Any) -> Kept:
                 raise ValueError(key)
             check_request(request)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BackendError("The service asked for input in a form that the gateway does not know") from None
+        raise BackendError(
+            "The service asked for input in a form that the gateway does not know"
+        ) from None
     if not requests:
         raise BackendError("The service asked for input but had no question")
     return {"inputRequests": dict(requests), "state": envelope.get("state")}
@@ -91,15 +97,24 @@ def check_request(request: Any) -> None:
         ValueError: it is not an `InputRequest` of the schema, or its form is none.
     """
     match request:
-        case {"method": "elicitation/create", "params": {"mode": "url", "message": str(message), "url": str(url)}}:
+        case {
+            "method": "elicitation/create",
+            "params": {"mode": "url", "message": str(message), "url": str(url)},
+        }:
             Url(message, url)
             if len(url) > MAX_URL:
                 raise ValueError("too long to be shown")
-        case {"method": "elicitation/create", "params": {"message": str(), "requestedSchema": dict(fields), **others}}:
+        case {
+            "method": "elicitation/create",
+            "params": {"message": str(), "requestedSchema": dict(fields), **others},
+        }:
             if others.get("mode", "form") != "form":
                 raise ValueError("elicitation has the modes form and url")
             form_schema(fields)
-        case {"method": "sampling/createMessage", "params": {"messages": list(), "maxTokens": int()}}:
+        case {
+            "method": "sampling/createMessage",
+            "params": {"messages": list(), "maxTokens": int()},
+        }:
             pass
         case {"method": "roots/list"} if isinstance(request.get("params", {}), dict):
             pass
@@ -149,7 +164,9 @@ async def follow(job: Job, context: Context) -> Kept:
     over: Kept = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
     if not job.has_result:
         return over
-    result: Kept = await context.poll("fetch", lambda: _fetch(job, values), every_s=job.config.every_s)
+    result: Kept = await context.poll(
+        "fetch", lambda: _fetch(job, values), every_s=job.config.every_s
+    )
     return result
 
 
@@ -182,7 +199,9 @@ def _is_over(config: JobConfig, told: Any) -> bool:
     try:
         status = point(told, config.status)
     except LookupError:
-        raise BackendError(f"The service's answer about the job has nothing at {config.status}") from None
+        raise BackendError(
+            f"The service's answer about the job has nothing at {config.status}"
+        ) from None
     if _text(status) in config.failed:
         raise BackendError(f"The job ended as {_text(status)[:100]}{_reason(config, told)}")
     return _text(status) in config.succeeded
@@ -207,7 +226,9 @@ async def _fetch(job: Job, values: Mapping[str, str]) -> Kept | None:
 
 def _note(reason: NotNow) -> None:
     """A job goes on while its service cannot be asked."""
-    log.warning("a job could not be polled, trying again later", extra={"fields": {"error": str(reason)}})
+    log.warning(
+        "a job could not be polled, trying again later", extra={"fields": {"error": str(reason)}}
+    )
 
 
 def _text(value: Any) -> str:

@@ -42,7 +42,9 @@ async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
     return await _offered(made, file, problems)
 
 
-def _make(file: ConfigFile, modules: Modules, *, fetches: bool = False) -> tuple[list[Backend], list[Problem]]:
+def _make(
+    file: ConfigFile, modules: Modules, *, fetches: bool = False
+) -> tuple[list[Backend], list[Problem]]:
     limits = file.config.limits
     shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules, fetches)
     made: list[Backend] = []

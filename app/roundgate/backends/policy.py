@@ -49,7 +49,9 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
 def _is_to_be_approved(tool: Tool, backend: BackendConfig, override: ToolOverride) -> bool:
     if override.approve is not None:
         return override.approve == "always"
-    return backend.approve == "always" or (backend.approve == "destructive" and is_destructive(tool, override))
+    return backend.approve == "always" or (
+        backend.approve == "destructive" and is_destructive(tool, override)
+    )
 
 
 def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
@@ -73,7 +75,9 @@ def _question(name: str, text: str | None, arguments: Mapping[str, Any]) -> str:
         ToolError: the arguments are more than can be shown.
     """
     own = [] if text is None else [visible(line) for line in text.strip().split("\n")]
-    listed = f"It is called with\n{shown(arguments)}" if arguments else "It is called without arguments."
+    listed = (
+        f"It is called with\n{shown(arguments)}" if arguments else "It is called without arguments."
+    )
     return "\n".join([f"Run {name}?", *own, "", listed])
 
 
@@ -88,7 +92,9 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
     schema = tool.definition["inputSchema"]
     properties: Mapping[str, Any] = schema.get("properties", {})
     if unknown := sorted(set(ask) - set(properties)):
-        raise ValueError(f"ask_for names {', '.join(unknown)}, but the arguments are {', '.join(properties)}")
+        raise ValueError(
+            f"ask_for names {', '.join(unknown)}, but the arguments are {', '.join(properties)}"
+        )
     form_schema(_form(properties, ask))  # a start-up error rather than one in front of a user
     required = [name for name in schema.get("required", ()) if name not in ask]
     relaxed = {**schema, "required": required}
@@ -99,7 +105,9 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
     )
 
 
-def _asking(name: str, call: CallTool, properties: Mapping[str, Any], ask: Sequence[str], complete: Schema) -> CallTool:
+def _asking(
+    name: str, call: CallTool, properties: Mapping[str, Any], ask: Sequence[str], complete: Schema
+) -> CallTool:
     async def asked(context: Context, arguments: dict[str, Any]) -> Returned:
         if missing := [argument for argument in ask if argument not in arguments]:
             form = Form(f"{name} needs {', '.join(missing)}", _form(properties, missing))
@@ -116,4 +124,8 @@ def _asking(name: str, call: CallTool, properties: Mapping[str, Any], ask: Seque
 
 
 def _form(properties: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {"type": "object", "properties": {name: properties[name] for name in names}, "required": list(names)}
+    return {
+        "type": "object",
+        "properties": {name: properties[name] for name in names},
+        "required": list(names),
+    }

@@ -61,7 +61,9 @@ class ToolReturn:
         """
         if isinstance(value, ToolResult):
             return self._explicit(value)
-        if self.checker is None and (value is None or isinstance(value, (str, *BLOCKS)) or _is_block_list(value)):
+        if self.checker is None and (
+            value is None or isinstance(value, (str, *BLOCKS)) or _is_block_list(value)
+        ):
             return ToolResult(content=_blocks(value))
         structured = self._structured(value)
         return ToolResult(content=(encode(structured).decode(),), structured_content=structured)
@@ -111,7 +113,9 @@ def prompt_messages(value: Any) -> Sequence[PromptMessage]:
         elif isinstance(item, (str, *BLOCKS)):
             messages.append(PromptMessage("user", item))
         else:
-            raise UnusableReturn(f"is {type(item).__name__}, not a str, a content block or a PromptMessage")
+            raise UnusableReturn(
+                f"is {type(item).__name__}, not a str, a content block or a PromptMessage"
+            )
     return messages
 
 
@@ -124,13 +128,21 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
     explicit = (TextResourceContents, BlobResourceContents)
     if isinstance(value, explicit):
         return (value,)
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, explicit) for item in value):
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(item, explicit) for item in value)
+    ):
         return list(value)
     if isinstance(value, str):
         return (TextResourceContents(uri, value, mime_type or "text/plain"),)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return (BlobResourceContents(uri, bytes(value), mime_type or "application/octet-stream"),)
-    return (TextResourceContents(uri, encode(to_json_value(value)).decode(), mime_type or "application/json"),)
+    return (
+        TextResourceContents(
+            uri, encode(to_json_value(value)).decode(), mime_type or "application/json"
+        ),
+    )
 
 
 def completion(value: Any) -> Completion:
@@ -161,7 +173,9 @@ def _is_content(annotation: Any) -> bool:
     if annotation in _NO_SCHEMA or annotation in BLOCKS:
         return True
     if get_origin(annotation) in (Union, types.UnionType):
-        return any(_is_content(option) for option in get_args(annotation) if option is not type(None))
+        return any(
+            _is_content(option) for option in get_args(annotation) if option is not type(None)
+        )
     if get_origin(annotation) in (list, tuple, Sequence):
         return any(_mentions_block(item) for item in get_args(annotation))
     return False
@@ -176,4 +190,7 @@ def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | 
         adapter = TypeAdapter(annotation)
         return adapter, adapter.json_schema(mode="serialization", schema_generator=WithoutTitles)
     except (PydanticSchemaGenerationError, PydanticUserError):
-        return None, None  # a type without a schema: results are still turned into JSON, only not described
+        return (
+            None,
+            None,
+        )  # a type without a schema: results are still turned into JSON, only not described

@@ -35,7 +35,9 @@ def _matches(tool: Tool, wanted: Selector) -> bool:
     return (
         (wanted.name is None or fnmatchcase(tool.definition["name"], wanted.name))
         and (wanted.tag is None or any(fnmatchcase(tag, wanted.tag) for tag in about.tags))
-        and (wanted.path is None or (about.path is not None and fnmatchcase(about.path, wanted.path)))
+        and (
+            wanted.path is None or (about.path is not None and fnmatchcase(about.path, wanted.path))
+        )
         and (wanted.method is None or about.method == wanted.method.upper())
         and (wanted.hint is None or _has_hint(tool, wanted.hint))
         and (wanted.extension is None or _has_extension(about.extensions, wanted.extension))

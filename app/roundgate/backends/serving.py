@@ -67,7 +67,11 @@ class Snapshot:
             try:
                 await backend.aclose()
             except Exception as error:
-                log.error("a back end could not be closed", exc_info=error, extra={"fields": {"backend": backend.name}})
+                log.error(
+                    "a back end could not be closed",
+                    exc_info=error,
+                    extra={"fields": {"backend": backend.name}},
+                )
 
 
 class Serving:

@@ -33,7 +33,11 @@ _HINTS: Final = {
 
 def shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
     """The back end with the selection and the overrides of its settings; itself where there are none."""
-    return Shaped(backend, config, origin) if config.include or config.exclude or config.override else backend
+    return (
+        Shaped(backend, config, origin)
+        if config.include or config.exclude or config.override
+        else backend
+    )
 
 
 class Shaped:
@@ -67,10 +71,18 @@ class Shaped:
         for tool in chosen:
             name = tool.definition["name"]
             try:
-                tools.append(_overridden(tool, self._config.override[name]) if name in self._config.override else tool)
+                tools.append(
+                    _overridden(tool, self._config.override[name])
+                    if name in self._config.override
+                    else tool
+                )
             except ValueError as error:
                 place = self._origin.at("override", name)
-                problems.append(place.problem(str(error), "correct it, or see `roundgate check` for what the tool has"))
+                problems.append(
+                    place.problem(
+                        str(error), "correct it, or see `roundgate check` for what the tool has"
+                    )
+                )
         if problems:
             raise ConfigError(problems)
         return replace(offering, tools=tools)
@@ -84,7 +96,9 @@ class Shaped:
         offered = {tool.definition["name"] for tool in offering.tools}
         return [
             self._origin.at("override", name).problem(
-                "is the name of a tool that include and exclude leave out" if name in offered else "is no tool's name",
+                "is the name of a tool that include and exclude leave out"
+                if name in offered
+                else "is no tool's name",
                 "remove it, or correct the name; `roundgate check` lists them, here without prefix",
             )
             for name in self._config.override
@@ -103,7 +117,11 @@ def _overridden(tool: Tool, override: ToolOverride) -> Tool:
     for name in ("name", "title", "description"):
         if (value := getattr(override, name)) is not None:
             definition[name] = value
-    hints = {_HINTS[name]: getattr(override, name) for name in _HINTS if getattr(override, name) is not None}
+    hints = {
+        _HINTS[name]: getattr(override, name)
+        for name in _HINTS
+        if getattr(override, name) is not None
+    }
     if hints:
         definition["annotations"] = {**(definition.get("annotations") or {}), **hints}
     project = _projection(override)
@@ -115,7 +133,9 @@ def _overridden(tool: Tool, override: ToolOverride) -> Tool:
     if override.once:  # never the other way: one approval is one run
         changed |= {"once": True, "unasked_answers": False}
     call = _calling(tool.call, arguments, override.timeout_s, project)
-    return with_questions(replace(tool, definition=definition, call=call, **changed), override.ask_for)
+    return with_questions(
+        replace(tool, definition=definition, call=call, **changed), override.ask_for
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +159,9 @@ class _Arguments:
         defaults: dict[str, Any] = {}
         members: Mapping[str, Any] = schema.get("properties", {})
         if unknown := sorted(set(overrides) - set(members)):
-            raise ValueError(f"there are no arguments {', '.join(unknown)}; there are {', '.join(members) or 'none'}")
+            raise ValueError(
+                f"there are no arguments {', '.join(unknown)}; there are {', '.join(members) or 'none'}"
+            )
         for own, member in members.items():
             override = overrides.get(own, ArgumentOverride.model_construct(_fields_set=set()))
             given = override.model_fields_set
@@ -151,7 +173,9 @@ class _Arguments:
                 required.remove(own)
             if "fixed" in given or override.hidden:
                 if own in required:
-                    raise ValueError(f"argument {own!r} is needed: give a fixed value or a default with hidden")
+                    raise ValueError(
+                        f"argument {own!r} is needed: give a fixed value or a default with hidden"
+                    )
                 continue
             name = override.name or own
             if name in properties or (name != own and name in members and name not in overrides):
@@ -173,11 +197,19 @@ class _Arguments:
         """
         if hidden := sorted(self.refused & given.keys()):
             raise ToolError(f"Invalid arguments: there are no {', '.join(hidden)}")
-        return {**self.defaults, **{self.names.get(name, name): value for name, value in given.items()}, **self.fixed}
+        return {
+            **self.defaults,
+            **{self.names.get(name, name): value for name, value in given.items()},
+            **self.fixed,
+        }
 
 
 def _described(member: Any, override: ArgumentOverride) -> Any:
-    more = {name: getattr(override, name) for name in ("description", "default") if name in override.model_fields_set}
+    more = {
+        name: getattr(override, name)
+        for name in ("description", "default")
+        if name in override.model_fields_set
+    }
     return {**(member if isinstance(member, dict) else {}), **more} if more else member
 
 
@@ -209,7 +241,9 @@ def _projection(override: ToolOverride) -> _Project | None:
 
     expression = override.result
     if expression is None:
-        members = ", ".join(f"{standard_json.dumps(name)}: {standard_json.dumps(name)}" for name in override.fields)
+        members = ", ".join(
+            f"{standard_json.dumps(name)}: {standard_json.dumps(name)}" for name in override.fields
+        )
         chosen = jmespath.compile(f"{{{members}}}")
         return lambda value: (
             [chosen.search(one) if isinstance(one, dict) else one for one in value]
@@ -227,12 +261,16 @@ def _projection(override: ToolOverride) -> _Project | None:
             return compiled.search(value)
         except jmespath.exceptions.JMESPathError as error:
             reason = str(error).splitlines()[0][:200]
-            raise ToolError(f"The result is not what the gateway's projection expects: {reason}") from None
+            raise ToolError(
+                f"The result is not what the gateway's projection expects: {reason}"
+            ) from None
 
     return project
 
 
-def _calling(call: CallTool, arguments: _Arguments, timeout_s: float | None, project: _Project | None) -> CallTool:
+def _calling(
+    call: CallTool, arguments: _Arguments, timeout_s: float | None, project: _Project | None
+) -> CallTool:
     async def changed(context: Context, given: dict[str, Any]) -> Returned:
         returned = await _within(timeout_s, call, context, arguments(given))
         if project is None or not isinstance(returned, ToolResult) or returned.is_error:
@@ -242,14 +280,18 @@ def _calling(call: CallTool, arguments: _Arguments, timeout_s: float | None, pro
     return changed
 
 
-async def _within(timeout_s: float | None, call: CallTool, context: Context, arguments: dict[str, Any]) -> Returned:
+async def _within(
+    timeout_s: float | None, call: CallTool, context: Context, arguments: dict[str, Any]
+) -> Returned:
     if timeout_s is None:
         return await call(context, arguments)
     try:
         async with context.timeout(timeout_s, "override"):
             return await call(context, arguments)
     except TimeoutError:
-        raise ToolError(f"The call took more than {timeout_s:g} s; ask for less, or try again later") from None
+        raise ToolError(
+            f"The call took more than {timeout_s:g} s; ask for less, or try again later"
+        ) from None
 
 
 def _projected(result: ToolResult, project: _Project) -> ToolResult:

@@ -78,7 +78,10 @@ class Signature:
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:  # to list a million takes ten seconds
                 raise ValueError(f"{count} values in them do not fit") from None
-            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)[:8]]
+            wrong = [
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+                for e in error.errors(include_input=False)[:8]
+            ]
             raise ValueError("; ".join(wrong)) from None
         return bound
 
@@ -140,12 +143,16 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
 def _public_name(name: str, hint: Any) -> str:
     """`from_: Annotated[str, Field(alias="from")]` is sent as `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
-    return next((note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name)
+    return next(
+        (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name
+    )
 
 
 def _note_default(defaults: dict[str, Any], name: str, value: Any) -> None:
     if isinstance(value, FieldInfo):  # a function gets it as it is, not the value inside
-        raise TypeError(f"parameter {name!r} has Field(…) as its default; write Annotated[…, Field(…)] = … instead")
+        raise TypeError(
+            f"parameter {name!r} has Field(…) as its default; write Annotated[…, Field(…)] = … instead"
+        )
     try:
         shown = to_jsonable_python(value)
         json.dumps(shown, allow_nan=False)

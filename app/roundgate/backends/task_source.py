@@ -42,13 +42,17 @@ class TaskSource(Protocol):
     async def get(self, task_id: str, principal: Principal) -> TaskView:
         """The task as it is now. `read` makes a view of what the protocol calls a `DetailedTask`."""
 
-    async def update(self, task_id: str, responses: Mapping[str, Any], principal: Principal) -> None:
+    async def update(
+        self, task_id: str, responses: Mapping[str, Any], principal: Principal
+    ) -> None:
         """Answer questions of a task, by the keys under which it asked them; others are ignored."""
 
     async def cancel(self, task_id: str, principal: Principal) -> None:
         """Have it end, if it has not ended."""
 
-    def watch(self, task_id: str, principal: Principal, changed: Callable[[], None]) -> Callable[[], None] | None:
+    def watch(
+        self, task_id: str, principal: Principal, changed: Callable[[], None]
+    ) -> Callable[[], None] | None:
         """Call `changed` whenever the task may have changed, until the function that is returned is called.
 
         `None` if the service tells nobody of changes. Either way the task is looked at from time to time: what is lost
@@ -70,12 +74,18 @@ def read(task: Any) -> TaskView:
     try:
         return _read(task)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
-        raise BackendError("The service described its task in a form that the gateway does not know") from None
+        raise BackendError(
+            "The service described its task in a form that the gateway does not know"
+        ) from None
 
 
 def _read(task: Any) -> TaskView:
     status, message = Status(task["status"]), task.get("statusMessage")
-    created_ms, ttl_ms, interval_ms = _ms(task["createdAt"]), task["ttlMs"], task.get("pollIntervalMs")
+    created_ms, ttl_ms, interval_ms = (
+        _ms(task["createdAt"]),
+        task["ttlMs"],
+        task.get("pollIntervalMs"),
+    )
     return TaskView(
         task_id=_text(task["taskId"], MAX_ID_CHARS),
         status=status,
@@ -120,5 +130,7 @@ def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
     if status is Status.FAILED and "error" in task:
         error = task["error"]
         code = error["code"] if error["code"] in _ERROR_CODES else _INTERNAL_ERROR
-        return encode({"code": code, "message": str(error["message"]), **without_none(data=error.get("data"))})
+        return encode(
+            {"code": code, "message": str(error["message"]), **without_none(data=error.get("data"))}
+        )
     return None

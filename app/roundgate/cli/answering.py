@@ -81,7 +81,9 @@ class _Command:
                 process.kill()
             raise
         if process.returncode:
-            raise UsageError(f"--sample-command: {self._words[0]} ended with status {process.returncode}")
+            raise UsageError(
+                f"--sample-command: {self._words[0]} ended with status {process.returncode}"
+            )
         return output.decode(errors="replace").removesuffix("\n")
 
 

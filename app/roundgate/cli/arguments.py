@@ -21,7 +21,9 @@ def task_ref(text: str) -> TaskRef:
     try:
         return TaskRef.parse(text)
     except ValueError:
-        raise argparse.ArgumentTypeError("give owner.id, as `roundgate tasks list` prints it") from None
+        raise argparse.ArgumentTypeError(
+            "give owner.id, as `roundgate tasks list` prints it"
+        ) from None
 
 
 def age_ms(text: str) -> int:

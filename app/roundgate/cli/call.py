@@ -44,14 +44,19 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
     return show(result, arguments)
 
 
-async def finished(task: Task, answers: Answers, status: Status, timeout_s: float | None) -> CallResult:
+async def finished(
+    task: Task, answers: Answers, status: Status, timeout_s: float | None
+) -> CallResult:
     """The result of a task; whoever is interrupted is told how to go on with it."""
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
     except (asyncio.CancelledError, KeyboardInterrupt):
         status.hide()
         if task.handle is not None:
-            say(f"The task goes on without you. To come back: roundgate wait {shlex.quote(task.handle)}", to=sys.stderr)
+            say(
+                f"The task goes on without you. To come back: roundgate wait {shlex.quote(task.handle)}",
+                to=sys.stderr,
+            )
         raise
 
 

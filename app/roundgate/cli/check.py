@@ -16,11 +16,23 @@ def run(arguments: argparse.Namespace) -> int:
     """
     file = config.load(arguments.config)
     served = loading.load(file, fetches=True).catalog
-    _print("tools", [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()])
-    _print("prompts", [(name, prompt.definition.get("description")) for name, prompt in served.prompts.items()])
-    _print("resources", [(uri, resource.definition.get("name")) for uri, resource in served.resources.items()])
+    _print(
+        "tools",
+        [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()],
+    )
+    _print(
+        "prompts",
+        [(name, prompt.definition.get("description")) for name, prompt in served.prompts.items()],
+    )
+    _print(
+        "resources",
+        [(uri, resource.definition.get("name")) for uri, resource in served.resources.items()],
+    )
     templates = [one.resource.definition for one in served.templates]
-    _print("resource templates", [(definition["uriTemplate"], definition.get("name")) for definition in templates])
+    _print(
+        "resource templates",
+        [(definition["uriTemplate"], definition.get("name")) for definition in templates],
+    )
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
     print(f"{arguments.config}: no problems")
@@ -33,4 +45,6 @@ def _print(kind: str, entries: list[tuple[str, str | None]]) -> None:
     print(f"{kind} ({len(entries)})")
     width = max(len(name) for name, _ in entries)
     for name, description in entries:
-        print(f"  {name:<{width}}  {(description or '').splitlines()[0][:100] if description else ''}".rstrip())
+        print(
+            f"  {name:<{width}}  {(description or '').splitlines()[0][:100] if description else ''}".rstrip()
+        )

@@ -82,7 +82,9 @@ def _add(made: dict[str, Any], given: _Given, shape: _Shape) -> None:
     name, property_schema = given.path[-1], shape.property(given.path)
     if given.is_json:
         value = given.json()
-    elif (items := shape.items(property_schema)) is not None and not given.text.lstrip().startswith("["):
+    elif (items := shape.items(property_schema)) is not None and not given.text.lstrip().startswith(
+        "["
+    ):
         so_far = holder.setdefault(name, [])
         if not isinstance(so_far, list):
             raise UsageError(f"{given.said} is given both as JSON and as items")
@@ -111,7 +113,9 @@ def _value(given: _Given, schema: _Schema, shape: _Shape) -> Any:
         return given.json()
     if not types or "string" in types:
         return text
-    raise UsageError(f"{given.said}: {_short(text)} is not {' or '.join(_ARTICLES[one] for one in sorted(types))}")
+    raise UsageError(
+        f"{given.said}: {_short(text)} is not {' or '.join(_ARTICLES[one] for one in sorted(types))}"
+    )
 
 
 _ARTICLES: Final = {
@@ -183,7 +187,12 @@ class _Shape:
         return frozenset(found) & _ARTICLES.keys()
 
     def _alternatives(self, schema: _Schema) -> list[Any]:
-        return [one for word in ("anyOf", "oneOf") if isinstance(schema.get(word), list) for one in schema[word]]
+        return [
+            one
+            for word in ("anyOf", "oneOf")
+            if isinstance(schema.get(word), list)
+            for one in schema[word]
+        ]
 
     def _properties(self, schema: _Schema) -> Mapping[str, Any]:
         found = self._followed(schema).get("properties")

@@ -17,7 +17,10 @@ def run(arguments: argparse.Namespace) -> int:
 async def _listen(client: Client, arguments: argparse.Namespace) -> int:
     lists = arguments.kinds or ([] if arguments.uri else ["tools", "prompts", "resources"])
     async with client.listen(
-        tools="tools" in lists, prompts="prompts" in lists, resources="resources" in lists, uris=arguments.uri
+        tools="tools" in lists,
+        prompts="prompts" in lists,
+        resources="resources" in lists,
+        uris=arguments.uri,
     ) as changes:
         async for change in changes:
             output.show_json({"method": change.method, "params": change.params})

@@ -21,7 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
     kinds = [arguments.kind] if arguments.kind else list(_LISTS)
-    found = {kind: await _of_kind(client, kind, is_asked_for=bool(arguments.kind)) for kind in kinds}
+    found = {
+        kind: await _of_kind(client, kind, is_asked_for=bool(arguments.kind)) for kind in kinds
+    }
     if arguments.json:
         output.show_json({kind: [one.raw for one in listed] for kind, listed in found.items()})
         return remote.DONE
@@ -69,7 +71,9 @@ async def _describe(client: Client, arguments: argparse.Namespace) -> int:
             if arguments.name in (one.name, getattr(one, "uri", None)):
                 _show(one, arguments.json)
                 return remote.DONE
-    raise ClientError(f"The server has no tool, prompt or resource {arguments.name!r}: `roundgate list` shows them")
+    raise ClientError(
+        f"The server has no tool, prompt or resource {arguments.name!r}: `roundgate list` shows them"
+    )
 
 
 def _show(one: Tool | Prompt | Resource, as_json: bool) -> None:
@@ -96,7 +100,12 @@ def _arguments(one: Tool | Prompt | Resource) -> Iterable[str]:
             yield _line(name, shape.get("type", "any"), name in needed, shape.get("description"))
     elif isinstance(one, Prompt):
         for argument in one.arguments:
-            yield _line(argument.get("name"), "string", bool(argument.get("required")), argument.get("description"))
+            yield _line(
+                argument.get("name"),
+                "string",
+                bool(argument.get("required")),
+                argument.get("description"),
+            )
     elif one.mime_type:
         yield f"media type {one.mime_type}"
 

@@ -45,7 +45,9 @@ def _write_bytes(blob: object) -> None:
 async def _prompt(client: Client, arguments: argparse.Namespace) -> int:
     given = dict(_pair(one) for one in arguments.given)
     with Status(sys.stderr) as status:
-        found = await client.prompt(arguments.name, given, answers=answering.sources(arguments, status.hide))
+        found = await client.prompt(
+            arguments.name, given, answers=answering.sources(arguments, status.hide)
+        )
     if arguments.json:
         output.show_json(found.raw)
         return remote.DONE

@@ -54,7 +54,12 @@ def refused(error: errors.GatewayError) -> int:
     """Say what went wrong, on standard error, and which exit status that is."""
     if isinstance(error, errors.Unanswered):
         print(
-            json.dumps({"questions": [one.as_json() for one in error.questions], "requestState": error.request_state})
+            json.dumps(
+                {
+                    "questions": [one.as_json() for one in error.questions],
+                    "requestState": error.request_state,
+                }
+            )
         )
     say(error, to=sys.stderr)
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
@@ -90,13 +95,17 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
-        return BrowserLogin(client_id=arguments.client_id, issuer=arguments.issuer, storage=SystemKeyring())
+        return BrowserLogin(
+            client_id=arguments.client_id, issuer=arguments.issuer, storage=SystemKeyring()
+        )
     if arguments.client_id:
         from roundgate.client.auth import ClientCredentials
 
         secret = os.environ.get(SECRET_VARIABLE)
         if not secret:
-            raise errors.UsageError(f"--client-id needs the client's secret in {SECRET_VARIABLE}, or --login")
+            raise errors.UsageError(
+                f"--client-id needs the client's secret in {SECRET_VARIABLE}, or --login"
+            )
         return ClientCredentials(arguments.client_id, secret, issuer=arguments.issuer)
     return os.environ.get(arguments.token_env) or None
 
@@ -120,7 +129,10 @@ def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
     begun = clock.monotonic_ms()
 
     def observe(direction: str, message: Any, status: int | None) -> None:
-        line: dict[str, Any] = {"ms": round(clock.monotonic_ms() - begun, 3), "direction": direction}
+        line: dict[str, Any] = {
+            "ms": round(clock.monotonic_ms() - begun, 3),
+            "direction": direction,
+        }
         if status is not None:
             line["status"] = status
         file.write(json.dumps({**line, "message": message}) + "\n")

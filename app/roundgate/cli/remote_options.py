@@ -31,10 +31,20 @@ def add_commands(commands: Commands) -> None:
     call = commands.add_parser("call", help="call a tool of a server")
     _add_url(call)
     call.add_argument("tool", help="its name, as `list` prints it")
-    call.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON, KEY=@FILE")
-    call.add_argument("--detach", action="store_true", help="print a handle as soon as the call is a task")
-    call.add_argument("--max-rounds", type=int, metavar="N", help="how many requests it may take (default: 10)")
-    call.add_argument("--log-level", choices=("debug", "info", "notice", "warning", "error"), help="show log messages")
+    call.add_argument(
+        "given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON, KEY=@FILE"
+    )
+    call.add_argument(
+        "--detach", action="store_true", help="print a handle as soon as the call is a task"
+    )
+    call.add_argument(
+        "--max-rounds", type=int, metavar="N", help="how many requests it may take (default: 10)"
+    )
+    call.add_argument(
+        "--log-level",
+        choices=("debug", "info", "notice", "warning", "error"),
+        help="show log messages",
+    )
     _add_timeout(call)
     _add_answers(call)
     _add_connection(call)
@@ -51,7 +61,9 @@ def add_commands(commands: Commands) -> None:
     listed.add_argument("kind", nargs="?", choices=KINDS, help="only these")
     _add_connection(listed)
 
-    describe = commands.add_parser("describe", help="a server, or one of its tools, prompts or resources")
+    describe = commands.add_parser(
+        "describe", help="a server, or one of its tools, prompts or resources"
+    )
     _add_url(describe)
     describe.add_argument("name", nargs="?", help="a name or a URI (default: the server itself)")
     _add_connection(describe)
@@ -69,12 +81,16 @@ def add_commands(commands: Commands) -> None:
     _add_answers(prompt)
     _add_connection(prompt)
 
-    complete = commands.add_parser("complete", help="what an argument of a prompt or a resource template may be")
+    complete = commands.add_parser(
+        "complete", help="what an argument of a prompt or a resource template may be"
+    )
     _add_url(complete)
     complete.add_argument("name", help="of the prompt, or the URI template")
     complete.add_argument("argument", help="which argument")
     complete.add_argument("value", nargs="?", default="", help="what has been typed of it")
-    complete.add_argument("given", nargs="*", metavar="KEY=VALUE", help="arguments that have a value already")
+    complete.add_argument(
+        "given", nargs="*", metavar="KEY=VALUE", help="arguments that have a value already"
+    )
     _add_connection(complete)
 
     listen = commands.add_parser("listen", help="what changes at a server, a line of JSON each")
@@ -99,18 +115,31 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="for the whole of it (default: none)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="for the whole of it (default: none)"
+    )
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
     asked = parser.add_argument_group("questions of the server")
-    asked.add_argument("--answers", type=Path, metavar="FILE", help="answers by key or by names of fields (YAML, JSON)")
-    asked.add_argument("--sample-command", metavar="COMMAND", help="writes samples: request on stdin, text on stdout")
+    asked.add_argument(
+        "--answers",
+        type=Path,
+        metavar="FILE",
+        help="answers by key or by names of fields (YAML, JSON)",
+    )
+    asked.add_argument(
+        "--sample-command",
+        metavar="COMMAND",
+        help="writes samples: request on stdin, text on stdout",
+    )
     asked.add_argument("--no-input", action="store_true", help="ask nobody, even on a terminal")
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print whole results of the protocol, as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print whole results of the protocol, as JSON"
+    )
     connection = parser.add_argument_group("connection")
     connection.add_argument(
         "--token-env",
@@ -118,13 +147,28 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="variable with a bearer token (default: %(default)s)",
     )
-    connection.add_argument("--login", action="store_true", help="log in with the browser; tokens go to the keyring")
-    connection.add_argument("--client-id", help=f"OAuth client; its secret is in {SECRET_VARIABLE}, unless --login")
-    connection.add_argument("--issuer", metavar="URL", help="the authorization server, if it has to be this one")
     connection.add_argument(
-        "--header", action="append", default=[], metavar="NAME:VALUE", help="a header of each request; may be repeated"
+        "--login", action="store_true", help="log in with the browser; tokens go to the keyring"
     )
     connection.add_argument(
-        "--revision", action="append", metavar="DATE", help="speak only this revision of the protocol; may be repeated"
+        "--client-id", help=f"OAuth client; its secret is in {SECRET_VARIABLE}, unless --login"
     )
-    connection.add_argument("--transcript", type=Path, metavar="FILE", help="write each message to a file, a line each")
+    connection.add_argument(
+        "--issuer", metavar="URL", help="the authorization server, if it has to be this one"
+    )
+    connection.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="NAME:VALUE",
+        help="a header of each request; may be repeated",
+    )
+    connection.add_argument(
+        "--revision",
+        action="append",
+        metavar="DATE",
+        help="speak only this revision of the protocol; may be repeated",
+    )
+    connection.add_argument(
+        "--transcript", type=Path, metavar="FILE", help="write each message to a file, a line each"
+    )

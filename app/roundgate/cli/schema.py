@@ -8,7 +8,11 @@ from typing import Any, Final
 
 from roundgate.config import GatewayConfig
 
-_REFERENCE: Final = {"type": "string", "pattern": r"\$\{", "description": "A reference: ${NAME}, ${file:path}."}
+_REFERENCE: Final = {
+    "type": "string",
+    "pattern": r"\$\{",
+    "description": "A reference: ${NAME}, ${file:path}.",
+}
 _STAY_OUTSIDE: Final[tuple[str, ...]] = ("description", "default", "title")
 
 
@@ -16,8 +20,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the schema."""
     schema = GatewayConfig.model_json_schema(by_alias=True)
     for model in (schema, *schema["$defs"].values()):
-        model["properties"] = {name: _or_reference(setting) for name, setting in model["properties"].items()}
-    print(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2))
+        model["properties"] = {
+            name: _or_reference(setting) for name, setting in model["properties"].items()
+        }
+    print(
+        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2)
+    )
     return 0
 
 
@@ -27,9 +35,14 @@ def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
     if not any(_is_strict(option) for option in options):
         return setting
     outside: dict[str, Any] = {key: setting[key] for key in _STAY_OUTSIDE if key in setting}
-    inside = [{key: value for key, value in option.items() if key not in _STAY_OUTSIDE} for option in options]
+    inside = [
+        {key: value for key, value in option.items() if key not in _STAY_OUTSIDE}
+        for option in options
+    ]
     return {**outside, "anyOf": [*inside, _REFERENCE]}
 
 
 def _is_strict(option: dict[str, Any]) -> bool:
-    return option.get("type") in ("integer", "number", "boolean") or bool(option.keys() & {"pattern", "enum"})
+    return option.get("type") in ("integer", "number", "boolean") or bool(
+        option.keys() & {"pattern", "enum"}
+    )

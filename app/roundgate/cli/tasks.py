@@ -86,7 +86,9 @@ def _doing(record: TaskRecord, now_ms: int) -> str:
         return f"sleeps for {_ago(record.wake_ms - now_ms)}"
     if record.lease_until_ms > now_ms:
         return "runs alone" if record.alone else "runs"
-    return "waits to be run alone" if record.suspect or record.lease_until_ms else "waits for a worker"
+    return (
+        "waits to be run alone" if record.suspect or record.lease_until_ms else "waits for a worker"
+    )
 
 
 async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -102,12 +104,16 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
         "created": iso(record.created_ms),
         "changed": iso(record.updated_ms),
         "expires": iso(record.expires_ms),
-        "asks": ", ".join(f"{key} ({decode(request)['method']})" for key, request in record.requests.items()),
+        "asks": ", ".join(
+            f"{key} ({decode(request)['method']})" for key, request in record.requests.items()
+        ),
         "outcome": None if record.outcome is None else f"{len(record.outcome)} bytes",
         "attempts": record.attempts,
         "deaths": record.deaths or None,
         "suspect": "a worker died or stalled with it: it is run alone" if record.suspect else None,
-        "declined": f"since {iso(record.declined_ms)}: no worker serves it" if record.declined_ms else None,
+        "declined": f"since {iso(record.declined_ms)}: no worker serves it"
+        if record.declined_ms
+        else None,
         "claims": record.fence,
         "leased until": iso(record.lease_until_ms) if record.lease_until_ms else None,
         "wakes": iso(record.wake_ms) if record.wake_ms else None,
@@ -130,7 +136,10 @@ async def _cancel(arguments: argparse.Namespace, stores: Stores, clock: Clock) -
 async def _requeue(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     now_ms = clock.now_ms()
     if not await stores.tasks.requeue(arguments.task, now_ms, now_ms):
-        say(f"{arguments.task} is not working: only a task that waits for a worker can be queued", to=sys.stderr)
+        say(
+            f"{arguments.task} is not working: only a task that waits for a worker can be queued",
+            to=sys.stderr,
+        )
         return 1
     await stores.queue.send(arguments.task)
     say(f"{arguments.task} is queued; whoever had it can write to it no more")
@@ -170,4 +179,8 @@ def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None
     table: list[tuple[Any, ...]] = [head, *rows]
     widths = [max(len(str(row[column])) for row in table) for column in range(len(head))]
     for row in table:
-        say("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        say(
+            "  ".join(
+                str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)
+            ).rstrip()
+        )

@@ -36,7 +36,12 @@ class Answers:
 
     @property
     def unused(self) -> list[str]:
-        return [key for source in self._sources if isinstance(source, _ByKey | Answers) for key in source.unused]
+        return [
+            key
+            for source in self._sources
+            if isinstance(source, _ByKey | Answers)
+            for key in source.unused
+        ]
 
     async def __call__(self, question: Question) -> Any:
         """The first answer that any source has, `None` if none has one."""
@@ -94,7 +99,9 @@ def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
     def answer(question: Question) -> Json | None:
         if question.kind is not Kind.FORM:
             return None
-        filled = {name: value for name, one in question.fields.items() if pattern.items() <= one.items()}
+        filled = {
+            name: value for name, one in question.fields.items() if pattern.items() <= one.items()
+        }
         required = question.schema.get("required")
         needed = required if isinstance(required, list) else []
         is_whole = all(name in filled or name in question.defaults for name in needed)
@@ -125,6 +132,10 @@ async def answer_all(
         if answer is not None:
             responses[question.key] = response_to(question, answer)
     if open_ := [one for one in questions if one.key not in responses]:
-        asked = "; ".join(f"{one.key}: {one.message[:200]}" if one.message else one.key for one in open_[:5])
-        raise Unanswered(f"The server asks, and no answer was given ({asked})", open_, request_state)
+        asked = "; ".join(
+            f"{one.key}: {one.message[:200]}" if one.message else one.key for one in open_[:5]
+        )
+        raise Unanswered(
+            f"The server asks, and no answer was given ({asked})", open_, request_state
+        )
     return responses

@@ -14,7 +14,14 @@ from roundgate.clock import Clock
 from roundgate.json import encode
 
 CACHEABLE: Final = frozenset(
-    {"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read"}
+    {
+        "server/discover",
+        "tools/list",
+        "prompts/list",
+        "resources/list",
+        "resources/templates/list",
+        "resources/read",
+    }
 )
 _CHANGED: Final = {
     "notifications/tools/list_changed": ("tools/list",),
@@ -53,7 +60,12 @@ class Cache:
             return
         if "inputResponses" in params or "requestState" in params:
             return
-        if not isinstance(ttl_ms, int) or isinstance(ttl_ms, bool) or ttl_ms <= 0 or self._size == 0:
+        if (
+            not isinstance(ttl_ms, int)
+            or isinstance(ttl_ms, bool)
+            or ttl_ms <= 0
+            or self._size == 0
+        ):
             return
         until = self._clock.monotonic_ms() + min(ttl_ms, _LONGEST_TTL_MS)
         self._kept[method, encode(params)] = until, result

@@ -63,7 +63,10 @@ class InputRequiredResult:
         return self.dialect == STANDARD
 
 
-def recognize_input_required(envelope: Any, limits: Limits = Limits()) -> InputRequiredResult | None:  # noqa: B008
+def recognize_input_required(
+    envelope: Any,
+    limits: Limits = Limits(),  # noqa: B008 — frozen
+) -> InputRequiredResult | None:
     """The round in a JSON-RPC response, `None` if its result is another, or is only half a round of the array dialect.
 
     Raises:
@@ -74,7 +77,9 @@ def recognize_input_required(envelope: Any, limits: Limits = Limits()) -> InputR
         return None
     if (required := read_input_required(result, limits)) is not None:
         questions = [Question.read(key, one) for key, one in required.requests.items()]
-        requests = tuple(InputRequest(one.key, one.kind.value, one.message, True, one) for one in questions)
+        requests = tuple(
+            InputRequest(one.key, one.kind.value, one.message, True, one) for one in questions
+        )
         return InputRequiredResult(requests, required.request_state, STANDARD)
     return _array_dialect(result) if "resultType" not in result else None
 
@@ -87,15 +92,22 @@ def _array_dialect(result: Json) -> InputRequiredResult | None:
         return None
     found = tuple(
         InputRequest(
-            one["id"], str(one.get("kind", "string")), str(one.get("description", "")), one.get("required") is not False
+            one["id"],
+            str(one.get("kind", "string")),
+            str(one.get("description", "")),
+            one.get("required") is not False,
         )
         for one in requests
     )
     description = result.get("description")
-    return InputRequiredResult(found, state, ARRAY, description if isinstance(description, str) else None)
+    return InputRequiredResult(
+        found, state, ARRAY, description if isinstance(description, str) else None
+    )
 
 
-def collect_responses(requests: Sequence[InputRequest], fixture: InputResponseFixture) -> list[InputResponse]:
+def collect_responses(
+    requests: Sequence[InputRequest], fixture: InputResponseFixture
+) -> list[InputResponse]:
     """The answers that a fixture has. What is optional and has none is left out.
 
     Raises:
@@ -105,16 +117,23 @@ def collect_responses(requests: Sequence[InputRequest], fixture: InputResponseFi
     missing = [one for one in requests if one.required and one.id not in fixture]
     if missing:
         names = ", ".join(f"{one.id} ({one.description[:100]})" for one in missing)
-        raise Unanswered(f"The fixture has no answer for {names}", [one.question or one for one in missing])
+        raise Unanswered(
+            f"The fixture has no answer for {names}", [one.question or one for one in missing]
+        )
     answered = [one for one in requests if one.id in fixture]
     return [
-        InputResponse(one.id, response_to(one.question, fixture[one.id]) if one.question else fixture[one.id])
+        InputResponse(
+            one.id, response_to(one.question, fixture[one.id]) if one.question else fixture[one.id]
+        )
         for one in answered
     ]
 
 
 def build_retry_params(
-    original: Any, state: str | None, responses: Sequence[InputResponse], dialect: Dialect = STANDARD
+    original: Any,
+    state: str | None,
+    responses: Sequence[InputResponse],
+    dialect: Dialect = STANDARD,
 ) -> Json:
     """The params of the next request: those of the first, with the answers, and with the state if there was one.
 
@@ -159,9 +178,13 @@ async def run_elicitation_chain(
                 "not part of the protocol, and is answered only with dialect='array'"
             )
         if next_response is None:
-            raise Unanswered("The server asks, and there is no next_response to send the answers", ())
+            raise Unanswered(
+                "The server asks, and there is no next_response to send the answers", ()
+            )
         responses = collect_responses(required.input_requests, fixture)
-        sent = next_response(build_retry_params(initial_params, required.request_state, responses, dialect))
+        sent = next_response(
+            build_retry_params(initial_params, required.request_state, responses, dialect)
+        )
         response = await sent if isawaitable(sent) else sent
     if recognize_input_required(response) is None:
         return response

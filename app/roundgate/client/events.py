@@ -60,7 +60,9 @@ class EventReader:
             start = found.end()
         self._buffer = buffer[start:]
         if len(self._buffer) + self._size > self._max:
-            raise BadAnswer(f"The server sent an event of more than {self._max} bytes (limit max_message)")
+            raise BadAnswer(
+                f"The server sent an event of more than {self._max} bytes (limit max_message)"
+            )
         return events
 
     def _line(self, line: bytes) -> ServerEvent | None:
@@ -73,7 +75,9 @@ class EventReader:
             self._size += len(value) + 1
             self._saw_data = True
             if self._size > self._max:
-                raise BadAnswer(f"The server sent an event of more than {self._max} bytes (limit max_message)")
+                raise BadAnswer(
+                    f"The server sent an event of more than {self._max} bytes (limit max_message)"
+                )
         elif name == b"id" and b"\0" not in value and len(value) <= 4096:
             self.last_id = value.decode("utf-8", "replace")
         elif name == b"retry" and value.isdigit() and len(value) < 10:

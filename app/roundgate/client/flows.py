@@ -17,7 +17,14 @@ from roundgate.carrier import carrier
 from roundgate.client.limits import Limits
 from roundgate.client.questions import Question
 from roundgate.client.types import Json, ServerInfo, TaskState, is_modern
-from roundgate.errors import BadAnswer, HttpRefused, NoCommonVersion, RpcError, TaskEnded, TooManyRounds
+from roundgate.errors import (
+    BadAnswer,
+    HttpRefused,
+    NoCommonVersion,
+    RpcError,
+    TaskEnded,
+    TooManyRounds,
+)
 
 LATEST: Final = "2026-07-28"
 LEGACY: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
@@ -105,9 +112,13 @@ def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
             "The server asks for input and says neither which (inputRequests) nor how to go on (requestState)"
         )
     if len(requests or ()) > limits.max_questions:
-        raise BadAnswer(f"The server asks more than {limits.max_questions} questions at once (limit max_questions)")
+        raise BadAnswer(
+            f"The server asks more than {limits.max_questions} questions at once (limit max_questions)"
+        )
     if state is not None and len(state) > limits.max_state:
-        raise BadAnswer(f"The server sent a requestState of more than {limits.max_state} characters (limit max_state)")
+        raise BadAnswer(
+            f"The server sent a requestState of more than {limits.max_state} characters (limit max_state)"
+        )
     return InputRequired(requests or {}, state)
 
 
@@ -147,7 +158,9 @@ def call(
             return Finished(result, number)
         asked = dict(params)
         if required.requests:
-            questions = [Question.read(key, one, target, number) for key, one in required.requests.items()]
+            questions = [
+                Question.read(key, one, target, number) for key, one in required.requests.items()
+            ]
             asked["inputResponses"] = yield Ask(questions, required.request_state)
         if required.request_state is not None:
             asked["requestState"] = required.request_state
@@ -164,7 +177,9 @@ def poll_ms(task: TaskState, limits: Limits) -> float:
     return min(max(asked, _SHORTEST_POLL_MS), limits.max_poll_s * 1_000)
 
 
-def follow(task_id: str, limits: Limits, known: TaskState | None = None, target: str = "") -> Flow[Json]:
+def follow(
+    task_id: str, limits: Limits, known: TaskState | None = None, target: str = ""
+) -> Flow[Json]:
     """A task to its end, its questions answered on the way. Returns the result of the call that it came from.
 
     Raises:
@@ -179,7 +194,10 @@ def follow(task_id: str, limits: Limits, known: TaskState | None = None, target:
             return outcome(task)
         asked = {key: one for key, one in task.requests.items() if key not in answered}
         if task.status == "input_required" and asked:
-            if len(asked) > limits.max_questions or len(answered) > limits.max_questions * limits.max_rounds:
+            if (
+                len(asked) > limits.max_questions
+                or len(answered) > limits.max_questions * limits.max_rounds
+            ):
                 raise BadAnswer(
                     f"The task asks more than {limits.max_questions} questions at once (limit max_questions)"
                 )
@@ -207,7 +225,9 @@ def outcome(task: TaskState) -> Json:
     if task.status == "cancelled":
         raise TaskEnded("cancelled", f"The task was cancelled{said}")
     error = None if task.error is None else rpc_error(task.error)
-    raise TaskEnded("failed", f"The task failed: {error}" if error else f"The task failed{said}", error)
+    raise TaskEnded(
+        "failed", f"The task failed: {error}" if error else f"The task failed{said}", error
+    )
 
 
 def rpc_error(error: Any) -> RpcError:
@@ -216,7 +236,11 @@ def rpc_error(error: Any) -> RpcError:
     Raises:
         BadAnswer: it is none.
     """
-    if isinstance(error, dict) and isinstance(error.get("code"), int) and isinstance(error.get("message"), str):
+    if (
+        isinstance(error, dict)
+        and isinstance(error.get("code"), int)
+        and isinstance(error.get("message"), str)
+    ):
         return RpcError(error["code"], error["message"][:2_000], error.get("data"))
     raise BadAnswer("The server sent an error without a code and a message")
 
@@ -225,7 +249,9 @@ _UNSUPPORTED: Final = -32022
 _MODERN_ERRORS: Final = frozenset({-32020, -32021, _UNSUPPORTED})
 
 
-def negotiate(info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS) -> Flow[ServerInfo]:
+def negotiate(
+    info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
+) -> Flow[ServerInfo]:
     """Which revision to speak (basic/versioning): `server/discover` first, `initialize` where that is not known.
 
     Raises:
@@ -261,7 +287,9 @@ def negotiate(info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
     return (yield from _initialize(info, capabilities, legacy, supported))
 
 
-def _initialize(info: Json, capabilities: Json, legacy: Sequence[str], supported: Sequence[str]) -> Flow[ServerInfo]:
+def _initialize(
+    info: Json, capabilities: Json, legacy: Sequence[str], supported: Sequence[str]
+) -> Flow[ServerInfo]:
     version = next((one for one in legacy if one in supported), legacy[0])
     params = {"protocolVersion": version, "capabilities": capabilities, "clientInfo": info}
     try:
@@ -286,7 +314,9 @@ def _versions(holder: Any, name: str) -> list[str]:
 
 def _no_common(ours: Sequence[str], theirs: Sequence[str]) -> NoCommonVersion:
     said = ", ".join(one[:40] for one in theirs) or "none that it names"
-    return NoCommonVersion(f"No common revision: this client speaks {', '.join(ours)}, the server {said}", theirs)
+    return NoCommonVersion(
+        f"No common revision: this client speaks {', '.join(ours)}, the server {said}", theirs
+    )
 
 
 def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
@@ -305,11 +335,15 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
             raise BadAnswer(f"The server answered {method} without a list of {name}")
         items += page
         if len(items) > limits.max_items:
-            raise BadAnswer(f"The server lists more than {limits.max_items} {name} (limit max_items)")
+            raise BadAnswer(
+                f"The server lists more than {limits.max_items} {name} (limit max_items)"
+            )
         cursor = result.get("nextCursor")
         if cursor is None:
             return items
         if not isinstance(cursor, str) or cursor in seen:
             raise BadAnswer(f"The server answered {method} with a cursor that leads in a circle")
         seen.add(cursor)
-    raise BadAnswer(f"The server's {method} has more than {limits.max_pages} pages (limit max_pages)")
+    raise BadAnswer(
+        f"The server's {method} has more than {limits.max_pages} pages (limit max_pages)"
+    )

@@ -43,7 +43,12 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Sequence[tuple[str
 
 def header_value(value: str) -> str:
     """A string as a header value; what needs no encoding beyond doubt is not even looked at by what encodes."""
-    if value.isascii() and value.isprintable() and value == value.strip() and not value.startswith("=?"):
+    if (
+        value.isascii()
+        and value.isprintable()
+        and value == value.strip()
+        and not value.startswith("=?")
+    ):
         return value
     from roundgate.client.annotations import encode_value
 

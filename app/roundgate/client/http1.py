@@ -55,7 +55,9 @@ def _parse_head(raw: bytes) -> Head:
             raise BadAnswer(f"The server sent a malformed header: {line[:80]!r}")
         name = field[1].lower()
         if name in headers and name in ("content-length", "transfer-encoding"):
-            raise BadAnswer(f"The server sent {name} more than once, so the end of its answer is not known")
+            raise BadAnswer(
+                f"The server sent {name} more than once, so the end of its answer is not known"
+            )
         headers[name] = f"{headers[name]}, {field[2]}" if name in headers else field[2]
     tokens = {token.strip().lower() for token in headers.get("connection", "").split(",")}
     keeps_alive = "close" not in tokens if status_line[1] == "1" else "keep-alive" in tokens
@@ -74,14 +76,18 @@ class Body:
         coding = head.headers.get("transfer-encoding")
         length = head.headers.get("content-length")
         if coding is not None and (coding.lower() != "chunked" or length is not None):
-            raise BadAnswer("The server sent a body whose end is not known: only Transfer-Encoding: chunked is taken")
+            raise BadAnswer(
+                "The server sent a body whose end is not known: only Transfer-Encoding: chunked is taken"
+            )
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 16):
             raise BadAnswer("The server sent a malformed Content-Length")
         self._chunked = coding is not None
         self._buffer = b""
         self._state = "size"
         bodiless = head.status in _BODILESS or head.status < 200
-        self._left: int | None = 0 if bodiless or self._chunked else None if length is None else int(length)
+        self._left: int | None = (
+            0 if bodiless or self._chunked else None if length is None else int(length)
+        )
         self.is_done = bodiless or (not self._chunked and self._left == 0)
         self.left_over = b""
         """What came behind the end of the body."""
@@ -148,7 +154,9 @@ class Body:
             self.is_done = not line
 
 
-def request_head(method: str, target: str, headers: Sequence[tuple[str, str]], length: int | None) -> bytes:
+def request_head(
+    method: str, target: str, headers: Sequence[tuple[str, str]], length: int | None
+) -> bytes:
     """The bytes before a request's body.
 
     Raises:

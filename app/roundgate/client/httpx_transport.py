@@ -73,6 +73,8 @@ def _translated(error: httpx.HTTPError, authority: str) -> ClientError:
             return ConnectionLost(f"No connection to {authority}", was_sent=False)
         case httpx.RemoteProtocolError() | httpx.DecodingError():
             if "disconnected" in str(error) or "closed" in str(error):
-                return ConnectionLost(f"{authority} closed the connection before its answer was whole", was_sent=True)
+                return ConnectionLost(
+                    f"{authority} closed the connection before its answer was whole", was_sent=True
+                )
             return BadAnswer(f"{authority} does not answer in HTTP as it should")
     return ConnectionLost(f"The connection to {authority} was lost", was_sent=True)

@@ -101,7 +101,13 @@ class Link:
         self._session_stream: asyncio.Task[None] | None = None
 
     async def request(
-        self, method: str, params: Json, *, may_repeat: bool, version: str | None = None, listener: Listener = _DEAF
+        self,
+        method: str,
+        params: Json,
+        *,
+        may_repeat: bool,
+        version: str | None = None,
+        listener: Listener = _DEAF,
     ) -> Json:
         """Send a request and return its result.
 
@@ -130,15 +136,24 @@ class Link:
 
     async def notify(self, method: str, version: str, params: Json | None = None) -> None:
         """Send a notification."""
-        message: Json = {"jsonrpc": "2.0", "method": method, **({"params": params} if params else {})}
+        message: Json = {
+            "jsonrpc": "2.0",
+            "method": method,
+            **({"params": params} if params else {}),
+        }
         response = await self._post(message, version, _DEAF)
         try:
             if not 200 <= response.status < 300:
-                raise HttpRefused(response.status, f"The server refused {method} with HTTP status {response.status}")
+                raise HttpRefused(
+                    response.status,
+                    f"The server refused {method} with HTTP status {response.status}",
+                )
         finally:
             await response.close()
 
-    async def stream(self, method: str, params: Json, listener: Listener = _DEAF) -> AsyncGenerator[Json, None]:
+    async def stream(
+        self, method: str, params: Json, listener: Listener = _DEAF
+    ) -> AsyncGenerator[Json, None]:
         """Send a request whose answer is a stream: each message on it, the response included if it comes."""
         assert self.version is not None
         message = self._message(method, params, self.version, listener)
@@ -236,7 +251,9 @@ class Link:
             return
         try:
             async with asyncio.timeout(self.limits.connect_s):
-                request = HttpRequest("DELETE", self.url, await self._own_headers("DELETE", [_ACCEPT]))
+                request = HttpRequest(
+                    "DELETE", self.url, await self._own_headers("DELETE", [_ACCEPT])
+                )
                 response = await self.transport.send(request)
                 await response.close()
         except (ClientError, TimeoutError):
@@ -260,9 +277,15 @@ class Link:
                 meta = {**(own or {}), **(listener.meta or {}), **meta}
             message["params"] = {**params, "_meta": meta}
         else:
-            older = {key: value for key, value in (listener.meta or {}).items() if not key.startswith(_META)}
+            older = {
+                key: value
+                for key, value in (listener.meta or {}).items()
+                if not key.startswith(_META)
+            }
             if params or older:
-                message["params"] = {**params, "_meta": {**params.get("_meta", {}), **older}} if older else params
+                message["params"] = (
+                    {**params, "_meta": {**params.get("_meta", {}), **older}} if older else params
+                )
         return message
 
     async def _within_time(self, message: Json, version: str, listener: Listener) -> Json:
@@ -273,7 +296,9 @@ class Link:
                     return await self._answered(message, version, listener)
                 return await _OlderRequest(self, message, version, listener, timeout).result()
         except TimeoutError:
-            raise TimedOut(f"No answer to {message['method']} within {limit:g} s (limit request_s)") from None
+            raise TimedOut(
+                f"No answer to {message['method']} within {limit:g} s (limit request_s)"
+            ) from None
 
     async def _answered(self, message: Json, version: str, listener: Listener) -> Json:
         response = await self._post(message, version, listener)
@@ -298,10 +323,15 @@ class Link:
         response = await self._send("GET", self._older_headers(headers), None)
         if not _is_stream(response):
             await response.close()
-            raise HttpRefused(response.status, f"The server offers no stream: it answered GET with {response.status}")
+            raise HttpRefused(
+                response.status,
+                f"The server offers no stream: it answered GET with {response.status}",
+            )
         return response
 
-    async def _send(self, method: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> HttpResponse:
+    async def _send(
+        self, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
+    ) -> HttpResponse:
         url = self.url
         attempts = redirects = 0
         while True:
@@ -320,7 +350,9 @@ class Link:
             else:
                 return response
 
-    async def _own_headers(self, method: str, headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    async def _own_headers(
+        self, method: str, headers: Sequence[tuple[str, str]]
+    ) -> list[tuple[str, str]]:
         own = [*headers, *self._headers]
         if self._auth is not None:
             own += await self._auth.headers(method, self.url)
@@ -332,24 +364,38 @@ class Link:
         challenge = response.headers.get("www-authenticate", "")
         if self._auth is not None and attempt < _MAX_AUTH_ATTEMPTS:
             nonce = response.headers.get("dpop-nonce")
-            refusal = Refusal(response.status, challenge, nonce, attempt, self.url, self.transport, self.limits)
+            refusal = Refusal(
+                response.status, challenge, nonce, attempt, self.url, self.transport, self.limits
+            )
             if await self._auth.renew(refusal):
                 return
         if response.status == 403:
-            raise AuthorizationFailed(403, "The server refuses access (403): the credentials do not allow this")
-        given = "does not take the credentials" if self._auth is not None else "wants credentials: give them as auth="
+            raise AuthorizationFailed(
+                403, "The server refuses access (403): the credentials do not allow this"
+            )
+        given = (
+            "does not take the credentials"
+            if self._auth is not None
+            else "wants credentials: give them as auth="
+        )
         raise AuthorizationFailed(401, f"The server {given} (401)")
 
     def _redirected(self, response: HttpResponse, url: Url, redirects: int) -> Url:
         """Where to go on: only within the server, and only if the request stays what it is."""
         location = response.headers.get("location", "")
-        target = f"{url.scheme}://{url.authority}{location}" if location.startswith("/") else location
+        target = (
+            f"{url.scheme}://{url.authority}{location}" if location.startswith("/") else location
+        )
         try:
             aim = Url.parse(target)
         except ClientError:
             aim = None
         if aim is None or aim.origin != url.origin or response.status not in (307, 308):
-            where = "" if aim is None or aim.origin == url.origin else f" to {aim.scheme}://{aim.authority}"
+            where = (
+                ""
+                if aim is None or aim.origin == url.origin
+                else f" to {aim.scheme}://{aim.authority}"
+            )
             raise HttpRefused(
                 response.status,
                 f"The server redirects{where} ({response.status}), which is not followed: use the final URL",
@@ -375,16 +421,25 @@ class Link:
     async def _json_result(self, response: HttpResponse, request_id: Any) -> Json:
         status = response.status
         media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if "content-encoding" in response.headers and response.headers["content-encoding"].lower() != "identity":
-            raise BadAnswer("The server compressed its answer, although the client takes none that is compressed")
+        if (
+            "content-encoding" in response.headers
+            and response.headers["content-encoding"].lower() != "identity"
+        ):
+            raise BadAnswer(
+                "The server compressed its answer, although the client takes none that is compressed"
+            )
         if media_type != "application/json":
             if status == 404 and self.session_id is not None:
                 raise SessionOver
             if status in _PATIENT_STATUSES:
                 raise _later(status, response.headers.get("retry-after", ""))
             if not 200 <= status < 300:
-                raise HttpRefused(status, f"The server answered with HTTP status {status} and no JSON-RPC message")
-            raise BadAnswer(f"The server answered with {media_type or 'no content'} instead of JSON or an event stream")
+                raise HttpRefused(
+                    status, f"The server answered with HTTP status {status} and no JSON-RPC message"
+                )
+            raise BadAnswer(
+                f"The server answered with {media_type or 'no content'} instead of JSON or an event stream"
+            )
         body = await read_body(response, self.limits.max_message)
         try:
             message = self._decoded(body, status)
@@ -396,15 +451,23 @@ class Link:
             raise
         if status == 404 and self.session_id is not None:
             raise SessionOver
-        if message is None or "method" in message or not ("result" in message or "error" in message):
+        if (
+            message is None
+            or "method" in message
+            or not ("result" in message or "error" in message)
+        ):
             if status in _PATIENT_STATUSES:
                 raise _later(status, response.headers.get("retry-after", ""))
             if not 200 <= status < 300:
-                raise HttpRefused(status, f"The server answered with HTTP status {status} and no JSON-RPC message")
+                raise HttpRefused(
+                    status, f"The server answered with HTTP status {status} and no JSON-RPC message"
+                )
             raise BadAnswer("The server answered with JSON that is no JSON-RPC response")
         return self._result_of(message, request_id)
 
-    async def _stream_result(self, response: HttpResponse, request_id: Any, listener: Listener) -> Json:
+    async def _stream_result(
+        self, response: HttpResponse, request_id: Any, listener: Listener
+    ) -> Json:
         async with aclosing(self._events(response)) as events:
             async for event in events:
                 message = self._decoded(event.data)
@@ -413,7 +476,9 @@ class Link:
                 if "method" not in message:
                     return self._result_of(message, request_id)
                 if "id" in message:
-                    raise BadAnswer("The server sent a request on the stream of a request, which this revision forbids")
+                    raise BadAnswer(
+                        "The server sent a request on the stream of a request, which this revision forbids"
+                    )
                 await self.heard(message, listener)
         raise ConnectionLost("The stream of the request ended before its answer", was_sent=True)
 
@@ -459,10 +524,15 @@ class Link:
     async def answer(self, request_id: Any, answer: Json) -> None:
         """POST the answer to a request of an older server."""
         assert self.version is not None
-        response = await self._post({"jsonrpc": "2.0", "id": request_id, **answer}, self.version, _DEAF)
+        response = await self._post(
+            {"jsonrpc": "2.0", "id": request_id, **answer}, self.version, _DEAF
+        )
         try:
             if not 200 <= response.status < 300:
-                raise HttpRefused(response.status, f"The server refused an answer with HTTP status {response.status}")
+                raise HttpRefused(
+                    response.status,
+                    f"The server refused an answer with HTTP status {response.status}",
+                )
         finally:
             await response.close()
 
@@ -474,7 +544,10 @@ def _later(status: int, retry_after: str) -> TryLater:
 
 def _is_stream(response: HttpResponse) -> bool:
     media_type = response.headers.get("content-type", "")
-    return response.status == 200 and media_type.partition(";")[0].strip().lower() == "text/event-stream"
+    return (
+        response.status == 200
+        and media_type.partition(";")[0].strip().lower() == "text/event-stream"
+    )
 
 
 class _OlderRequest:
@@ -484,7 +557,12 @@ class _OlderRequest:
     """
 
     def __init__(
-        self, link: Link, message: Json, version: str, listener: Listener, time_limit: asyncio.Timeout
+        self,
+        link: Link,
+        message: Json,
+        version: str,
+        listener: Listener,
+        time_limit: asyncio.Timeout,
     ) -> None:
         self._link = link
         self._message = message
@@ -543,10 +621,14 @@ class _OlderRequest:
                 if self._last_id is None:
                     raise
             if self._last_id is None:
-                raise ConnectionLost("The stream of the request ended before its answer", was_sent=True)
+                raise ConnectionLost(
+                    "The stream of the request ended before its answer", was_sent=True
+                )
             silent = 0 if got_something else silent + 1
             if silent > _RETRIES:
-                raise ConnectionLost("The stream of the request ended, and does not go on", was_sent=True)
+                raise ConnectionLost(
+                    "The stream of the request ended, and does not go on", was_sent=True
+                )
             # To the millisecond: servers count what comes before their time as an error.
             await asyncio.sleep(min(self._retry_ms, 60_000) / 1_000)
             events = self._link.legacy_stream(self._last_id)
@@ -581,7 +663,9 @@ class _OlderRequest:
             answer: Mapping[str, Any] = {"error": {"code": -32601, "message": "Method not found"}}
         else:
             with self._clock_stopped():
-                answer = await self._listener.on_request(message["id"], str(message["method"]), params)
+                answer = await self._listener.on_request(
+                    message["id"], str(message["method"]), params
+                )
         await self._link.answer(message["id"], dict(answer))
 
     @contextmanager

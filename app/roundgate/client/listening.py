@@ -67,7 +67,10 @@ class Subscription:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._changes.aclose()
 
@@ -113,7 +116,9 @@ class Subscription:
     def _change(self, message: Json, interrupted: bool) -> Change:
         params = message.get("params", {})
         if not isinstance(params, dict) or "id" in message:
-            raise BadAnswer("The server sent something else than notifications on the stream of a subscription")
+            raise BadAnswer(
+                "The server sent something else than notifications on the stream of a subscription"
+            )
         if message["method"] == _ACKNOWLEDGED:
             agreed = params.get("notifications")
             self.acknowledged = agreed if isinstance(agreed, dict) else {}
@@ -125,7 +130,9 @@ class Subscription:
         try:
             for uri in self._wanted.get("resourceSubscriptions", ()):
                 await self._client.request("resources/subscribe", {"uri": uri})
-            self.acknowledged = {key: value for key, value in self._wanted.items() if key != "taskIds"}
+            self.acknowledged = {
+                key: value for key, value in self._wanted.items() if key != "taskIds"
+            }
             while self._link.has_session_stream:
                 try:
                     async with asyncio.timeout(_LOOK_S):

@@ -77,7 +77,11 @@ class Question:
     def fields(self) -> dict[str, Json]:
         """The fields of a form, each with its schema."""
         found = self.schema.get("properties")
-        return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
+        return (
+            {name: one for name, one in found.items() if isinstance(one, dict)}
+            if isinstance(found, dict)
+            else {}
+        )
 
     @property
     def defaults(self) -> Json:
@@ -91,7 +95,9 @@ class Question:
         try:
             return Schema.compile(self.schema).problems(content, "answer")
         except ValueError as error:
-            raise BadAnswer(f"The server asks {self.key!r} with a schema that cannot be used: {error}") from None
+            raise BadAnswer(
+                f"The server asks {self.key!r} with a schema that cannot be used: {error}"
+            ) from None
 
     @classmethod
     def read(cls, key: str, request: Any, target: str = "", round_: int = 1) -> Question:
@@ -103,13 +109,19 @@ class Question:
         method = request.get("method") if isinstance(request, dict) else None
         params = request.get("params", {}) if isinstance(request, dict) else None
         if not isinstance(method, str) or not isinstance(params, dict):
-            raise BadAnswer(f"The server sent the input request {key[:80]!r}, which is no request object")
+            raise BadAnswer(
+                f"The server sent the input request {key[:80]!r}, which is no request object"
+            )
         return cls(key, _kind(key, method, params), params, target, round_)
 
     def as_json(self) -> Json:
         """For people and programs that answer it elsewhere."""
         methods = {Kind.SAMPLING: SAMPLING, Kind.ROOTS: ROOTS}
-        return {"key": self.key, "method": methods.get(self.kind, ELICITATION), "params": self.params}
+        return {
+            "key": self.key,
+            "method": methods.get(self.kind, ELICITATION),
+            "params": self.params,
+        }
 
 
 def _kind(key: str, method: str, params: Json) -> Kind:
@@ -125,10 +137,14 @@ def _kind(key: str, method: str, params: Json) -> Kind:
     if mode == "url":
         url = params.get("url")
         if not isinstance(url, str) or not url.startswith(("https://", "http://")):
-            raise BadAnswer(f"The server asks {key[:80]!r} for a visit to something that is no http(s) URL")
+            raise BadAnswer(
+                f"The server asks {key[:80]!r} for a visit to something that is no http(s) URL"
+            )
         return Kind.URL
     if mode != "form" or not isinstance(params.get("requestedSchema", {}), dict):
-        raise BadAnswer(f"The server asks {key[:80]!r} in an unknown way: neither a form with a schema nor a URL")
+        raise BadAnswer(
+            f"The server asks {key[:80]!r} in an unknown way: neither a form with a schema nor a URL"
+        )
     return Kind.FORM
 
 
@@ -160,7 +176,9 @@ def response_to(question: Question, answer: Any) -> Json:
             return {"action": "accept"}
         if answer is False:
             return {"action": "decline"}
-        raise AnswerInvalid(question.key, ["a URL is answered by true once it was opened, or declined"])
+        raise AnswerInvalid(
+            question.key, ["a URL is answered by true once it was opened, or declined"]
+        )
     return {"action": "accept", "content": _content(question, answer)}
 
 
@@ -172,7 +190,9 @@ def _content(question: Question, answer: Any) -> Json:
     elif len(question.fields) == 1:
         given = {next(iter(question.fields)): answer}
     else:
-        raise AnswerInvalid(question.key, [f"it needs an object with {', '.join(question.fields) or 'no members'}"])
+        raise AnswerInvalid(
+            question.key, [f"it needs an object with {', '.join(question.fields) or 'no members'}"]
+        )
     content = {**question.defaults, **given}
     if problems := question.problems(content):
         raise AnswerInvalid(question.key, problems)
@@ -182,10 +202,17 @@ def _content(question: Question, answer: Any) -> Json:
 def _sampled(question: Question, answer: Any) -> Json:
     if isinstance(answer, str):
         text = {"type": "text", "text": answer}
-        return {"role": "assistant", "content": text, "model": "roundgate.client", "stopReason": "endTurn"}
+        return {
+            "role": "assistant",
+            "content": text,
+            "model": "roundgate.client",
+            "stopReason": "endTurn",
+        }
     if isinstance(answer, Mapping) and {"role", "content", "model"} <= answer.keys():
         return dict(answer)
-    raise AnswerInvalid(question.key, ["a sample is text, or an object with role, content and model"])
+    raise AnswerInvalid(
+        question.key, ["a sample is text, or an object with role, content and model"]
+    )
 
 
 def _roots(question: Question, answer: Any) -> Json:
@@ -194,6 +221,10 @@ def _roots(question: Question, answer: Any) -> Json:
     if not isinstance(answer, (list, tuple)):
         raise AnswerInvalid(question.key, ["roots are a list of file:// URIs"])
     roots = [{"uri": one} if isinstance(one, str) else one for one in answer]
-    if not all(isinstance(one, Mapping) and str(one.get("uri", "")).startswith("file://") for one in roots):
-        raise AnswerInvalid(question.key, ["each root is a file:// URI, or an object with such a `uri`"])
+    if not all(
+        isinstance(one, Mapping) and str(one.get("uri", "")).startswith("file://") for one in roots
+    ):
+        raise AnswerInvalid(
+            question.key, ["each root is a file:// URI, or an object with such a `uri`"]
+        )
     return {"roots": [dict(one) for one in roots]}

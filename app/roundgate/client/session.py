@@ -153,7 +153,10 @@ class Client:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -277,7 +280,9 @@ class Client:
         """
         options = _Options(answers, max_rounds, timeout_s, on_progress, on_log, log_level, on_task)
         continued = _continued(request_state, input_responses)
-        finished = await self._call(tool, {**(arguments or {}), **more}, options, continued, detach=False)
+        finished = await self._call(
+            tool, {**(arguments or {}), **more}, options, continued, detach=False
+        )
         return CallResult.read(finished.result, finished.rounds)
 
     async def start(
@@ -302,7 +307,9 @@ class Client:
         finished = await self._call(tool, {**(arguments or {}), **more}, options, {}, detach=True)
         if finished.task is not None:
             return Task(self, finished.task, target=tool)
-        return Task(self, None, result=CallResult.read(finished.result, finished.rounds), target=tool)
+        return Task(
+            self, None, result=CallResult.read(finished.result, finished.rounds), target=tool
+        )
 
     def resume(self, handle: str) -> Task:
         """A task that was started before, by its handle or its id.
@@ -314,7 +321,9 @@ class Client:
             return Task(self, None, task_id=handle)
         url, task_id = split_handle(handle)
         if str(Url.parse(url)) != str(Url.parse(self.url)):
-            raise WrongHandle(f"The task belongs to {Url.parse(url)}, and this client talks to {Url.parse(self.url)}")
+            raise WrongHandle(
+                f"The task belongs to {Url.parse(url)}, and this client talks to {Url.parse(self.url)}"
+            )
         return Task(self, None, task_id=task_id)
 
     async def prompt(
@@ -332,7 +341,11 @@ class Client:
         return ReadResult.read(finished.result, finished.rounds)
 
     async def complete(
-        self, ref: Mapping[str, str], argument: str, value: str, context: Mapping[str, str] | None = None
+        self,
+        ref: Mapping[str, str],
+        argument: str,
+        value: str,
+        context: Mapping[str, str] | None = None,
     ) -> Completion:
         """What an argument of a prompt or template may be; `ref` is `{"type": "ref/prompt", "name": …}` or the like."""
         params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": value}}
@@ -383,7 +396,9 @@ class Client:
                 may_repeat=tool is not None and tool.may_be_repeated, max_rounds=options.max_rounds, detach=detach,
             )  # fmt: skip
             try:
-                work = self._drive(flow, self._listener(options, name, headers), options.answers, options.on_task)
+                work = self._drive(
+                    flow, self._listener(options, name, headers), options.answers, options.on_task
+                )
                 return await self._in_time(work, options.timeout_s, name)
             except RpcError as error:
                 # Its schema may have changed since it was listed (streamable-http, "Client Behavior").
@@ -400,7 +415,9 @@ class Client:
         except RpcError:
             self._tools = {}
 
-    async def _round_trips(self, method: str, params: Json, target: str, answers: AnswersLike) -> Finished:
+    async def _round_trips(
+        self, method: str, params: Json, target: str, answers: AnswersLike
+    ) -> Finished:
         await self.connect()
         flow = call(method, params, target, self.limits, may_repeat=True)
         return await self._drive(flow, self._listener(_Options(answers), target), answers)
@@ -421,7 +438,9 @@ class Client:
         # Questions that were seen may have been answered since, here or elsewhere.
         known = None if task.state is None or task.state.status == "input_required" else task.state
         flow = follow(task.id, self.limits, known, task._target)
-        result = await self._in_time(self._drive(flow, Listener(), answers, seen), timeout_s, "the task")
+        result = await self._in_time(
+            self._drive(flow, Listener(), answers, seen), timeout_s, "the task"
+        )
         return CallResult.read(result, 1)
 
     async def _in_time(self, work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
@@ -452,7 +471,9 @@ class Client:
                         case Send(method, params, may_repeat, version):
                             sent = await self._send(method, params, may_repeat, listener, version)
                         case Ask(questions, request_state):
-                            sent = await answer_all(questions, self._sources(answers), request_state)
+                            sent = await answer_all(
+                                questions, self._sources(answers), request_state
+                            )
                         case Pause(ms):
                             await asyncio.sleep(ms / 1_000)
                         case Show(task):
@@ -471,14 +492,21 @@ class Client:
         return Answers(answers, self._answers)
 
     async def _send(
-        self, method: str, params: Json, may_repeat: bool, listener: Listener, version: str | None = None
+        self,
+        method: str,
+        params: Json,
+        may_repeat: bool,
+        listener: Listener,
+        version: str | None = None,
     ) -> Json:
         if version is None:
             await self.connect()
             if (kept := self._cache.get(method, params)) is not None:
                 return kept
         try:
-            result = await self._link.request(method, params, may_repeat=may_repeat, version=version, listener=listener)
+            result = await self._link.request(
+                method, params, may_repeat=may_repeat, version=version, listener=listener
+            )
         except SessionOver:
             result = await self._in_a_new_session(method, params, listener)
         self._cache.put(method, params, result)
@@ -495,7 +523,9 @@ class Client:
         except SessionOver:
             raise BadAnswer("The server forgets each session as soon as it has begun") from None
 
-    def _listener(self, options: _Options, target: str, headers: Sequence[tuple[str, str]] = ()) -> Listener:
+    def _listener(
+        self, options: _Options, target: str, headers: Sequence[tuple[str, str]] = ()
+    ) -> Listener:
         on_progress, on_log = options.on_progress, options.on_log
         meta: Json = {}
         token = self._clock.new_id() if on_progress is not None else None
@@ -505,10 +535,16 @@ class Client:
             meta[_LOG_LEVEL] = options.log_level
 
         def heard(method: str, params: Json) -> Any:
-            if method == "notifications/progress" and on_progress is not None and params.get("progressToken") == token:
+            if (
+                method == "notifications/progress"
+                and on_progress is not None
+                and params.get("progressToken") == token
+            ):
                 return on_progress(_progress(params))
             if method == "notifications/message" and on_log is not None:
-                return on_log(Log(str(params.get("level")), params.get("logger"), params.get("data")))
+                return on_log(
+                    Log(str(params.get("level")), params.get("logger"), params.get("data"))
+                )
             self._cache.heard(method, params)
             return None
 
@@ -516,17 +552,26 @@ class Client:
             if method == "ping":
                 return {"result": {}}
             try:
-                question = Question.read(str(request_id), {"method": method, "params": params}, target)
+                question = Question.read(
+                    str(request_id), {"method": method, "params": params}, target
+                )
             except BadAnswer as error:
                 return {"error": {"code": -32601, "message": str(error)}}
-            return {"result": (await answer_all([question], self._sources(options.answers)))[question.key]}
+            return {
+                "result": (await answer_all([question], self._sources(options.answers)))[
+                    question.key
+                ]
+            }
 
         return Listener(heard, asked, meta or None, headers)
 
 
 def _progress(params: Json) -> Progress:
     numbers = [params.get(name) for name in ("progress", "total")]
-    done, total = [one if isinstance(one, (int, float)) and not isinstance(one, bool) else None for one in numbers]
+    done, total = [
+        one if isinstance(one, (int, float)) and not isinstance(one, bool) else None
+        for one in numbers
+    ]
     message = params.get("message")
     return Progress(done or 0, total, message if isinstance(message, str) else None)
 
@@ -536,7 +581,9 @@ def _continued(request_state: str | None, input_responses: Mapping[str, Any] | N
     return state if input_responses is None else {**state, "inputResponses": dict(input_responses)}
 
 
-def _transport(http: httpx.AsyncClient | None, limits: Limits, tls: ssl.SSLContext | None) -> Transport:
+def _transport(
+    http: httpx.AsyncClient | None, limits: Limits, tls: ssl.SSLContext | None
+) -> Transport:
     if http is None:
         return SocketTransport(limits, tls=tls)
     from roundgate.client.httpx_transport import HttpxTransport

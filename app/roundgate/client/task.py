@@ -86,7 +86,9 @@ class Task:
 
     async def get(self) -> TaskState:
         """Its state now."""
-        self.state = TaskState.read(await self._client.request("tasks/get", {"taskId": self.id}), self.id)
+        self.state = TaskState.read(
+            await self._client.request("tasks/get", {"taskId": self.id}), self.id
+        )
         return self.state
 
     async def update(self, answers: Mapping[str, Any]) -> None:
@@ -97,7 +99,10 @@ class Task:
         """
         state = self.state if self.state is not None and self.state.requests else await self.get()
         asked = {key: Question.read(key, one, self._target) for key, one in state.requests.items()}
-        responses = {key: response_to(asked[key], one) if key in asked else one for key, one in answers.items()}
+        responses = {
+            key: response_to(asked[key], one) if key in asked else one
+            for key, one in answers.items()
+        }
         await self._client.request("tasks/update", {"taskId": self.id, "inputResponses": responses})
 
     async def cancel(self) -> None:
@@ -106,6 +111,10 @@ class Task:
 
     def __repr__(self) -> str:
         status = (
-            "completed" if self._result is not None else "not looked at" if self.state is None else self.state.status
+            "completed"
+            if self._result is not None
+            else "not looked at"
+            if self.state is None
+            else self.state.status
         )
         return f"Task({self.id!r}, {status})"

@@ -43,13 +43,17 @@ class Url:
         except ValueError:
             raise ClientError("The URL is malformed: write it as https://host/path") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ClientError("The URL of a server starts with http:// or https:// and names a host")
+            raise ClientError(
+                "The URL of a server starts with http:// or https:// and names a host"
+            )
         if parts.username is not None or parts.password is not None:
             raise ClientError("Leave user name and password out of the URL, and give them as auth=")
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if not target.isascii() or not target.isprintable() or " " in target:
             raise ClientError("The URL has characters that must be percent-encoded")
-        return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), target)
+        return cls(
+            parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), target
+        )
 
     @property
     def origin(self) -> tuple[str, str, int]:
@@ -58,7 +62,9 @@ class Url:
     @property
     def authority(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
+        return (
+            host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
+        )
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.target}"
@@ -172,7 +178,9 @@ class SocketTransport:
         return None
 
     async def _connect(self, url: Url) -> _Connection:
-        if len(self._open) >= self._limits.max_connections:  # no more requests than that are under way: some are idle
+        if (
+            len(self._open) >= self._limits.max_connections
+        ):  # no more requests than that are under way: some are idle
             for idle in self._idle.values():
                 while idle:
                     self._drop(idle.pop())
@@ -184,16 +192,24 @@ class SocketTransport:
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 tls = self._tls_context() if url.scheme == "https" else None
-                reader, writer = await asyncio.open_connection(url.host, url.port, ssl=tls, limit=_READ)
+                reader, writer = await asyncio.open_connection(
+                    url.host, url.port, ssl=tls, limit=_READ
+                )
         except TimeoutError:
             seconds = self._limits.connect_s
-            raise TimedOut(f"No connection to {url.authority} within {seconds:g} s (limit connect_s)") from None
+            raise TimedOut(
+                f"No connection to {url.authority} within {seconds:g} s (limit connect_s)"
+            ) from None
         except ssl.SSLError as error:
             reason = getattr(error, "verify_message", "") or error.reason or "TLS failed"
-            raise ConnectionLost(f"No secure connection to {url.authority}: {reason}", was_sent=False) from None
+            raise ConnectionLost(
+                f"No secure connection to {url.authority}: {reason}", was_sent=False
+            ) from None
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise ConnectionLost(f"No connection to {url.authority}: {reason}", was_sent=False) from None
+            raise ConnectionLost(
+                f"No connection to {url.authority}: {reason}", was_sent=False
+            ) from None
         return _Connection(url, reader, writer, self._limits)
 
     def _tls_context(self) -> ssl.SSLContext:
@@ -219,7 +235,9 @@ class _Connection:
 
     __slots__ = ("_limits", "_reader", "_writer", "url")
 
-    def __init__(self, url: Url, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits) -> None:
+    def __init__(
+        self, url: Url, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+    ) -> None:
         self.url = url
         self._reader = reader
         self._writer = writer
@@ -242,7 +260,9 @@ class _Connection:
             end = received.find(END_OF_HEAD)
             if end < 0:
                 if len(received) > self._limits.max_head:
-                    raise BadAnswer(f"The server sent a head of more than {self._limits.max_head} bytes")
+                    raise BadAnswer(
+                        f"The server sent a head of more than {self._limits.max_head} bytes"
+                    )
                 if not (data := await self.read()):
                     raise self._lost()
                 received = received + data if received else data
@@ -267,7 +287,9 @@ class _Connection:
             raise self._lost() from None
 
     def _lost(self) -> ConnectionLost:
-        return ConnectionLost(f"{self.url.authority} closed the connection before its answer was whole", was_sent=True)
+        return ConnectionLost(
+            f"{self.url.authority} closed the connection before its answer was whole", was_sent=True
+        )
 
     def abort(self) -> None:
         self._writer.transport.abort()
@@ -278,7 +300,9 @@ class _SocketResponse:
 
     __slots__ = ("_body", "_connection", "_head", "_is_over", "_rest", "_transport")
 
-    def __init__(self, transport: SocketTransport, connection: _Connection, head: Head, rest: bytes) -> None:
+    def __init__(
+        self, transport: SocketTransport, connection: _Connection, head: Head, rest: bytes
+    ) -> None:
         self._transport = transport
         self._connection = connection
         self._head = head
@@ -312,7 +336,9 @@ class _SocketResponse:
         except BaseException:
             self._give_back(keep=False)
             raise
-        self._give_back(keep=self._head.keeps_alive and not body.ends_with_the_connection and not body.left_over)
+        self._give_back(
+            keep=self._head.keeps_alive and not body.ends_with_the_connection and not body.left_over
+        )
 
     async def close(self) -> None:
         if self._body.is_done and not self._rest and not self._body.left_over:

@@ -30,11 +30,15 @@ def member(raw: Mapping[str, Any], name: str, kind: type[T] | tuple[type, ...], 
     """
     value = raw.get(name)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise BadAnswer(f"The server sent {what} whose {name!r} is {_shown(value)}, not {_named(kind)}")
+        raise BadAnswer(
+            f"The server sent {what} whose {name!r} is {_shown(value)}, not {_named(kind)}"
+        )
     return value  # type: ignore[return-value]
 
 
-def optional(raw: Mapping[str, Any], name: str, kind: type[T] | tuple[type, ...], what: str) -> T | None:
+def optional(
+    raw: Mapping[str, Any], name: str, kind: type[T] | tuple[type, ...], what: str
+) -> T | None:
     """A member that may be missing or null.
 
     Raises:
@@ -51,19 +55,33 @@ def objects(raw: Mapping[str, Any], name: str, what: str) -> list[Json]:
     """
     found: list[Any] = member(raw, name, list, what)
     if not all(isinstance(one, dict) for one in found):
-        raise BadAnswer(f"The server sent {what} whose {name!r} has something else than objects in it")
+        raise BadAnswer(
+            f"The server sent {what} whose {name!r} has something else than objects in it"
+        )
     return found
 
 
-_NAMES: Final = {str: "text", int: "an integer", dict: "an object", list: "a list", bool: "true or false"}
+_NAMES: Final = {
+    str: "text",
+    int: "an integer",
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+}
 
 
 def _named(kind: Any) -> str:
-    return " or ".join(_named(one) for one in kind) if isinstance(kind, tuple) else _NAMES.get(kind, kind.__name__)
+    return (
+        " or ".join(_named(one) for one in kind)
+        if isinstance(kind, tuple)
+        else _NAMES.get(kind, kind.__name__)
+    )
 
 
 def _shown(value: Any) -> str:
-    return "missing" if value is None else _named(type(value)) if type(value) in _NAMES else "a number"
+    return (
+        "missing" if value is None else _named(type(value)) if type(value) in _NAMES else "a number"
+    )
 
 
 @carrier
@@ -86,7 +104,9 @@ class ServerInfo:
     @property
     def has_tasks(self) -> bool:
         extensions = self.capabilities.get("extensions")
-        return isinstance(extensions, dict) and isinstance(extensions.get("io.modelcontextprotocol/tasks"), dict)
+        return isinstance(extensions, dict) and isinstance(
+            extensions.get("io.modelcontextprotocol/tasks"), dict
+        )
 
     @classmethod
     def read(cls, raw: Json, protocol_version: str, versions: Sequence[str]) -> ServerInfo:
@@ -96,7 +116,9 @@ class ServerInfo:
         capabilities: Json = optional(raw, "capabilities", dict, "a description of itself") or {}
         instructions: str | None = optional(raw, "instructions", str, "a description of itself")
         name, version = (str(info.get(key) or "unknown")[:256] for key in ("name", "version"))
-        return cls(name, version, protocol_version, capabilities, instructions, tuple(versions), raw)
+        return cls(
+            name, version, protocol_version, capabilities, instructions, tuple(versions), raw
+        )
 
 
 def is_modern(version: str) -> bool:
@@ -121,7 +143,10 @@ class Tool:
     @property
     def may_be_repeated(self) -> bool:
         """Whether the server says that a second call does no more than the first."""
-        return self.annotations.get("readOnlyHint") is True or self.annotations.get("idempotentHint") is True
+        return (
+            self.annotations.get("readOnlyHint") is True
+            or self.annotations.get("idempotentHint") is True
+        )
 
     @classmethod
     def read(cls, raw: Json) -> Tool:
@@ -145,7 +170,9 @@ class Tool:
 
 
 def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
-    if b'"x-mcp-header"' not in encode(schema):  # as in most schemas: what reads the others is not even imported
+    if b'"x-mcp-header"' not in encode(
+        schema
+    ):  # as in most schemas: what reads the others is not even imported
         return ()
     from roundgate.client.annotations import mirrored_arguments
 
@@ -219,7 +246,9 @@ class CallResult:
     @property
     def text(self) -> str:
         """The text blocks, one under the other."""
-        return "\n".join(str(block.get("text", "")) for block in self.content if block.get("type") == "text")
+        return "\n".join(
+            str(block.get("text", "")) for block in self.content if block.get("type") == "text"
+        )
 
     @property
     def value(self) -> Any:
@@ -273,7 +302,9 @@ class Completion:
         found: Json = member(raw, "completion", dict, "a completion")
         values: list[Any] = member(found, "values", list, "a completion")
         if not all(isinstance(one, str) for one in values):
-            raise BadAnswer("The server sent a completion with something else than text in its values")
+            raise BadAnswer(
+                "The server sent a completion with something else than text in its values"
+            )
         total: int | None = optional(found, "total", int, "a completion")
         return cls(values, total, found.get("hasMore") is True, raw)
 
@@ -320,8 +351,12 @@ class TaskState:
             optional(raw, "pollIntervalMs", int, "a task"),
             optional(raw, "ttlMs", int, "a task"),
             optional(raw, "inputRequests", dict, "a task") or {},
-            member(raw, "result", dict, "a completed task") if status == "completed" and "result" in raw else None,
-            member(raw, "error", dict, "a failed task") if status == "failed" and "error" in raw else None,
+            member(raw, "result", dict, "a completed task")
+            if status == "completed" and "result" in raw
+            else None,
+            member(raw, "error", dict, "a failed task")
+            if status == "failed" and "error" in raw
+            else None,
             raw,
         )
 

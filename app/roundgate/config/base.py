@@ -44,5 +44,9 @@ class Origin:
     def problem(self, message: str, remedy: str) -> Problem:
         """Something wrong here."""
         return Problem(
-            str(self.located.file), dotted(self.loc) or "(file)", message, remedy, self.located.line(self.loc)
+            str(self.located.file),
+            dotted(self.loc) or "(file)",
+            message,
+            remedy,
+            self.located.line(self.loc),
         )

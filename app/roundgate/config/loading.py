@@ -30,7 +30,9 @@ class ConfigFile:
     """The files that `${file:…}` in it refers to."""
 
 
-def load(path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None) -> ConfigFile:
+def load(
+    path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None
+) -> ConfigFile:
     """Read and validate a configuration file.
 
     A `placeholder` stands for references to what is not here: for commands that look at the rest of the file.
@@ -46,8 +48,12 @@ def load(path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: st
     try:
         config = GatewayConfig.model_validate(value)
     except ValidationError as error:
-        told = {problem.path for problem in unresolved}  # what is wrong with the nothing in its place is no news
-        raise ConfigError([*unresolved, *(one for one in invalid(error, origin) if one.path not in told)]) from None
+        told = {
+            problem.path for problem in unresolved
+        }  # what is wrong with the nothing in its place is no news
+        raise ConfigError(
+            [*unresolved, *(one for one in invalid(error, origin) if one.path not in told)]
+        ) from None
     problems = [*unresolved, *cross_checks(config, origin)]
     if problems:
         raise ConfigError(problems)

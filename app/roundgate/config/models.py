@@ -16,8 +16,12 @@ from roundgate.config.base import Model
 class ServerConfig(Model):
     """Who the gateway says it is (schema: `Implementation`)."""
 
-    name: str = Field("roundgate", description="Name in serverInfo, for display and logs.", min_length=1)
-    version: str = Field("0.0.0", description="Version in serverInfo: that of your deployment.", min_length=1)
+    name: str = Field(
+        "roundgate", description="Name in serverInfo, for display and logs.", min_length=1
+    )
+    version: str = Field(
+        "0.0.0", description="Version in serverInfo: that of your deployment.", min_length=1
+    )
     title: str | None = Field(None, description="Name for people.")
     description: str | None = Field(None, description="What this server is for.")
     website_url: str | None = Field(None, description="Where to read more.")
@@ -29,7 +33,9 @@ class ServerConfig(Model):
 class HttpConfig(Model):
     """The HTTP edge."""
 
-    path: str = Field("/mcp", description="Path of the MCP endpoint.", pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$")
+    path: str = Field(
+        "/mcp", description="Path of the MCP endpoint.", pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$"
+    )
     allowed_hosts: list[str] | None = Field(
         None,
         description="Host headers that are served: names, names with port, *.suffixes, or *. Unset: loopback names and"
@@ -40,14 +46,22 @@ class HttpConfig(Model):
         description="Origin headers (browsers send them) that are served and get CORS headers, such as https://app.example.com,"
         " or *. Unset: origins on loopback names and that of GATEWAY_PUBLIC_URL.",
     )
-    max_body_bytes: int = Field(4_000_000, description="Larger request bodies are refused with 413.", ge=1024)
+    max_body_bytes: int = Field(
+        4_000_000, description="Larger request bodies are refused with 413.", ge=1024
+    )
     keep_alive_s: float = Field(
         15, description="Seconds between comments on an idle subscriptions/listen stream.", gt=0
     )
-    max_streams: int = Field(1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1)
-    max_streams_per_caller: int = Field(100, description="Of these, how many one caller may have open.", ge=1)
+    max_streams: int = Field(
+        1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1
+    )
+    max_streams_per_caller: int = Field(
+        100, description="Of these, how many one caller may have open.", ge=1
+    )
     max_json_nodes: int = Field(
-        100_000, description="Values and keys in a request body; more are refused with 413.", ge=1_000
+        100_000,
+        description="Values and keys in a request body; more are refused with 413.",
+        ge=1_000,
     )
     max_pending_bytes: int = Field(
         64_000_000,
@@ -55,10 +69,14 @@ class HttpConfig(Model):
         " them; more get 503.",
         ge=1_000_000,
     )
-    max_header_bytes: int = Field(65_536, description="Request line and headers; more get 431.", ge=4_096)
+    max_header_bytes: int = Field(
+        65_536, description="Request line and headers; more get 431.", ge=4_096
+    )
     max_headers: int = Field(100, description="Header fields of a request; more get 431.", ge=16)
     max_connections: int = Field(
-        1_000, description="Open connections of one process, as far as it may have descriptors; more get 503.", ge=1
+        1_000,
+        description="Open connections of one process, as far as it may have descriptors; more get 503.",
+        ge=1,
     )
     max_connections_per_address: int | None = Field(
         None,
@@ -73,22 +91,34 @@ class HttpConfig(Model):
         ge=1,
         le=3_600,
     )
-    head_timeout_s: float = Field(10, description="Seconds within which a request's head has to arrive.", gt=0)
-    body_timeout_s: float = Field(60, description="Seconds within which a request's body has to arrive.", gt=0)
+    head_timeout_s: float = Field(
+        10, description="Seconds within which a request's head has to arrive.", gt=0
+    )
+    body_timeout_s: float = Field(
+        60, description="Seconds within which a request's body has to arrive.", gt=0
+    )
     send_timeout_s: float = Field(
-        30, description="Seconds within which a client has to take 64 KB of what waits for it, or is cut off.", gt=0
+        30,
+        description="Seconds within which a client has to take 64 KB of what waits for it, or is cut off.",
+        gt=0,
     )
 
 
-Algorithm: TypeAlias = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+Algorithm: TypeAlias = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
 """Asymmetric ones alone: with a shared secret every verifier could also sign."""
 
 
 class LimitsConfig(Model):
     """Bounds on work."""
 
-    call_timeout_s: float = Field(60, description="Seconds after which a call ends with an error.", gt=0, le=86_400)
-    threads: int = Field(40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000)
+    call_timeout_s: float = Field(
+        60, description="Seconds after which a call ends with an error.", gt=0, le=86_400
+    )
+    threads: int = Field(
+        40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000
+    )
     threads_per_caller: int | None = Field(
         None,
         description="Of these, how many one caller may have. Unset: half of them, or all without auth, where there is"
@@ -102,19 +132,30 @@ class LimitsConfig(Model):
 class StateConfig(Model):
     """requestState: what a call remembers between its rounds, sealed, on its way through the client."""
 
-    lifetime_s: float = Field(900, description="Seconds within which the next round has to come.", gt=0, le=86_400)
-    max_bytes: int = Field(64_000, description="Most that one call may have remembered.", ge=1024, le=1_000_000)
-    audience: str = Field(
-        "roundgate", description="Bound into every token; keeps apart deployments that share keys.", min_length=1
+    lifetime_s: float = Field(
+        900, description="Seconds within which the next round has to come.", gt=0, le=86_400
     )
-    max_rounds: int = Field(25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1)
+    max_bytes: int = Field(
+        64_000, description="Most that one call may have remembered.", ge=1024, le=1_000_000
+    )
+    audience: str = Field(
+        "roundgate",
+        description="Bound into every token; keeps apart deployments that share keys.",
+        min_length=1,
+    )
+    max_rounds: int = Field(
+        25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1
+    )
 
 
 class SessionsConfig(Model):
     """Sessions: what clients open that speak a revision before 2026-07-28."""
 
     lifetime_s: float = Field(
-        604_800, description="Seconds after which a session ends; its client opens another.", ge=60, le=31_536_000
+        604_800,
+        description="Seconds after which a session ends; its client opens another.",
+        ge=60,
+        le=31_536_000,
     )
     answer_timeout_s: float = Field(
         300,
@@ -128,12 +169,19 @@ class TasksConfig(Model):
     """Calls that outlive their request (tasks extension)."""
 
     ttl_s: float = Field(
-        86_400, description="Seconds after its creation for which a task and its result can be had.", ge=1, le=2_592_000
+        86_400,
+        description="Seconds after its creation for which a task and its result can be had.",
+        ge=1,
+        le=2_592_000,
     )
     poll_interval_ms: int = Field(
-        1_000, description="How often clients are asked to poll, and how often watched tasks are looked at.", ge=100
+        1_000,
+        description="How often clients are asked to poll, and how often watched tasks are looked at.",
+        ge=100,
     )
-    concurrency: int = Field(16, description="Tasks that one process works on at once.", ge=1, le=1_000)
+    concurrency: int = Field(
+        16, description="Tasks that one process works on at once.", ge=1, le=1_000
+    )
     max_running_per_owner: int | None = Field(
         None,
         description="Tasks of one owner that one process works on at once. Unset: half of concurrency, or all of it"
@@ -142,10 +190,16 @@ class TasksConfig(Model):
         le=1_000,
     )
     lease_s: float = Field(
-        30, description="Seconds after which the task of a worker that died is taken up by another.", ge=1, le=900
+        30,
+        description="Seconds after which the task of a worker that died is taken up by another.",
+        ge=1,
+        le=900,
     )
     requeue_after_s: float = Field(
-        30, description="Seconds after which a task that no worker has taken up is queued again.", ge=1, le=3_600
+        30,
+        description="Seconds after which a task that no worker has taken up is queued again.",
+        ge=1,
+        le=3_600,
     )
     requeue_at_most_s: float = Field(
         900,
@@ -153,7 +207,9 @@ class TasksConfig(Model):
         ge=1,
         le=86_400,
     )
-    sweep_every_s: float = Field(5, description="Seconds between two looks for late tasks.", gt=0, le=3_600)
+    sweep_every_s: float = Field(
+        5, description="Seconds between two looks for late tasks.", gt=0, le=3_600
+    )
     clock_skew_s: float | None = Field(
         None,
         description="By how much the clocks of workers may differ: a dead worker's task is taken up lease_s and this"
@@ -169,10 +225,14 @@ class TasksConfig(Model):
         le=1_000,
     )
     max_attempts: int = Field(
-        5, description="Turns in a row without progress that faults of ours ended, after which a task fails.", ge=1
+        5,
+        description="Turns in a row without progress that faults of ours ended, after which a task fails.",
+        ge=1,
     )
     max_deaths: int = Field(
-        3, description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.", ge=1
+        3,
+        description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.",
+        ge=1,
     )
     stall_part: float = Field(
         0.6,
@@ -189,7 +249,10 @@ class TasksConfig(Model):
         le=3_600,
     )
     task_timeout_s: float = Field(
-        86_400, description="Seconds from its creation after which a task that still runs is ended.", gt=0, le=2_592_000
+        86_400,
+        description="Seconds from its creation after which a task that still runs is ended.",
+        gt=0,
+        le=2_592_000,
     )
     unserved_s: float = Field(
         3_600,
@@ -199,10 +262,14 @@ class TasksConfig(Model):
         le=2_592_000,
     )
     max_result_bytes: int = Field(
-        4_500_000, description="Largest result of a task; 4,600,000 at most on AWS Lambda.", ge=1_024
+        4_500_000,
+        description="Largest result of a task; 4,600,000 at most on AWS Lambda.",
+        ge=1_024,
     )
     max_open_per_owner: int = Field(
-        1_000, description="Tasks of one caller that have not ended; a call that needs one more is a tool error.", ge=1
+        1_000,
+        description="Tasks of one caller that have not ended; a call that needs one more is a tool error.",
+        ge=1,
     )
     max_call_bytes: int = Field(
         256_000,
@@ -210,7 +277,10 @@ class TasksConfig(Model):
         ge=1_024,
     )
     max_journal_bytes: int = Field(
-        3_000_000, description="Most that one task may have remembered of its steps.", ge=1_024, le=100_000_000
+        3_000_000,
+        description="Most that one task may have remembered of its steps.",
+        ge=1_024,
+        le=100_000_000,
     )
 
     @property
@@ -224,7 +294,8 @@ class CallersConfig(Model):
 
     scopes: list[str] = Field([], description="Scopes that every call needs.")
     scopes_supported: list[str] | None = Field(
-        None, description="What the metadata document offers. Unset: the scopes that tools need and `scopes`."
+        None,
+        description="What the metadata document offers. Unset: the scopes that tools need and `scopes`.",
     )
     operator_scope: str | None = Field(
         None,
@@ -252,25 +323,36 @@ class JwtAuthConfig(CallersConfig):
     algorithms: list[Algorithm] = Field(
         ["RS256", "ES256"], description="Signature algorithms that are taken.", min_length=1
     )
-    leeway_s: float = Field(30, description="By how many seconds the clocks may differ.", ge=0, le=300)
+    leeway_s: float = Field(
+        30, description="By how many seconds the clocks may differ.", ge=0, le=300
+    )
 
 
 class AuthorizerConfig(CallersConfig):
     """Callers that an authorizer of API Gateway in front has verified; on AWS Lambda only."""
 
-    authorizer: Literal["api-gateway"] = Field(description="Who has verified the token: the authorizer of the API.")
+    authorizer: Literal["api-gateway"] = Field(
+        description="Who has verified the token: the authorizer of the API."
+    )
     issuer: str = Field(
-        description="The `iss` of its tokens, and what callers are told to get theirs from.", min_length=1
+        description="The `iss` of its tokens, and what callers are told to get theirs from.",
+        min_length=1,
     )
     subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
-    client_claim: str = Field("client_id", description="The claim that names the client; azp stands in for it.")
-    scope_claim: str = Field("scope", description="The claim that has the scopes: a list, or text with blanks.")
+    client_claim: str = Field(
+        "client_id", description="The claim that names the client; azp stands in for it."
+    )
+    scope_claim: str = Field(
+        "scope", description="The claim that has the scopes: a list, or text with blanks."
+    )
 
 
 class CacheHint(Model):
     """How long and by whom a result may be kept (server/utilities/caching)."""
 
-    ttl_ms: int = Field(0, description="Milliseconds for which a client may consider the result fresh.", ge=0)
+    ttl_ms: int = Field(
+        0, description="Milliseconds for which a client may consider the result fresh.", ge=0
+    )
     scope: Literal["public", "private"] = Field(
         "public",
         description="public: the same for every caller, shared caches may keep it; private: for this caller only.",
@@ -284,7 +366,9 @@ class CachingConfig(Model):
     tools: CacheHint = Field(CacheHint(ttl_ms=300_000), description="tools/list")
     prompts: CacheHint = Field(CacheHint(ttl_ms=300_000), description="prompts/list")
     resources: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/list")
-    resource_templates: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/templates/list")
+    resource_templates: CacheHint = Field(
+        CacheHint(ttl_ms=300_000), description="resources/templates/list"
+    )
     read: CacheHint = Field(CacheHint(ttl_ms=0, scope="private"), description="resources/read")
 
     @model_validator(mode="before")
@@ -294,7 +378,10 @@ class CachingConfig(Model):
         if not isinstance(given, dict):
             return given
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
-        return {name: defaults.get(name, {}) | hint if isinstance(hint, dict) else hint for name, hint in given.items()}
+        return {
+            name: defaults.get(name, {}) | hint if isinstance(hint, dict) else hint
+            for name, hint in given.items()
+        }
 
 
 if TYPE_CHECKING:
@@ -306,7 +393,9 @@ else:
 class GatewayConfig(Model):
     """The whole file."""
 
-    server: ServerConfig = Field(ServerConfig.model_construct(), description="Who the gateway says it is.")
+    server: ServerConfig = Field(
+        ServerConfig.model_construct(), description="Who the gateway says it is."
+    )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
     auth: Literal["none"] | JwtAuthConfig | AuthorizerConfig = Field(
@@ -314,11 +403,16 @@ class GatewayConfig(Model):
         description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
         " authorizer in front has verified.",
     )
-    state: StateConfig = Field(StateConfig.model_construct(), description="What a call remembers between its rounds.")
-    sessions: SessionsConfig = Field(
-        SessionsConfig.model_construct(), description="Clients that speak a revision before 2026-07-28."
+    state: StateConfig = Field(
+        StateConfig.model_construct(), description="What a call remembers between its rounds."
     )
-    tasks: TasksConfig = Field(TasksConfig.model_construct(), description="Calls that outlive their request.")
+    sessions: SessionsConfig = Field(
+        SessionsConfig.model_construct(),
+        description="Clients that speak a revision before 2026-07-28.",
+    )
+    tasks: TasksConfig = Field(
+        TasksConfig.model_construct(), description="Calls that outlive their request."
+    )
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1

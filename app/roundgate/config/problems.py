@@ -31,7 +31,9 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
         # pydantic puts the tag of a discriminated union into the location; the file has no such step
         loc = [step for index, step in enumerate(detail["loc"]) if not _is_tag(index, step)]
         message = detail["msg"].removeprefix("Value error, ")
-        remedy = _REMEDIES.get(detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor")
+        remedy = _REMEDIES.get(
+            detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor"
+        )
         if detail["type"] == "extra_forbidden" and "tools" in loc and loc[-1] in _RENAMED:
             remedy = f"write {_RENAMED[str(loc[-1])]}, which is what it is called now"
         found.append(origin.at(*loc).problem(message, remedy))
@@ -40,7 +42,9 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
 
 def _is_tag(index: int, step: str | int) -> bool:
     """A kind of back end, or what a model calls one of several (in brackets, which no setting is)."""
-    return isinstance(step, str) and ((index == 2 and step in registry.KINDS) or step.startswith("<"))
+    return isinstance(step, str) and (
+        (index == 2 and step in registry.KINDS) or step.startswith("<")
+    )
 
 
 def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
@@ -51,7 +55,9 @@ def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
         if backend.name in seen:
             where = f"backends[{seen[backend.name]}]"
             problems.append(
-                origin.at("backends", index, "name").problem(f"is the name of {where} too", "choose another")
+                origin.at("backends", index, "name").problem(
+                    f"is the name of {where} too", "choose another"
+                )
             )
         seen.setdefault(backend.name, index)
     return problems

@@ -51,13 +51,17 @@ def fill_in(
     return filled(value, origin)
 
 
-def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], files: set[Path]) -> str:
+def _resolve(
+    found: re.Match[str], origin: Origin, environ: Mapping[str, str], files: set[Path]
+) -> str:
     name, default = found["name"], found["default"]
     if found["escape"]:
         return "${"
     if name is None:
         remedy = "write ${NAME}, ${NAME:-default} or ${file:path}, or $${ for a plain ${"
-        raise UnresolvedReference("${ begins something that is not a reference", remedy, is_syntax=True)
+        raise UnresolvedReference(
+            "${ begins something that is not a reference", remedy, is_syntax=True
+        )
     if found["source"]:
         file = origin.base_dir / name
         files.add(file)
@@ -65,7 +69,9 @@ def _resolve(found: re.Match[str], origin: Origin, environ: Mapping[str, str], f
             return file.read_text("utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "is not text"
-            raise UnresolvedReference(f"{name}: {reason}", "mount the file, or correct the path") from None
+            raise UnresolvedReference(
+                f"{name}: {reason}", "mount the file, or correct the path"
+            ) from None
     value = environ.get(name) or default
     if value is None:
         remedy = f"set it, or write ${{{name}:-default}}"

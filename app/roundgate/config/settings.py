@@ -62,7 +62,9 @@ class Settings:
     def sqlite_path(self) -> Path:
         """The file behind `store`; beside a table, the one of what is local nevertheless, under the table's name."""
         if self.dynamodb_table is not None:
-            return Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(f"{self.dynamodb_table}.sqlite3")
+            return Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(
+                f"{self.dynamodb_table}.sqlite3"
+            )
         return Path(self.store.removeprefix(SQLITE))
 
     @property
@@ -81,7 +83,9 @@ class Settings:
     @property
     def works(self) -> bool:
         """Whether the serving process works on tasks too."""
-        return self.worker == "on" or (self.worker == "auto" and self.queue == "local" and not self.on_lambda)
+        return self.worker == "on" or (
+            self.worker == "auto" and self.queue == "local" and not self.on_lambda
+        )
 
     @property
     def streams(self) -> bool:
@@ -100,7 +104,9 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     def read(name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = environ.get(name) or default
         if value not in allowed:
-            problems.append(Problem("environment", name, f"is {value!r}", f"use one of {', '.join(allowed)}"))
+            problems.append(
+                Problem("environment", name, f"is {value!r}", f"use one of {', '.join(allowed)}")
+            )
         return value
 
     listen = cast("ListenMode", read("GATEWAY_LISTEN", "auto", ("auto", "on", "off")))
@@ -111,7 +117,11 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     public_url = environ.get("GATEWAY_PUBLIC_URL") or None
     if public_url is not None and not _is_origin(public_url):
         remedy = "give the URL that clients use, such as https://mcp.example.com"
-        problems.append(Problem("environment", "GATEWAY_PUBLIC_URL", "is not an http(s) URL with a host", remedy))
+        problems.append(
+            Problem(
+                "environment", "GATEWAY_PUBLIC_URL", "is not an http(s) URL with a host", remedy
+            )
+        )
     store = environ.get("GATEWAY_STORE") or DEFAULT_STORE
     if not re.fullmatch(r"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{3,255}", store):
         remedy = "use sqlite:///path or dynamodb://table"
@@ -137,7 +147,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         allow_anonymous=allow_anonymous,
         reload=reload,
         on_lambda=on_lambda,
-        on_demand=on_lambda and (environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand") == "on-demand",
+        on_demand=on_lambda
+        and (environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand") == "on-demand",
     )
 
 

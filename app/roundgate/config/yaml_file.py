@@ -23,7 +23,14 @@ class Located:
 
     def line(self, loc: Sequence[str | int]) -> int | None:
         """The line of a location, or of the nearest thing around it that has one."""
-        return next((self.lines[tuple(loc[:n])] for n in range(len(loc), -1, -1) if tuple(loc[:n]) in self.lines), None)
+        return next(
+            (
+                self.lines[tuple(loc[:n])]
+                for n in range(len(loc), -1, -1)
+                if tuple(loc[:n]) in self.lines
+            ),
+            None,
+        )
 
 
 def read(path: Path) -> Located:
@@ -36,7 +43,9 @@ def read(path: Path) -> Located:
         text = path.read_bytes()
     except OSError as error:
         remedy = "give the path of a gateway.yaml: roundgate serve PATH, or GATEWAY_CONFIG"
-        raise ConfigError([Problem(str(path), "(file)", error.strerror or "cannot be read", remedy)]) from None
+        raise ConfigError(
+            [Problem(str(path), "(file)", error.strerror or "cannot be read", remedy)]
+        ) from None
     return _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
 
 
@@ -64,7 +73,9 @@ def _read_yaml(path: Path, text: bytes) -> Located:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        problem = Problem(str(path), "(file)", f"is not YAML: {what}", "mend the syntax", mark and mark.line + 1)
+        problem = Problem(
+            str(path), "(file)", f"is not YAML: {what}", "mend the syntax", mark and mark.line + 1
+        )
         raise ConfigError([problem]) from None
     finally:
         loader.dispose()
@@ -93,5 +104,9 @@ def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:
 def dotted(loc: Sequence[str | int]) -> str:
     """`("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
     return reduce(
-        lambda path, step: f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip("."), loc, ""
+        lambda path, step: (
+            f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip(".")
+        ),
+        loc,
+        "",
     )

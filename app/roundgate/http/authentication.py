@@ -54,7 +54,9 @@ class AuthenticationMiddleware:
                 if not found.is_mcp and not self._operates(found.principal):
                     await self._nothing(scope, receive, send)
                     return
-        elif scope["type"] == "websocket":  # nothing of ours is one, so nobody is asked who they are
+        elif (
+            scope["type"] == "websocket"
+        ):  # nothing of ours is one, so nobody is asked who they are
             await send({"type": "websocket.close", "code": 1008})
             return
         await self._app(scope, receive, send)

@@ -48,14 +48,18 @@ class ProtectedResource:
 
     def challenge(self, error: AuthError) -> bytes:
         """The value of WWW-Authenticate for an error."""
-        scopes = dict.fromkeys((*self.config.scopes, *error.scopes))  # all at once: a token with these will do
+        scopes = dict.fromkeys(
+            (*self.config.scopes, *error.scopes)
+        )  # all at once: a token with these will do
         members = {
             "error": error.error,
             "error_description": str(error) if error.error else None,
             "scope": " ".join(scopes) or None,
             "resource_metadata": self.origin + self.metadata_paths[0],
         }
-        pairs = ", ".join(f'{name}="{_quotable(value)}"' for name, value in members.items() if value is not None)
+        pairs = ", ".join(
+            f'{name}="{_quotable(value)}"' for name, value in members.items() if value is not None
+        )
         return f"Bearer {pairs}".encode()
 
 

@@ -35,7 +35,10 @@ class DisconnectWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         self._timer.cancel(self)
         if self._watcher is not None:
@@ -43,7 +46,11 @@ class DisconnectWatch:
         if not self.disconnected or self._watched is None:
             return False
         # take back our own cancellation only: one that came from elsewhere as well still counts
-        return self._watched.uncancel() == 0 and kind is not None and issubclass(kind, asyncio.CancelledError)
+        return (
+            self._watched.uncancel() == 0
+            and kind is not None
+            and issubclass(kind, asyncio.CancelledError)
+        )
 
     def hang_up(self) -> None:
         """End the block as if the client had hung up: it does not read what it is sent."""

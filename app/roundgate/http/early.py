@@ -27,7 +27,9 @@ _LAST: Final = re.compile(_ID + rb"\s*\}\s*$")
 """Where clients write ids: beside the version at the beginning, or at the very end. Neither can be inside of params."""
 
 
-async def read_id(method: str, headers: Mapping[bytes, bytes], receive: Receive) -> RequestId | None:
+async def read_id(
+    method: str, headers: Mapping[bytes, bytes], receive: Receive
+) -> RequestId | None:
     """The id in the body of a POST that nobody has read yet, if its head says that it is short."""
     length = headers.get(b"content-length", b"")
     is_json = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == _JSON
@@ -50,7 +52,9 @@ def id_of(body: bytes) -> RequestId | None:
         message = json.decode(body)
     except ParseError:
         return None
-    return jsonrpc.readable_id(message) if isinstance(message, dict) and "method" in message else None
+    return (
+        jsonrpc.readable_id(message) if isinstance(message, dict) and "method" in message else None
+    )
 
 
 async def _short(receive: Receive) -> bytes | None:

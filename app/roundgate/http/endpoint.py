@@ -81,20 +81,31 @@ class McpEndpoint:
             message = jsonrpc.parse(body)
         exchange.method = message.method
         if message.method == _LISTEN and len(body) > _MAX_LISTEN_BYTES:
-            raise TransportError(413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes")
+            raise TransportError(
+                413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes"
+            )
         if isinstance(message, Notification):
             await responder.accepted()
             return
         exchange.request_id = message.id
-        inbound = exchange.revision.validate_request(message, exchange.headers, self._methods.features)
+        inbound = exchange.revision.validate_request(
+            message, exchange.headers, self._methods.features
+        )
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
         exchange.trace = trace.get("traceparent")
         span_around = self._tracing.request(inbound.method, inbound.name, trace, inbound.version)
-        with DisconnectWatch(receive) as watch, span_around as span:  # not before: the body has one reader
+        with (
+            DisconnectWatch(receive) as watch,
+            span_around as span,
+        ):  # not before: the body has one reader
             responder.give_up = watch.hang_up
-            notify = responder.notify if _wants_notifications(inbound.meta, exchange.accepted) else None
-            context = RequestContext(inbound, exchange.caller, notify, span, exchange.host.remaining_ms)
+            notify = (
+                responder.notify if _wants_notifications(inbound.meta, exchange.accepted) else None
+            )
+            context = RequestContext(
+                inbound, exchange.caller, notify, span, exchange.host.remaining_ms
+            )
             await self._serve(context, exchange)
         if watch.disconnected and responder.state is not State.DONE:
             exchange.outcome = "cancelled"
@@ -109,18 +120,25 @@ class McpEndpoint:
         match answer:
             case Reply(result, label):
                 exchange.outcome = label
-                await responder.result(request_id, result, as_event=exchange.accepted == {EVENT_STREAM})
+                await responder.result(
+                    request_id, result, as_event=exchange.accepted == {EVENT_STREAM}
+                )
             case Stream() as stream:
                 await self._stream(request_id, stream, exchange.accepted, responder)
         context.span.end(exchange.outcome, None)
 
     async def _stream(
-        self, request_id: RequestId, stream: Stream, accepted: frozenset[bytes], responder: Responder
+        self,
+        request_id: RequestId,
+        stream: Stream,
+        accepted: frozenset[bytes],
+        responder: Responder,
     ) -> None:
         try:
             if EVENT_STREAM not in accepted:
                 raise TransportError(
-                    406, "subscriptions/listen answers with a stream: the Accept header must list text/event-stream"
+                    406,
+                    "subscriptions/listen answers with a stream: the Accept header must list text/event-stream",
                 )
             async for message in stream.subscription.messages(self._keep_alive_s):
                 await responder.event(message)
@@ -156,9 +174,13 @@ class McpEndpoint:
         return body
 
     def _too_large(self) -> TransportError:
-        return TransportError(413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)")
+        return TransportError(
+            413, f"The body is larger than {self._max_body_bytes} bytes (http.max_body_bytes)"
+        )
 
 
 def _wants_notifications(meta: Meta, accepted: frozenset[bytes]) -> bool:
     """Whether the client wants to be told things on the stream of its request, and can be."""
-    return EVENT_STREAM in accepted and (meta.progress_token is not None or meta.log_level is not None)
+    return EVENT_STREAM in accepted and (
+        meta.progress_token is not None or meta.log_level is not None
+    )

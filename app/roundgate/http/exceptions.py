@@ -27,7 +27,13 @@ class ExceptionMiddleware:
     """`endpoint` is the path of the MCP endpoint; `send_s` how long a client may take for an event."""
 
     def __init__(
-        self, app: ASGIApp, *, endpoint: str, resource: ProtectedResource | None, clock: Clock, send_s: float
+        self,
+        app: ASGIApp,
+        *,
+        endpoint: str,
+        resource: ProtectedResource | None,
+        clock: Clock,
+        send_s: float,
     ) -> None:
         self._app = app
         self._endpoint = (endpoint, endpoint + "/")
@@ -56,7 +62,9 @@ class ExceptionMiddleware:
                 if not exchange.is_mcp:
                     raise
                 reference = self._clock.new_id()
-                failures.error("request failed", exc_info=error, extra={"fields": {"reference": reference}})
+                failures.error(
+                    "request failed", exc_info=error, extra={"fields": {"reference": reference}}
+                )
                 await self._fail(InternalError(reference), exchange)
         except asyncio.CancelledError:
             exchange.outcome = "cancelled"

@@ -66,7 +66,9 @@ class Guard:
         # a name that `*` alone lets pass may be anybody's: pages from there are not from here
         self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
-        self._known_hosts: set[bytes] = set()  # spellings that passed, at most a few: a Host is parsed once
+        self._known_hosts: set[bytes] = (
+            set()
+        )  # spellings that passed, at most a few: a Host is parsed once
         self._loopback_only = loopback_only
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -76,7 +78,9 @@ class Guard:
         origin = headers.get(b"origin")
         is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
         if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
-            log.info("request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}})
+            log.info(
+                "request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}}
+            )
             return self._refuse(refusal, scope, receive, send)
         return (self._app if origin is None else self._cors)(scope, receive, send)
 
@@ -87,7 +91,9 @@ class Guard:
     def _refusal(self, headers: Headers, server: Any) -> str | None:
         if self._loopback_only and not _is_loopback(server):
             return _EXPOSED
-        if not _ONCE.isdisjoint(headers.repeated):  # who is in front of us, or behind, might look at the other one
+        if not _ONCE.isdisjoint(
+            headers.repeated
+        ):  # who is in front of us, or behind, might look at the other one
             return "Host and Origin may be sent once"
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host not in self._known_hosts:
@@ -95,7 +101,9 @@ class Guard:
                 return f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set GATEWAY_PUBLIC_URL"
             if len(self._known_hosts) < 100 and len(host) <= MAX_KEPT_BYTES:
                 self._known_hosts.add(host)
-        if origin is not None and not self._is_allowed(origin.decode("latin-1").strip().lower(), host):
+        if origin is not None and not self._is_allowed(
+            origin.decode("latin-1").strip().lower(), host
+        ):
             return f"Origin {_shown(origin)} is not allowed; add it to http.allowed_origins, or set GATEWAY_PUBLIC_URL"
         return None
 
@@ -111,8 +119,14 @@ def host_allowed(host: str, allowed: frozenset[str]) -> bool:
     """Whether a lower-case Host value matches a name, a name with port, a `*.suffix` or `*`."""
     if "*" in allowed or host in allowed:
         return True
-    name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
-    return name in allowed or any(rule.startswith("*.") and name.endswith(rule[1:]) for rule in allowed)
+    name = (
+        host[: host.index("]") + 1]
+        if host.startswith("[") and "]" in host
+        else host.partition(":")[0]
+    )
+    return name in allowed or any(
+        rule.startswith("*.") and name.endswith(rule[1:]) for rule in allowed
+    )
 
 
 def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
@@ -143,7 +157,9 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
 
 def _is_loopback(server: Any) -> bool:
     """Whether the address at which a connection was accepted is this machine's own; a name or a path says nothing."""
-    if not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES:  # AWS Lambda has the Host header there
+    if (
+        not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES
+    ):  # AWS Lambda has the Host header there
         return True
     return _is_own(server[0])
 

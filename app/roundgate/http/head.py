@@ -45,7 +45,9 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     if method in ("GET", "DELETE") and SESSION in headers and opening.may_be_older(headers):
         accepted = _BOTH if accept is None or method == "DELETE" else _media(accept)
         if EVENT_STREAM not in accepted:
-            raise TransportError(406, "GET answers with a stream: the Accept header must list text/event-stream")
+            raise TransportError(
+                406, "GET answers with a stream: the Accept header must list text/event-stream"
+            )
         return accepted
     if method != "POST":
         raise TransportError(
@@ -56,9 +58,17 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     content_type = headers.get(b"content-type", b"")
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise TransportError(415, "Content-Type must be application/json")
-    accepted = _BOTH if accept is None else _accepted(accept) if len(accept) <= MAX_KEPT_BYTES else _media(accept)
+    accepted = (
+        _BOTH
+        if accept is None
+        else _accepted(accept)
+        if len(accept) <= MAX_KEPT_BYTES
+        else _media(accept)
+    )
     if not accepted:
-        raise TransportError(406, "The Accept header must list application/json and text/event-stream")
+        raise TransportError(
+            406, "The Accept header must list application/json and text/event-stream"
+        )
     return accepted
 
 
@@ -66,7 +76,9 @@ def _media(accept: bytes) -> frozenset[bytes]:
     ranges = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
     if b"*/*" in ranges:
         return _BOTH
-    return frozenset(kind for kind in _BOTH if kind in ranges or kind.partition(b"/")[0] + b"/*" in ranges)
+    return frozenset(
+        kind for kind in _BOTH if kind in ranges or kind.partition(b"/")[0] + b"/*" in ranges
+    )
 
 
 _accepted: Final = lru_cache(maxsize=64)(_media)

@@ -29,7 +29,9 @@ class BodyBudget:
             Unavailable: others have too many just now.
         """
         if size > self._left:
-            raise Unavailable("Too many large requests are being served (http.max_pending_bytes); try again soon")
+            raise Unavailable(
+                "Too many large requests are being served (http.max_pending_bytes); try again soon"
+            )
         self._left -= size
         return size
 
@@ -42,7 +44,10 @@ class BodyBudget:
         """
         nodes = count_nodes(body, self._max_nodes)
         if nodes > self._max_nodes:
-            raise TransportError(413, f"The body has more than {self._max_nodes} values and keys (http.max_json_nodes)")
+            raise TransportError(
+                413,
+                f"The body has more than {self._max_nodes} values and keys (http.max_json_nodes)",
+            )
         return self.take(nodes * NODE_BYTES)
 
     def give_back(self, taken: int) -> None:

@@ -150,7 +150,9 @@ class OlderEndpoint:
         exchange.name = _name(message)
         own = await self._of_session(message, caller)
         if own is not None:
-            await exchange.responder.result(message.id, own, as_event=exchange.accepted == {EVENT_STREAM})
+            await exchange.responder.result(
+                message.id, own, as_event=exchange.accepted == {EVENT_STREAM}
+            )
             return
         stream = self._stream(exchange, caller)
         with DisconnectWatch(receive) as watch:
@@ -178,11 +180,17 @@ class OlderEndpoint:
         if server.instructions is not None:
             result["instructions"] = server.instructions
         session_id = self._sealer.seal(
-            exchange.caller, revision.version, opening.requested, opening.capabilities, opening.client_info
+            exchange.caller,
+            revision.version,
+            opening.requested,
+            opening.capabilities,
+            opening.client_info,
         )
         response = jsonrpc.result_response(request.id, json.encode(result))
         headers = [(SESSION, session_id.encode())]
-        await exchange.responder.answer(200, response, headers, as_event=exchange.accepted == {EVENT_STREAM})
+        await exchange.responder.answer(
+            200, response, headers, as_event=exchange.accepted == {EVENT_STREAM}
+        )
 
     async def _of_session(self, request: Request, caller: Caller) -> bytes | None:
         """The result of a request about the session itself; `None` for all others."""
@@ -208,7 +216,9 @@ class OlderEndpoint:
     async def _take(self, message: Notification | Response, caller: Caller) -> None:
         """What wants no result."""
         if isinstance(message, Response):
-            await self._questions.take(message, caller.session, caller.principal, self._answer_timeout_s)
+            await self._questions.take(
+                message, caller.session, caller.principal, self._answer_timeout_s
+            )
             return
         if message.method == "notifications/cancelled":
             request_id = message.params.get("requestId")
@@ -240,7 +250,9 @@ class OlderEndpoint:
                 await exchange.responder.end()
             else:
                 as_event = exchange.accepted == {EVENT_STREAM}
-                await exchange.responder.answer(200, b"[%b]" % b",".join(responses), as_event=as_event)
+                await exchange.responder.answer(
+                    200, b"[%b]" % b",".join(responses), as_event=as_event
+                )
         await self._hung_up(watch, exchange)
 
     async def _of_batch(
@@ -274,14 +286,18 @@ class OlderEndpoint:
             await self._resume(last_event_id.decode("latin-1").strip(), caller, receive, exchange)
             return
         if not self._streams:
-            message = "There is no stream of changes here; POST requests, and GET with Last-Event-ID"
+            message = (
+                "There is no stream of changes here; POST requests, and GET with Last-Event-ID"
+            )
             raise TransportError(405, message, [(b"allow", b"POST, DELETE")])
         with DisconnectWatch(receive) as watch:
             exchange.responder.give_up = watch.hang_up
             await self._changes(caller, exchange)
         await self._hung_up(watch, exchange)
 
-    async def _resume(self, last_event_id: str, caller: Caller, receive: Receive, exchange: Exchange) -> None:
+    async def _resume(
+        self, last_event_id: str, caller: Caller, receive: Receive, exchange: Exchange
+    ) -> None:
         call, told = await self._calls.reopened(last_event_id, caller)
         exchange.request_id, exchange.method = call.request.id, call.request.method
         exchange.name = _name(call.request)
@@ -309,7 +325,9 @@ class OlderEndpoint:
                 async for change in changes:
                     if change is not None:
                         (method, uri), _ = change
-                        await responder.event(jsonrpc.notification(method, {} if uri is None else {"uri": uri}))
+                        await responder.event(
+                            jsonrpc.notification(method, {} if uri is None else {"uri": uri})
+                        )
                         continue
                     await self._look(subscription, caller)
                     if self._is_over(caller):
@@ -328,7 +346,9 @@ class OlderEndpoint:
 
     def _is_over(self, caller: Caller) -> bool:
         now_ms, until_s = self._clock.now_ms(), caller.principal.expires_at_s
-        return now_ms > caller.session.expires_ms or (until_s is not None and now_ms > until_s * 1000)
+        return now_ms > caller.session.expires_ms or (
+            until_s is not None and now_ms > until_s * 1000
+        )
 
     async def _caller(self, exchange: Exchange) -> Caller:
         """Who is calling, in which session.
@@ -341,10 +361,14 @@ class OlderEndpoint:
         version = exchange.headers.get(VERSION_HEADER)
         if version is not None and version.strip().decode("latin-1") not in VERSIONS:
             speaks = ", ".join((*SUPPORTED_VERSIONS, *VERSIONS))
-            raise TransportError(400, f"Unsupported MCP-Protocol-Version: this server speaks {speaks}")
+            raise TransportError(
+                400, f"Unsupported MCP-Protocol-Version: this server speaks {speaks}"
+            )
         token = exchange.headers.get(SESSION)
         if token is None:
-            raise TransportError(400, "Mcp-Session-Id is missing: send the one that initialize was answered with")
+            raise TransportError(
+                400, "Mcp-Session-Id is missing: send the one that initialize was answered with"
+            )
         principal = exchange.caller
         session = self._known(token.decode("latin-1").strip(), principal)
         await self._sessions.check(session, principal)
@@ -358,7 +382,12 @@ class OlderEndpoint:
         return session
 
     def _stream(
-        self, exchange: Exchange, caller: Caller, *, in_batch: bool = False, is_resumed: bool = False
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        *,
+        in_batch: bool = False,
+        is_resumed: bool = False,
     ) -> SessionStream:
         session = caller.session
         return SessionStream(
@@ -369,7 +398,9 @@ class OlderEndpoint:
             is_resumed=is_resumed,
         )
 
-    async def _send(self, responded: Responded, exchange: Exchange, *, as_event: bool = False) -> None:
+    async def _send(
+        self, responded: Responded, exchange: Exchange, *, as_event: bool = False
+    ) -> None:
         exchange.outcome = responded.outcome
         responder = exchange.responder
         if responded.response is not None:

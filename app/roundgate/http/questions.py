@@ -57,7 +57,13 @@ class Questions:
     """
 
     def __init__(
-        self, store: SessionStore, ids: StreamIds, clock: Clock, *, max_open: int, max_per_caller: int
+        self,
+        store: SessionStore,
+        ids: StreamIds,
+        clock: Clock,
+        *,
+        max_open: int,
+        max_per_caller: int,
     ) -> None:
         self.ids = ids
         self._rows = store
@@ -88,7 +94,9 @@ class Questions:
         """The JSON-RPC id for one question of a round."""
         return self.ids.seal_question(QuestionId(session.id, asked.round, key_number), owner)
 
-    async def take(self, response: Response, session: SessionFacts, owner: Principal, keep_s: float) -> None:
+    async def take(
+        self, response: Response, session: SessionFacts, owner: Principal, keep_s: float
+    ) -> None:
         """Keep an answer; one that was given before stays.
 
         Raises:
@@ -97,7 +105,9 @@ class Questions:
         """
         question = self.ids.open_question(response.id, session.id, owner)
         if question is None:
-            raise InvalidRequest("This session was not asked a question with this id, so there is nothing to answer")
+            raise InvalidRequest(
+                "This session was not asked a question with this id, so there is nothing to answer"
+            )
         said = {"error": response.error} if response.result is None else {"result": response.result}
         forget_ms = self._clock.now_ms() + int(keep_s * 1000) + LEEWAY_MS
         await self._rows.put_new(_answer_key(question), json.encode(said), forget_ms)
@@ -155,7 +165,10 @@ class Questions:
             CallCancelled: nobody waits for the call any more.
             ToolError: there was no answer in time, or the client could give none.
         """
-        keys = {_answer_key(QuestionId(session.id, asked.round, n)): key for n, key in enumerate(asked.requests)}
+        keys = {
+            _answer_key(QuestionId(session.id, asked.round, n)): key
+            for n, key in enumerate(asked.requests)
+        }
         cancelled = _cancel_key(session, request_id)
         look_s, until = FIRST_LOOK_S, self._clock.monotonic_ms() + wait_s * 1000
         while True:
@@ -166,7 +179,9 @@ class Questions:
             if len(said) == len(keys) or any("error" in one for one in said.values()):
                 return _results(said)
             if self._clock.now_ms() > asked.until_ms:
-                raise ToolError("The question of this call was not answered in time; call again to be asked again")
+                raise ToolError(
+                    "The question of this call was not answered in time; call again to be asked again"
+                )
             left_s = (until - self._clock.monotonic_ms()) / 1000
             if left_s <= 0 or self._closing:
                 return None

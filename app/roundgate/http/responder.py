@@ -24,7 +24,10 @@ REFUSED: Final = -32600
 """The code of an error whose reason is a status of HTTP: every revision has it."""
 GRACE_S: Final = 5.0
 """What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
-_STREAM_HEADERS: Final = ((b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no"))
+_STREAM_HEADERS: Final = (
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class State(StrEnum):
@@ -78,22 +81,30 @@ class Responder:
             with Limit(self._send_s):
                 if self.state is State.NOTHING_SENT:
                     await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
-                    self.state = State.STREAMING  # only now: a call can be ended while it waits for a slow client
+                    self.state = (
+                        State.STREAMING
+                    )  # only now: a call can be ended while it waits for a slow client
                 await self._body(event, more=True)
         except TimeoutError:
             self.state = State.DONE
             raise ClientDisconnect from None
 
-    def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> Awaitable[None]:
+    def result(
+        self, request_id: RequestId, result: bytes, as_event: bool = False
+    ) -> Awaitable[None]:
         """Send the response and finish; `as_event` for a client that takes nothing but streams."""
         return self._finish(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
-    async def error(self, error: GatewayError, request_id: RequestId | None, revision: Revision) -> None:
+    async def error(
+        self, error: GatewayError, request_id: RequestId | None, revision: Revision
+    ) -> None:
         """Send a JSON-RPC error as a revision has it, and finish. Once a stream is open its HTTP status is settled."""
         status, body = revision.render(error, request_id)
         await self._finish(status, body, headers_of(error))
 
-    async def refused(self, error: AuthError, challenge: bytes, request_id: RequestId | None) -> None:
+    async def refused(
+        self, error: AuthError, challenge: bytes, request_id: RequestId | None
+    ) -> None:
         """Send 401 or 403 with its challenge (RFC 6750 section 3) and finish.
 
         The body is a JSON-RPC error where the id of the request is known, because clients show no other; else it is in
@@ -107,7 +118,11 @@ class Responder:
         await self._finish(error.status, body, [(b"www-authenticate", challenge)])
 
     async def answer(
-        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), as_event: bool = False
+        self,
+        status: int,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        as_event: bool = False,
     ) -> None:
         """Send what somebody else has written and finish."""
         await self._finish(status, body, headers, as_event)
@@ -125,19 +140,30 @@ class Responder:
         await self._finish(202, b"")
 
     def _finish(
-        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), as_event: bool = False
+        self,
+        status: int,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        as_event: bool = False,
     ) -> Awaitable[None]:
         if self._lock is None:
             return self._end(status, body, headers, as_event)
         return self._end_after(self._lock, status, body, headers, as_event)
 
     async def _end_after(
-        self, lock: asyncio.Lock, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool
+        self,
+        lock: asyncio.Lock,
+        status: int,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        as_event: bool,
     ) -> None:
         async with lock:  # a notification that is on its way goes first
             await self._end(status, body, headers, as_event)
 
-    async def _end(self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool) -> None:
+    async def _end(
+        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool
+    ) -> None:
         streaming, self.state = self.state is State.STREAMING, State.DONE
         if as_event and not streaming:
             streaming = True
@@ -145,10 +171,14 @@ class Responder:
         if streaming:
             await self._body(sse.event(body), more=False)
         else:
-            await self._start(status, JSON if body else b"", (*headers, (b"content-length", b"%d" % len(body))))
+            await self._start(
+                status, JSON if body else b"", (*headers, (b"content-length", b"%d" % len(body)))
+            )
             await self._body(body, more=False)
 
-    def _start(self, status: int, content_type: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Awaitable[None]:
+    def _start(
+        self, status: int, content_type: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> Awaitable[None]:
         self.status = status
         typed = ((b"content-type", content_type), *headers) if content_type else headers
         return self._send({"type": "http.response.start", "status": status, "headers": list(typed)})

@@ -103,12 +103,18 @@ def _unused(idle: Sequence[C], newcomer: C, now: float) -> list[C]:
     return [one for one in idle if now - one.since >= SETTLED_S or one.address == newcomer.address]
 
 
-def _over_share(stages: Mapping[Stage, Sequence[C]], newcomer: C, share: int, now: float) -> C | None:
+def _over_share(
+    stages: Mapping[Stage, Sequence[C]], newcomer: C, share: int, now: float
+) -> C | None:
     """Of an address with more than its share, the call that has run for the longest; only for an address below it."""
     counts = Counter(one.address for group in stages.values() for one in group)
     if counts[newcomer.address] >= share:
         return None
-    running = (one for one in stages[Stage.ANSWERING] if now - one.since >= SETTLED_S and counts[one.address] > share)
+    running = (
+        one
+        for one in stages[Stage.ANSWERING]
+        if now - one.since >= SETTLED_S and counts[one.address] > share
+    )
     return max(running, key=lambda one: (counts[one.address], -one.since), default=None)
 
 

@@ -23,7 +23,11 @@ from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from roundgate.config import HttpConfig
@@ -140,7 +144,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)  # tells the request that came last
         self.pipeline.clear()
-        if self._running is not None:  # which may wait behind another one: that is the one being served
+        if (
+            self._running is not None
+        ):  # which may wait behind another one: that is the one being served
             self._running.disconnected = True
             self._running.message_event.set()
 
@@ -157,7 +163,9 @@ class BoundedProtocol(HttpToolsProtocol):
         except HttpParserUpgrade:  # to what we do not speak; the request is answered as any other
             pass
         if self._part is _Part.NONE:
-            if self._due == inf:  # a line end between two requests stops uvicorn's timer, but is no request
+            if (
+                self._due == inf
+            ):  # a line end between two requests stops uvicorn's timer, but is no request
                 self._due = self.loop.time() + self._bounds.head_s
         elif self._has_begun or self._has_body:
             self._loose_bytes = 0
@@ -182,7 +190,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refusal = self._too_much()
             raise HttpParserError
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._refusal = TransportError(503, "Too many requests were sent without waiting for an answer")
+            self._refusal = TransportError(
+                503, "Too many requests were sent without waiting for an answer"
+            )
             raise HttpParserError
         self._part, self._has_asked = _Part.BODY, True
         self._due = self.loop.time() + bounds.body_s
@@ -266,7 +276,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def _ask_for_room(self) -> None:
         """Take the place of another connection, or be refused."""
         bounds, now = self._bounds, self.loop.time()
-        held = [one for one in cast("set[BoundedProtocol]", self.connections) if not one._has_made_room]
+        held = [
+            one for one in cast("set[BoundedProtocol]", self.connections) if not one._has_made_room
+        ]
         found = makes_room(held, self, places=bounds.connections, share=bounds.per_address, now=now)
         if found is None:
             self._refuse(_too_many())
@@ -299,7 +311,10 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._is_over, self._due = True, self.loop.time() + LINGER_S
         status, body = NEWEST.render(error, None)
-        log.info("request", extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}})
+        log.info(
+            "request",
+            extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}},
+        )
         self.pipeline.clear()
         running = self._running
         if running is not None and not running.response_complete:
@@ -309,7 +324,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
         if running is None or self._part is not _Part.BODY or not running.response_complete:
-            self.transport.write(_head(status, body, [*self.server_state.default_headers, *headers_of(error)]) + body)
+            self.transport.write(
+                _head(status, body, [*self.server_state.default_headers, *headers_of(error)]) + body
+            )
         self.flow.resume_reading()
         self.transport.write_eof()
 

@@ -20,11 +20,25 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import CallCancelled, InvalidRequest, MissingCapability, ToolError, Unavailable
+from roundgate.errors import (
+    CallCancelled,
+    InvalidRequest,
+    MissingCapability,
+    ToolError,
+    Unavailable,
+)
 from roundgate.http.questions import Asked, Questions
 from roundgate.http.session_stream import SessionStream
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Sessions, Stream
-from roundgate.protocol import LOG_LEVELS, ClientCapabilities, Inbound, Request, RequestId, ToolResult, jsonrpc
+from roundgate.protocol import (
+    LOG_LEVELS,
+    ClientCapabilities,
+    Inbound,
+    Request,
+    RequestId,
+    ToolResult,
+    jsonrpc,
+)
 from roundgate.protocol.v2025 import REVISIONS, Results, Revision, inbound_of
 from roundgate.protocol.v2025.asking import answer_of, request_params
 from roundgate.protocol.v2025.results import asked as read_asked
@@ -61,7 +75,15 @@ class OpenCall:
     def to_json(self) -> list[Any]:
         """For an event's id."""
         request = self.request
-        return [request.id, request.method, request.params, dict(self.requests), self.state, self.round, self.until_ms]
+        return [
+            request.id,
+            request.method,
+            request.params,
+            dict(self.requests),
+            self.state,
+            self.round,
+            self.until_ms,
+        ]
 
     @classmethod
     def from_json(cls, facts: Any) -> OpenCall:
@@ -72,9 +94,17 @@ class OpenCall:
         """
         try:
             request_id, method, params, requests, state, round_, until_ms = facts
-            return cls(Request(request_id, method, params), dict(requests), state, str(round_), int(until_ms))
+            return cls(
+                Request(request_id, method, params),
+                dict(requests),
+                state,
+                str(round_),
+                int(until_ms),
+            )
         except (TypeError, ValueError):
-            raise InvalidRequest("Last-Event-ID is of an incompatible version; call again") from None
+            raise InvalidRequest(
+                "Last-Event-ID is of an incompatible version; call again"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +183,28 @@ class SessionCalls:
         match facts:
             case {"row": str(key)}:
                 row = await self._rows.read(key)
-                facts = None if row is None else ids.open_call(row.value.decode(), session.id, caller.principal)
+                facts = (
+                    None
+                    if row is None
+                    else ids.open_call(row.value.decode(), session.id, caller.principal)
+                )
         if facts is None or not (number.isascii() and number.isdigit() and len(number) <= 4):
-            raise InvalidRequest("Last-Event-ID is none that this session was given, or is too old; call again")
+            raise InvalidRequest(
+                "Last-Event-ID is none that this session was given, or is too old; call again"
+            )
         return OpenCall.from_json(facts), int(number)
 
-    async def resume(self, call: OpenCall, told: int, caller: Caller, stream: SessionStream) -> Responded:
+    async def resume(
+        self, call: OpenCall, told: int, caller: Caller, stream: SessionStream
+    ) -> Responded:
         """Go on with a call of which the client has been told `told` questions. Raises as `respond`."""
         if call.state is None and call.request.method == "tools/call":  # it may have done anything
             return _responded(call.request.id, _tool_error(caller.revision, _INTERRUPTED))
         return await self._respond(call, caller, stream, told)
 
-    async def _respond(self, call: OpenCall, caller: Caller, stream: SessionStream, told: int) -> Responded:
+    async def _respond(
+        self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
+    ) -> Responded:
         inbound = self._inbound(call, caller)
         trace = context_of(inbound.meta.raw)
         with self._tracing.request(inbound.method, inbound.name, trace, inbound.version) as span:
@@ -184,7 +224,13 @@ class SessionCalls:
         return _responded(call.request.id, reply)
 
     async def _rounds(
-        self, call: OpenCall, inbound: Inbound, caller: Caller, stream: SessionStream, told: int, span: Span
+        self,
+        call: OpenCall,
+        inbound: Inbound,
+        caller: Caller,
+        stream: SessionStream,
+        told: int,
+        span: Span,
     ) -> Reply | None:
         """The result; `None` where the stream has ended before."""
         methods = self._methods[caller.session.revision]
@@ -196,7 +242,9 @@ class SessionCalls:
                 if answers is None:
                     return None
                 told = 0
-                inbound = replace(inbound, params={**own, "inputResponses": answers, "requestState": call.state})
+                inbound = replace(
+                    inbound, params={**own, "inputResponses": answers, "requestState": call.state}
+                )
             context = RequestContext(inbound, caller.principal, notify, span, caller.remaining_ms)
             reply = await _serve(methods, context, caller.revision)
             if reply.label != "input_required":
@@ -204,11 +252,15 @@ class SessionCalls:
             requests, state = read_asked(reply.result)
             until_ms = self._clock.now_ms() + int(self._answer_timeout_s * 1000)
             call = OpenCall(call.request, requests, state, self._clock.new_id(), until_ms)
-            if not requests and stream.can_tell and stream.resumes:  # its handler wants a turn of its own
+            if (
+                not requests and stream.can_tell and stream.resumes
+            ):  # its handler wants a turn of its own
                 await stream.leave(await self._event_id(call, caller, 0))
                 return None
 
-    async def _ask(self, call: OpenCall, caller: Caller, stream: SessionStream, told: int) -> dict[str, Any] | None:
+    async def _ask(
+        self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
+    ) -> dict[str, Any] | None:
         """The answers to what the client is asked; `None` where the stream has ended before they came.
 
         Raises:
@@ -228,7 +280,9 @@ class SessionCalls:
                 if number >= told:
                     message = self._question(asked, number, request, caller)
                     await stream.message(message, _after(event_id, number + 1))
-            if not stream.holds and not stream.is_resumed:  # what waits for the body gets it when it has ended
+            if (
+                not stream.holds and not stream.is_resumed
+            ):  # what waits for the body gets it when it has ended
                 await stream.responder.end()
                 return None
             found = await self._wait(asked, news, call, caller, stream)
@@ -238,28 +292,48 @@ class SessionCalls:
                 await stream.leave(_after(event_id, len(call.requests)))
                 return None
         return {
-            key: answer_of(caller.revision, call.requests[key]["method"], call.requests[key].get("params", {}), result)
+            key: answer_of(
+                caller.revision,
+                call.requests[key]["method"],
+                call.requests[key].get("params", {}),
+                result,
+            )
             for key, result in found.items()
         }
 
     async def _wait(
-        self, asked: Asked, news: asyncio.Event, call: OpenCall, caller: Caller, stream: SessionStream
+        self,
+        asked: Asked,
+        news: asyncio.Event,
+        call: OpenCall,
+        caller: Caller,
+        stream: SessionStream,
     ) -> dict[str, dict[str, Any]] | None:
         """The answers; `None` if this request must not wait for them any longer."""
         wait_s = self._keep_alive_s if stream.holds else SHORT_WAIT_S
         while True:
-            found = await self.questions.answers(asked, news, call.request.id, caller.session, wait_s=wait_s)
+            found = await self.questions.answers(
+                asked, news, call.request.id, caller.session, wait_s=wait_s
+            )
             if found is not None:
                 return found
             left_ms = caller.deadline.remaining_ms()
-            if not stream.holds or self.questions.is_closing or (left_ms is not None and left_ms < LEAVE_MS):
+            if (
+                not stream.holds
+                or self.questions.is_closing
+                or (left_ms is not None and left_ms < LEAVE_MS)
+            ):
                 return None
             await stream.keep_alive()
 
-    def _question(self, asked: Asked, number: int, request: Mapping[str, Any], caller: Caller) -> bytes:
+    def _question(
+        self, asked: Asked, number: int, request: Mapping[str, Any], caller: Caller
+    ) -> bytes:
         """A question as a request to the client."""
         question_id = self.questions.ask(asked, number, caller.session, caller.principal)
-        params = request_params(caller.revision, request["method"], request.get("params", {}), question_id)
+        params = request_params(
+            caller.revision, request["method"], request.get("params", {}), question_id
+        )
         message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
         return json.encode({**message, "params": params} if params else message)
 

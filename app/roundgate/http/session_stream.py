@@ -32,7 +32,13 @@ class SessionStream:
     """
 
     def __init__(
-        self, responder: Responder, *, can_tell: bool, holds: bool, resumes: bool, is_resumed: bool = False
+        self,
+        responder: Responder,
+        *,
+        can_tell: bool,
+        holds: bool,
+        resumes: bool,
+        is_resumed: bool = False,
     ) -> None:
         self.responder = responder
         self.is_resumed = is_resumed
@@ -76,6 +82,10 @@ class SessionStream:
         async with self._writing:
             if self.responder.state is State.DONE:
                 return
-            if self.responder.state is State.NOTHING_SENT and self.resumes and self.token is not None:
+            if (
+                self.responder.state is State.NOTHING_SENT
+                and self.resumes
+                and self.token is not None
+            ):
                 event = sse.event_with_id(b"", await self.token(), RETRY_MS) + event
             await self.responder.raw(event)

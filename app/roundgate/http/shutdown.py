@@ -34,7 +34,9 @@ def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Itera
             signal.signal(number, handler)
 
 
-def _chain(loop: AbstractEventLoop, action: Callable[[], None], then: Any) -> Callable[[int, FrameType | None], None]:
+def _chain(
+    loop: AbstractEventLoop, action: Callable[[], None], then: Any
+) -> Callable[[int, FrameType | None], None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(action)

@@ -69,10 +69,15 @@ class _Watch:
         looked_s = time.monotonic()
         while not self._is_over.wait(LOOK_EVERY_S):
             now_s, beat_s = time.monotonic(), self._beat_s
-            stood_still = now_s - looked_s > 2 * LOOK_EVERY_S  # all of the process did, as under SIGSTOP
+            stood_still = (
+                now_s - looked_s > 2 * LOOK_EVERY_S
+            )  # all of the process did, as under SIGSTOP
             looked_s = now_s
             if told_s is not None and beat_s > told_s:
-                log.warning("the event loop goes on", extra={"fields": {"seconds": round(beat_s - told_s, 1)}})
+                log.warning(
+                    "the event loop goes on",
+                    extra={"fields": {"seconds": round(beat_s - told_s, 1)}},
+                )
                 told_s = None
             if told_s is None and not stood_still and now_s - beat_s > STALL_S:
                 told_s = beat_s
@@ -81,6 +86,8 @@ class _Watch:
     def _tell(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         stack = traceback.extract_stack(frame, limit=50) if frame is not None else []
-        shown = [f"{Path(one.filename).name}:{one.lineno} in {one.name}" for one in stack][-_FRAMES_SHOWN:]
+        shown = [f"{Path(one.filename).name}:{one.lineno} in {one.name}" for one in stack][
+            -_FRAMES_SHOWN:
+        ]
         fields = {"seconds": round(seconds, 1), "at": shown[-1] if shown else None, "stack": shown}
         log.warning("the event loop is blocked", extra={"fields": fields})

@@ -25,18 +25,24 @@ class Calls:
         self._clock = clock
         self._timeout_ms = timeout_ms
 
-    def begin(self, target: Target, asked: InputParams, context: RequestContext, *, key: Any = None) -> Round:
+    def begin(
+        self, target: Target, asked: InputParams, context: RequestContext, *, key: Any = None
+    ) -> Round:
         """The round that this request is; a later one is linked to where the call began.
 
         Raises:
             StateRefused, InvalidParams: see `Rounds.begin`.
         """
-        round_ = self._rounds.begin(target, asked, context.principal, context.span.carrier(), key=key)
+        round_ = self._rounds.begin(
+            target, asked, context.principal, context.span.carrier(), key=key
+        )
         if round_.opened is not None:
             context.span.link(round_.origin)
         return round_
 
-    def call(self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None) -> Call:
+    def call(
+        self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None
+    ) -> Call:
         """The carrier of a request's call: of a tool's, if `served` is one."""
         mode = "forbidden" if served is None else served.tool.task
         limit_ms = self._timeout_ms if context.remaining_ms is None else context.remaining_ms
@@ -46,7 +52,8 @@ class Calls:
             deadline=self._clock.deadline(min(limit_ms, self._timeout_ms)),
             notify=context.notify,
             publish=self._publish,
-            may_become_task=mode != "forbidden" and context.inbound.meta.capabilities.has(tasks.REQUIRED),
+            may_become_task=mode != "forbidden"
+            and context.inbound.meta.capabilities.has(tasks.REQUIRED),
             needs_row=mode == "required",
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,

@@ -14,7 +14,9 @@ from roundgate.protocol import EXTENSION, SUPPORTED_VERSIONS, Params, without_no
 class DiscoveryMethods:
     """The answer is the same for everybody until the catalog changes."""
 
-    def __init__(self, features: frozenset[str], instructions: str | None, cache: CacheHint, results: Results) -> None:
+    def __init__(
+        self, features: frozenset[str], instructions: str | None, cache: CacheHint, results: Results
+    ) -> None:
         discovered = {
             "supportedVersions": list(SUPPORTED_VERSIONS),
             "capabilities": capabilities(features),
@@ -48,7 +50,9 @@ def makes_tasks(catalog: Catalog) -> bool:
 def capabilities(features: frozenset[str]) -> dict[str, Any]:
     """The schema's `ServerCapabilities`: exactly what the features let through."""
     changes = {"listChanged": True} if "subscriptions" in features else {}
-    found: dict[str, Any] = {name: dict(changes) for name in ("tools", "prompts", "resources") if name in features}
+    found: dict[str, Any] = {
+        name: dict(changes) for name in ("tools", "prompts", "resources") if name in features
+    }
     if "resources" in found and changes:
         found["resources"]["subscribe"] = True
     if "completions" in features:
@@ -62,5 +66,7 @@ def capabilities(features: frozenset[str]) -> dict[str, Any]:
 
 def server_info(server: ServerConfig) -> dict[str, Any]:
     """The schema's `Implementation`."""
-    optional = without_none(title=server.title, description=server.description, websiteUrl=server.website_url)
+    optional = without_none(
+        title=server.title, description=server.description, websiteUrl=server.website_url
+    )
     return {"name": server.name, "version": server.version, **optional}

@@ -57,7 +57,9 @@ class Subscription:
             async for change in changes:
                 yield None if change is None else self._message(*change)
 
-    async def changes(self, keep_alive_s: float) -> AsyncGenerator[tuple[Topic, bytes | None] | None, None]:
+    async def changes(
+        self, keep_alive_s: float
+    ) -> AsyncGenerator[tuple[Topic, bytes | None] | None, None]:
         """Each change with what there is to say of it; `None` and the end as in `messages`."""
         while True:
             while self._pending:
@@ -75,11 +77,15 @@ class Subscription:
     def _message(self, topic: Topic, params: bytes | None) -> bytes:
         method, uri = topic
         if params is not None:
-            return jsonrpc.notification_of(method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}}, params)
+            return jsonrpc.notification_of(
+                method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}}, params
+            )
         return self._tell(method) if uri is None else self._tell(method, uri=uri)
 
     def _tell(self, method: str, **params: Any) -> bytes:
-        return jsonrpc.notification(method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}, **params})
+        return jsonrpc.notification(
+            method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}, **params}
+        )
 
 
 class Hub:
@@ -155,19 +161,33 @@ class Hub:
             subscription.close()
 
 
-def _topics(wanted: SubscriptionFilter, features: frozenset[str]) -> tuple[frozenset[Topic], dict[str, Any]]:
+def _topics(
+    wanted: SubscriptionFilter, features: frozenset[str]
+) -> tuple[frozenset[Topic], dict[str, Any]]:
     """What is watched, and the filter as it is acknowledged: only what is served, only what was asked for."""
     topics: set[Topic] = set()
     acknowledged: dict[str, Any] = {}
     for feature, asked, name, method in (
         ("tools", wanted.tools_list_changed, "toolsListChanged", notifications.TOOLS_CHANGED),
-        ("prompts", wanted.prompts_list_changed, "promptsListChanged", notifications.PROMPTS_CHANGED),
-        ("resources", wanted.resources_list_changed, "resourcesListChanged", notifications.RESOURCES_CHANGED),
+        (
+            "prompts",
+            wanted.prompts_list_changed,
+            "promptsListChanged",
+            notifications.PROMPTS_CHANGED,
+        ),
+        (
+            "resources",
+            wanted.resources_list_changed,
+            "resourcesListChanged",
+            notifications.RESOURCES_CHANGED,
+        ),
     ):
         if asked and feature in features:
             topics.add((method, None))
             acknowledged[name] = True
     if wanted.resource_subscriptions and "resources" in features:
-        topics.update((notifications.RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions)
+        topics.update(
+            (notifications.RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions
+        )
         acknowledged["resourceSubscriptions"] = wanted.resource_subscriptions
     return frozenset(topics), acknowledged

@@ -29,7 +29,9 @@ class Listing:
         page = pages.page(cursor)
         reply = self._made.get(page)
         if reply is None:
-            more = b"" if page.next_cursor is None else b',"nextCursor":%b' % encode(page.next_cursor)
+            more = (
+                b"" if page.next_cursor is None else b',"nextCursor":%b' % encode(page.next_cursor)
+            )
             entries = self._results.entries(self._member, page.entries)
             reply = Reply(b"%b%b]%b%b" % (self._head, entries, more, self._rest))
             if len(self._made) < MAX_PAGES_KEPT:

@@ -54,7 +54,9 @@ class Once:
         """Let rounds whose clients have hung up come to their end, so that the retries find their outcomes."""
         await asyncio.gather(*self._working, return_exceptions=True)
 
-    async def serve(self, round_: Round, asked: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def serve(
+        self, round_: Round, asked: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
+    ) -> Reply:
         """Serve a round of a `once` tool: the same retry gets the same outcome, and it is served once.
 
         The first round has no token, so, unless the client gave the call a key, nothing to be once about: a new call is
@@ -95,7 +97,9 @@ class Once:
         await self._once.finish(token_id, outcome)
         return outcome
 
-    async def _outcome_of_twin(self, token_id: str, record: OnceRecord, answers: str, call: Call) -> bytes:
+    async def _outcome_of_twin(
+        self, token_id: str, record: OnceRecord, answers: str, call: Call
+    ) -> bytes:
         if record.answers != answers:
             raise self._sealer.refused("used before with other answers", call.principal)
         while record.outcome is None:
@@ -135,6 +139,7 @@ def _unpacked(outcome: bytes) -> Reply:
         return Reply(body, word.decode())
     name, *facts = json.decode(body)
     kinds = {
-        kind.__name__: kind for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
+        kind.__name__: kind
+        for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
     }
     raise kinds[name](*facts)

@@ -20,7 +20,12 @@ class ResourceMethods:
     """Resources and resource templates, as the catalog has them."""
 
     def __init__(
-        self, catalog: Catalog, calls: Calls, rounds: Rounds, results: Results, caching: CachingConfig
+        self,
+        catalog: Catalog,
+        calls: Calls,
+        rounds: Rounds,
+        results: Results,
+        caching: CachingConfig,
     ) -> None:
         self._catalog = catalog
         self._calls = calls
@@ -43,7 +48,9 @@ class ResourceMethods:
         resource, values = self._catalog.resource(asked.uri)
         round_ = self._calls.begin(Target("resources/read", asked.uri), asked, context)
         call = self._calls.call(context, round_)
-        outcome = await self._rounds.run(round_, call, lambda ctx: resource.read(ctx, asked.uri, values))
+        outcome = await self._rounds.run(
+            round_, call, lambda ctx: resource.read(ctx, asked.uri, values)
+        )
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
         contents = self._calls.value(outcome, f"resource {asked.uri[:200]}")

@@ -31,7 +31,17 @@ from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
 from roundgate.json import digest
 from roundgate.protocol import InputParams
-from roundgate.replay import Call, Completed, Context, Failed, Journal, Restarted, Run, Suspended, engine
+from roundgate.replay import (
+    Call,
+    Completed,
+    Context,
+    Failed,
+    Journal,
+    Restarted,
+    Run,
+    Suspended,
+    engine,
+)
 from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
 
 T = TypeVar("T")
@@ -148,7 +158,12 @@ class Rounds:
         return self._later(target, asked.request_state, responses, principal, keyed_id)
 
     def _later(
-        self, target: Target, state: Any, responses: Mapping[str, Any], principal: Principal, keyed_id: str | None
+        self,
+        target: Target,
+        state: Any,
+        responses: Mapping[str, Any],
+        principal: Principal,
+        keyed_id: str | None,
     ) -> Round:
         opened = self._sealer.open(state, principal, target.binding())
         try:
@@ -161,7 +176,9 @@ class Rounds:
         def make_id() -> str:
             return known_id or digest(["state", opened.id, responses])
 
-        return Round(opened.round + 1, journal, target, opened, opened.origin, make_id, keyed_id is not None)
+        return Round(
+            opened.round + 1, journal, target, opened, opened.origin, make_id, keyed_id is not None
+        )
 
     async def run(
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
@@ -188,19 +205,33 @@ class Rounds:
         if call.may_become_task and outcome.wants_task and not outcome.requests:
             return BecomesTask(outcome.journal, run.message)
         if round_.number >= self._max_rounds:
-            return Failed(ToolError(f"The call needed more than {self._max_rounds} rounds; ask for less at once"))
+            return Failed(
+                ToolError(
+                    f"The call needed more than {self._max_rounds} rounds; ask for less at once"
+                )
+            )
         try:
             return self._input_required(outcome, round_, call.principal)
         except StateTooLarge as error:
             largest = outcome.journal.largest()
-            return Failed(RuntimeError(f"what the handler remembered is too large: {error}; the largest is {largest}"))
+            return Failed(
+                RuntimeError(
+                    f"what the handler remembered is too large: {error}; the largest is {largest}"
+                )
+            )
         except TypeError as error:  # ctx.state holds what JSON cannot
             return Failed(error)
 
-    def _input_required(self, outcome: Suspended, round_: Round, principal: Principal) -> InputRequired:
-        return InputRequired(outcome.requests, self._seal(outcome.journal, round_, principal, round_.fixed_task))
+    def _input_required(
+        self, outcome: Suspended, round_: Round, principal: Principal
+    ) -> InputRequired:
+        return InputRequired(
+            outcome.requests, self._seal(outcome.journal, round_, principal, round_.fixed_task)
+        )
 
-    async def in_doubt(self, round_: Round, call: Call, journal: Journal, ended: Any = None) -> InputRequired:
+    async def in_doubt(
+        self, round_: Round, call: Call, journal: Journal, ended: Any = None
+    ) -> InputRequired:
         """The end of a round whose task may have been written or not: state alone, with the task's id inside.
 
         The retry comes back with it, finds the row or writes it, and answers with the one task. `ended` is how the call
@@ -210,15 +241,21 @@ class Rounds:
             Unavailable: there have been too many such rounds, or what is known of the call is too large to travel.
         """
         if round_.number >= self._max_rounds:
-            raise Unavailable("The task of this call could not be written; send the same request again")
+            raise Unavailable(
+                "The task of this call could not be written; send the same request again"
+            )
         await asyncio.sleep(min(_DOUBT_PAUSE_S, (call.deadline.remaining_ms() or 0) / 2000))
         try:
             state = self._seal(journal, round_, call.principal, FixedTask(round_.task_id, ended))
         except (StateTooLarge, TypeError):
-            raise Unavailable("The task of this call could not be written; send the same request again") from None
+            raise Unavailable(
+                "The task of this call could not be written; send the same request again"
+            ) from None
         return InputRequired({}, state)
 
-    def _seal(self, journal: Journal, round_: Round, principal: Principal, fixed_task: FixedTask | None) -> str:
+    def _seal(
+        self, journal: Journal, round_: Round, principal: Principal, fixed_task: FixedTask | None
+    ) -> str:
         return self._sealer.seal(
             journal.to_json(),
             principal,
@@ -232,6 +269,8 @@ class Rounds:
 def _id_for_key(key: Any, target: Target, principal: Principal) -> str:
     """The id that follows from a client's key; it is one for this tool and these arguments alone."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise InvalidParams(f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters')
+        raise InvalidParams(
+            f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters'
+        )
     owner = [principal.issuer, principal.subject, principal.client_id]
     return digest(["key", owner, key, target.method, target.name, digest(target.arguments)])

@@ -17,7 +17,11 @@ class Scopes:
 
     def __init__(self, catalog: Catalog, *, are_checked: bool) -> None:
         self._catalog = catalog
-        scoped = [served.tool for served in catalog.tools.values() if served.tool.scopes] if are_checked else []
+        scoped = (
+            [served.tool for served in catalog.tools.values() if served.tool.scopes]
+            if are_checked
+            else []
+        )
         self._are_checked = are_checked
         self.any_tool = bool(scoped)
         """Whether callers may see different tools."""
@@ -46,4 +50,8 @@ class Scopes:
 
     def tool_pages(self, principal: Principal) -> Pages:
         """The list of the tools that the caller may use."""
-        return self._catalog.tool_pages_for(principal.scopes) if self._are_checked else self._catalog.tool_pages
+        return (
+            self._catalog.tool_pages_for(principal.scopes)
+            if self._are_checked
+            else self._catalog.tool_pages
+        )

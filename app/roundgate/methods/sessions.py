@@ -112,7 +112,9 @@ class Sessions:
 
     async def unsubscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:
         """Tell it of changes of a resource no more. Raises as `state`."""
-        await self._change(session, owner, lambda s: replace(s, uris=tuple(one for one in s.uris if one != uri)))
+        await self._change(
+            session, owner, lambda s: replace(s, uris=tuple(one for one in s.uris if one != uri))
+        )
 
     async def end(self, session: SessionFacts, owner: Principal) -> None:
         """Take its id no more. Raises as `state`."""
@@ -121,7 +123,10 @@ class Sessions:
         self._known.pop(session.id, None)
 
     async def _change(
-        self, session: SessionFacts, owner: Principal, change: Callable[[SessionState], SessionState]
+        self,
+        session: SessionFacts,
+        owner: Principal,
+        change: Callable[[SessionState], SessionState],
     ) -> None:
         key = _key(session, owner)
         for _ in range(_TRIES):
@@ -143,7 +148,9 @@ class Sessions:
                 done = await self._rows.replace(key, value, row.version, forget_ms)
             if done:
                 return
-        raise Unavailable("Too many sessions of this caller are being changed at once; try again soon")
+        raise Unavailable(
+            "Too many sessions of this caller are being changed at once; try again soon"
+        )
 
 
 def _key(session: SessionFacts, owner: Principal) -> str:

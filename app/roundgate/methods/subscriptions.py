@@ -48,7 +48,9 @@ class SubscriptionMethods:
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, wanted.task_ids)
         task_ids = [task.id for task, _ in known]
-        subscription = self._hub.subscribe(inbound.id, context.principal, wanted, self._features, task_ids)
+        subscription = self._hub.subscribe(
+            inbound.id, context.principal, wanted, self._features, task_ids
+        )
         for task, view in known:
             self._follow(subscription, task, view)
         self._end_with_token(subscription, context.principal)
@@ -59,10 +61,14 @@ class SubscriptionMethods:
         if principal.expires_at_s is None:
             return
         left_s = principal.expires_at_s - self._clock.now_ms() / 1000
-        timer = asyncio.get_running_loop().call_later(min(max(0.0, left_s), MAX_STREAM_S), subscription.close)
+        timer = asyncio.get_running_loop().call_later(
+            min(max(0.0, left_s), MAX_STREAM_S), subscription.close
+        )
         subscription.ends.append(timer.cancel)
 
-    async def _known(self, context: RequestContext, task_ids: Sequence[str]) -> list[tuple[NamedTask, TaskView | None]]:
+    async def _known(
+        self, context: RequestContext, task_ids: Sequence[str]
+    ) -> list[tuple[NamedTask, TaskView | None]]:
         """Those of the tasks that there are, that are the caller's, and whose tools it may call, with how they are now.
 
         Who has a task that is not ours is asked later: a stream does not wait for services.

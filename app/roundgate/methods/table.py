@@ -70,7 +70,16 @@ class Methods:
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
             ToolMethods(
-                catalog, scopes, calls, rounds, once, tasks, results, clock, cache=caching.tools, max_result_bytes=most
+                catalog,
+                scopes,
+                calls,
+                rounds,
+                once,
+                tasks,
+                results,
+                clock,
+                cache=caching.tools,
+                max_result_bytes=most,
             ),
             ResourceMethods(catalog, calls, rounds, results, caching),
             PromptMethods(catalog, calls, rounds, results, caching.prompts),

@@ -19,7 +19,14 @@ from roundgate.methods.lists import Listing
 from roundgate.methods.once import Once
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
-from roundgate.methods.rounds import IDEMPOTENCY_KEY, BecomesTask, InputRequired, Round, Rounds, Target
+from roundgate.methods.rounds import (
+    IDEMPOTENCY_KEY,
+    BecomesTask,
+    InputRequired,
+    Round,
+    Rounds,
+    Target,
+)
 from roundgate.methods.scopes import Scopes
 from roundgate.protocol import REQUIRED, CallToolParams, ListParams, TaskView, ToolResult, merged
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
@@ -74,12 +81,16 @@ class ToolMethods:
         if requires := _requirements(served):
             inbound.meta.capabilities.require(requires, f"tool {served.name}")
         target = Target("tools/call", served.name, asked.arguments)
-        round_ = self._calls.begin(target, asked, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY))
+        round_ = self._calls.begin(
+            target, asked, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
+        )
         call = self._calls.call(context, round_, served)
         if not served.tool.once:
             return await self._run(served, round_, call)
         try:
-            return await self._once.serve(round_, asked, call, lambda: self._run(served, round_, call))
+            return await self._once.serve(
+                round_, asked, call, lambda: self._run(served, round_, call)
+            )
         except ToolError as error:  # nobody knows the outcome
             return self._results.tool(ToolResult.error(str(error)))
 
@@ -91,9 +102,14 @@ class ToolMethods:
         def handler(ctx: Context) -> Awaitable[Returned]:
             return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
 
-        if call.may_become_task and (known := await self._known_task(served, round_, call)) is not None:
+        if (
+            call.may_become_task
+            and (known := await self._known_task(served, round_, call)) is not None
+        ):
             return known
-        return await self._answer(await self._rounds.run_or_defer(round_, call, handler), served, round_, call)
+        return await self._answer(
+            await self._rounds.run_or_defer(round_, call, handler), served, round_, call
+        )
 
     async def _answer(
         self,
@@ -108,7 +124,9 @@ class ToolMethods:
                 return self._results.input_required(outcome)
             case BecomesTask(journal, message):
                 return await self._create_task(served, round_, call, journal, message=message)
-            case Failed(MissingCapability() as error):  # the call can be sent again with it, a task could not
+            case Failed(
+                MissingCapability() as error
+            ):  # the call can be sent again with it, a task could not
                 raise error
             case Completed(TaskView() as view) if call.meta.capabilities.has(REQUIRED):
                 return self._hand_over(served, view, call)
@@ -143,7 +161,9 @@ class ToolMethods:
             return self._results.task(created)
         if fixed_task.ended is None:
             return None
-        return await self._create_task(served, round_, call, Journal(), end=Ended.from_json(fixed_task.ended))
+        return await self._create_task(
+            served, round_, call, Journal(), end=Ended.from_json(fixed_task.ended)
+        )
 
     async def _create_task(
         self,
@@ -158,16 +178,25 @@ class ToolMethods:
         """The task of a call that goes on, or, with an end, of one that is over already."""
         task_call = _task_call(served, round_, call, journal)
         try:
-            created = await self._tasks.create(task_call, journal, task_id=round_.task_id, message=message, ended=end)
+            created = await self._tasks.create(
+                task_call, journal, task_id=round_.task_id, message=message, ended=end
+            )
         except Unavailable as error:
-            return await self._in_doubt(error, round_, call, journal, None if end is None else end.to_json())
+            return await self._in_doubt(
+                error, round_, call, journal, None if end is None else end.to_json()
+            )
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
             return self._results.tool(tool_result(Failed(error), served.name, self._clock))
         return self._results.task(created)
 
-    async def _in_doubt(self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any) -> Reply:
+    async def _in_doubt(
+        self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any
+    ) -> Reply:
         fields = {"task": round_.task_id, "error": str(error)}
-        log.warning("a task may have been created or not; its client is asked to call again", extra={"fields": fields})
+        log.warning(
+            "a task may have been created or not; its client is asked to call again",
+            extra={"fields": fields},
+        )
         return self._results.input_required(await self._rounds.in_doubt(round_, call, journal, end))
 
 
@@ -198,4 +227,6 @@ def _requirements(served: ServedTool) -> Mapping[str, Any]:
 
 def _invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:
     problems = served.arguments.problems(arguments, "arguments")
-    return ToolResult.error("Invalid arguments; correct them and call again:\n" + "\n".join(f"- {p}" for p in problems))
+    return ToolResult.error(
+        "Invalid arguments; correct them and call again:\n" + "\n".join(f"- {p}" for p in problems)
+    )

@@ -38,7 +38,9 @@ class Annotations:
 
     def to_wire(self) -> Wire:
         audience = None if self.audience is None else list(self.audience)
-        return without_none(audience=audience, priority=self.priority, lastModified=self.last_modified)
+        return without_none(
+            audience=audience, priority=self.priority, lastModified=self.last_modified
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,12 @@ class ImageContent(_Annotated):
     mime_type: str
 
     def to_wire(self) -> Wire:
-        return {"type": "image", "data": base64_text(self.data), "mimeType": self.mime_type, **self._extras()}
+        return {
+            "type": "image",
+            "data": base64_text(self.data),
+            "mimeType": self.mime_type,
+            **self._extras(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,12 @@ class AudioContent(_Annotated):
     mime_type: str
 
     def to_wire(self) -> Wire:
-        return {"type": "audio", "data": base64_text(self.data), "mimeType": self.mime_type, **self._extras()}
+        return {
+            "type": "audio",
+            "data": base64_text(self.data),
+            "mimeType": self.mime_type,
+            **self._extras(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +123,9 @@ class TextResourceContents:
     meta: Mapping[str, Any] | None = None
 
     def to_wire(self) -> Wire:
-        return without_none(uri=self.uri, mimeType=self.mime_type, text=self.text, _meta=_copied(self.meta))
+        return without_none(
+            uri=self.uri, mimeType=self.mime_type, text=self.text, _meta=_copied(self.meta)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +139,9 @@ class BlobResourceContents:
 
     def to_wire(self) -> Wire:
         blob = base64_text(self.blob)
-        return without_none(uri=self.uri, mimeType=self.mime_type, blob=blob, _meta=_copied(self.meta))
+        return without_none(
+            uri=self.uri, mimeType=self.mime_type, blob=blob, _meta=_copied(self.meta)
+        )
 
 
 ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
@@ -158,10 +174,19 @@ class ResourceLink(_Annotated):
             title=self.title, description=self.description, mimeType=self.mime_type, size=self.size
         )
         icons = {"icons": [icon.to_wire() for icon in self.icons]} if self.icons else {}
-        return {"type": "resource_link", "uri": self.uri, "name": self.name, **described, **icons, **self._extras()}
+        return {
+            "type": "resource_link",
+            "uri": self.uri,
+            "name": self.name,
+            **described,
+            **icons,
+            **self._extras(),
+        }
 
 
-ContentBlock: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+ContentBlock: TypeAlias = (
+    TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +224,8 @@ class ToolResult:
 
     def to_wire(self) -> Wire:
         blocks = [
-            {"type": "text", "text": block} if isinstance(block, str) else block.to_wire() for block in self.content
+            {"type": "text", "text": block} if isinstance(block, str) else block.to_wire()
+            for block in self.content
         ]
         wire: Wire = {"content": blocks}
         if self.structured_content is not ABSENT:
@@ -225,4 +251,7 @@ class Completion:
         cut = len(self.values) > self.MAX_VALUES
         total = len(self.values) if self.total is None and cut else self.total
         more = True if cut else self.has_more
-        return {"values": list(self.values[: self.MAX_VALUES]), **without_none(total=total, hasMore=more)}
+        return {
+            "values": list(self.values[: self.MAX_VALUES]),
+            **without_none(total=total, hasMore=more),
+        }

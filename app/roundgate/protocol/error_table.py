@@ -34,7 +34,9 @@ class ErrorTable:
         for cls in type(error).__mro__:
             if cls in self._rows:
                 row = self._rows[cls]
-                return WireError(row.code, error.status) if isinstance(error, TransportError) else row
+                return (
+                    WireError(row.code, error.status) if isinstance(error, TransportError) else row
+                )
         raise KeyError(type(error).__name__)
 
     def render(self, error: GatewayError, request_id: RequestId | None) -> tuple[int, bytes]:
@@ -46,4 +48,10 @@ class ErrorTable:
 
     def kept(self, error: GatewayError) -> bytes:
         """The `error` of a task that failed, as JSON. Raises KeyError as `look_up` does."""
-        return encode({"code": self.look_up(error).code, "message": str(error), **without_none(data=error.data)})
+        return encode(
+            {
+                "code": self.look_up(error).code,
+                "message": str(error),
+                **without_none(data=error.data),
+            }
+        )

@@ -14,7 +14,16 @@ from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.jsonrpc import RequestId
 
-LOG_LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+LOG_LEVELS: Final = (
+    "debug",
+    "info",
+    "notice",
+    "warning",
+    "error",
+    "critical",
+    "alert",
+    "emergency",
+)
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
 
 

@@ -67,7 +67,9 @@ def message_of(message: Any) -> Request | Notification:
     if "id" not in message:
         return _notification(method, params)
     if request_id is None:
-        raise InvalidRequest(f'"id" must be a string of up to {MAX_ID} characters or a 64-bit integer, and never null')
+        raise InvalidRequest(
+            f'"id" must be a string of up to {MAX_ID} characters or a 64-bit integer, and never null'
+        )
     return Request(request_id, method, params)
 
 
@@ -79,7 +81,9 @@ def result_response(request_id: RequestId, result: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request_id), result)
 
 
-def error_response(request_id: RequestId | None, code: int, message: str, data: Any = None) -> bytes:
+def error_response(
+    request_id: RequestId | None, code: int, message: str, data: Any = None
+) -> bytes:
     """`{"jsonrpc": "2.0", "id": …, "error": …}`; an unknown id is left out, never null (`JSONRPCErrorResponse`)."""
     error: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
@@ -114,7 +118,9 @@ def readable_id(message: dict[str, Any]) -> RequestId | None:
 
 def _notification(method: str, params: dict[str, Any]) -> Notification:
     if not method.startswith("notifications/"):
-        raise InvalidRequest(f'"id" is missing: {method[:100]} is a request and needs a string or integer id')
+        raise InvalidRequest(
+            f'"id" is missing: {method[:100]} is a request and needs a string or integer id'
+        )
     return Notification(method, params)
 
 

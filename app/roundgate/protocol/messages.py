@@ -36,7 +36,11 @@ def message_of(value: Any) -> Message:
     Raises:
         InvalidRequest: it is none; carries the id where it could be read.
     """
-    if isinstance(value, dict) and "method" not in value and ("result" in value or "error" in value):
+    if (
+        isinstance(value, dict)
+        and "method" not in value
+        and ("result" in value or "error" in value)
+    ):
         return _response(value)
     if isinstance(value, list):
         raise InvalidRequest("A message is an object: a batch has no batches in it")

@@ -33,7 +33,9 @@ class Pages:
     _made: dict[int, Page] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_starts", {key: index + 1 for index, (key, _) in enumerate(self.items)})
+        object.__setattr__(
+            self, "_starts", {key: index + 1 for index, (key, _) in enumerate(self.items)}
+        )
 
     def page(self, cursor: str | None) -> Page:
         """The page a cursor stands for; the first without one.
@@ -43,7 +45,9 @@ class Pages:
         """
         start = 0 if cursor is None else self._starts.get(_decode(cursor))
         if start is None:
-            raise InvalidParams("Invalid cursor: start again without one; the list may have changed")
+            raise InvalidParams(
+                "Invalid cursor: start again without one; the list may have changed"
+            )
         if start % self.size:
             return self._make(start)
         if start not in self._made:
@@ -53,7 +57,9 @@ class Pages:
     def _make(self, start: int) -> Page:
         chosen = self.items[start : start + self.size]
         more = start + self.size < len(self.items)
-        return Page(b",".join(entry for _, entry in chosen), _encode(chosen[-1][0]) if more else None)
+        return Page(
+            b",".join(entry for _, entry in chosen), _encode(chosen[-1][0]) if more else None
+        )
 
 
 def _encode(key: str) -> str:
@@ -62,6 +68,8 @@ def _encode(key: str) -> str:
 
 def _decode(cursor: str) -> str:
     try:
-        return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        return base64.b64decode(
+            cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True
+        ).decode()
     except (binascii.Error, ValueError):
         return "\0"  # no key: names and URIs have no NUL

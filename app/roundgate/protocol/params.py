@@ -100,7 +100,9 @@ class SubscriptionFilter(Params):
     tools_list_changed: bool = Field(default=False, alias="toolsListChanged")
     prompts_list_changed: bool = Field(default=False, alias="promptsListChanged")
     resources_list_changed: bool = Field(default=False, alias="resourcesListChanged")
-    resource_subscriptions: list[Uri] = Field(default=[], alias="resourceSubscriptions", max_length=1000)
+    resource_subscriptions: list[Uri] = Field(
+        default=[], alias="resourceSubscriptions", max_length=1000
+    )
     task_ids: list[str] = Field(default=[], alias="taskIds", max_length=100)
 
 
@@ -131,7 +133,10 @@ def validate(model: type[P], params: dict[str, Any]) -> P:
     try:
         validated: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
-        wrong = [f"params.{'.'.join(map(str, e['loc']))}: {_message(e)}" for e in error.errors(include_input=False)[:5]]
+        wrong = [
+            f"params.{'.'.join(map(str, e['loc']))}: {_message(e)}"
+            for e in error.errors(include_input=False)[:5]
+        ]
         raise InvalidParams(f"Invalid params: {'; '.join(wrong)[:1000]}") from None
     return validated
 

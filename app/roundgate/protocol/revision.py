@@ -68,7 +68,9 @@ class MirroredArgument(Protocol):
 class Revision(Protocol):
     """One revision of the protocol. The package of a revision is one, by the functions of its face."""
 
-    def validate_request(self, request: Request, headers: Headers, features: Container[str], /) -> Inbound:
+    def validate_request(
+        self, request: Request, headers: Headers, features: Container[str], /
+    ) -> Inbound:
         """A request that is valid in this revision, and whose method is served.
 
         Args:

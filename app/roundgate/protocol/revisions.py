@@ -13,7 +13,9 @@ from typing import Final
 from roundgate.protocol import v2025, v2026_07_28
 from roundgate.protocol.revision import ResultFormat, Revision
 
-REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType({v2026_07_28.PROTOCOL_VERSION: v2026_07_28})
+REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
+    {v2026_07_28.PROTOCOL_VERSION: v2026_07_28}
+)
 
 NEWEST: Final[Revision] = v2026_07_28
 """In this one is written what is said before it is known which revision a client speaks, and what tasks keep."""

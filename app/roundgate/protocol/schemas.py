@@ -57,10 +57,14 @@ class Schema:
         if self._validator.is_valid(value):
             return []
         if not self._can_explain(value):
-            return [f"{root}: does not conform to the schema; with fewer values in it, the answer would say where"]
+            return [
+                f"{root}: does not conform to the schema; with fewer values in it, the answer would say where"
+            ]
         found: list[str] = []
         for error in self._validator.iter_errors(value):
-            path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
+            path = "".join(
+                f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path
+            )
             found.append(f"{root}{path}: {error.message}"[:_MAX_MESSAGE])
             if len(found) == _MAX_ERRORS:
                 break

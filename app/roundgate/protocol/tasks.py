@@ -140,4 +140,8 @@ def detailed(view: TaskView, poll_interval_ms: int) -> bytes:
         pairs = (b"%b:%b" % (encode(key), request) for key, request in view.requests.items())
         return b'%b,"inputRequests":{%b}}' % (task[:-1], b",".join(pairs))
     member = {Status.COMPLETED: b"result", Status.FAILED: b"error"}.get(view.status)
-    return task if member is None or view.outcome is None else b'%b,"%b":%b}' % (task[:-1], member, view.outcome)
+    return (
+        task
+        if member is None or view.outcome is None
+        else b'%b,"%b":%b}' % (task[:-1], member, view.outcome)
+    )

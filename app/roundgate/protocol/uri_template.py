@@ -48,7 +48,9 @@ class _Operator:
         if not self.takes_reserved:
             return quote(value, safe="")
         parts = re.split(f"({_TRIPLET})", value)
-        return "".join(part if at % 2 else quote(part, safe=_RESERVED) for at, part in enumerate(parts))
+        return "".join(
+            part if at % 2 else quote(part, safe=_RESERVED) for at, part in enumerate(parts)
+        )
 
     def decode(self, text: str) -> str:
         value = unquote(text, errors="strict")
@@ -115,7 +117,9 @@ class _Value:
             return {self.name: self.operator.decode(text)}
         if self.operator.is_guarded and text.startswith("/"):
             raise ValueError("an absolute path, once joined")
-        return {self.name: [self.operator.decode(item) for item in text.split(self.operator.separator)]}
+        return {
+            self.name: [self.operator.decode(item) for item in text.split(self.operator.separator)]
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,9 @@ class _Expression:
         return self.operator.first + self.operator.separator.join(texts) if texts else ""
 
     def _texts(self, name: str, value: str | list[str]) -> list[str]:
-        texts = [self.operator.encode(item) for item in ([value] if isinstance(value, str) else value)]
+        texts = [
+            self.operator.encode(item) for item in ([value] if isinstance(value, str) else value)
+        ]
         if texts and name not in self.exploded:
             texts = [",".join(texts)]
         if not self.operator.is_named:
@@ -142,15 +148,22 @@ class _Expression:
 
     def pieces(self, starts_later: frozenset[str]) -> Iterator[_Piece]:
         """`starts_later`: how later `{?}`, `{&}`, `{;}` and `{#}` begin; values here must leave that to them."""
-        alphabet = frozenset(_UNRESERVED + "%" + (_RESERVED if self.operator.takes_reserved else "")) - starts_later
+        alphabet = (
+            frozenset(_UNRESERVED + "%" + (_RESERVED if self.operator.takes_reserved else ""))
+            - starts_later
+        )
         separator = frozenset({self.operator.separator})
-        if self.exploded:  # only a list reads on over separators, or nothing would say where it begins
+        if (
+            self.exploded
+        ):  # only a list reads on over separators, or nothing would say where it begins
             alphabet -= separator
         for index, name in enumerate(self.names):
             if text := self.operator.separator if index else self.operator.first:
                 yield _Literal(text)
             is_list = name in self.exploded
-            yield _Value(self.operator, name, is_list, alphabet | separator if is_list else alphabet)
+            yield _Value(
+                self.operator, name, is_list, alphabet | separator if is_list else alphabet
+            )
 
 
 class _Parameters(_Expression):
@@ -163,7 +176,10 @@ class _Parameters(_Expression):
         for pair in reversed(list(self._pair().finditer(uri))):
             is_continued = uri.startswith(self.operator.separator, pair.end())
             ends[pair.start()] = ends[pair.end()] if is_continued else pair.end()
-        ends = [end if uri.startswith(self.operator.first, here) else here for here, end in enumerate(ends)]
+        ends = [
+            end if uri.startswith(self.operator.first, here) else here
+            for here, end in enumerate(ends)
+        ]
         return [_NOWHERE if onward[end] == _NOWHERE else end for end in ends]
 
     def _pair(self) -> re.Pattern[str]:
@@ -253,18 +269,29 @@ class UriTemplate:
 
 def _parse_part(text: str, found: re.Match[str]) -> _Part:
     if found["stray"]:
-        raise _fault(text, found.start(), f"{found[0]!r} has no partner", "add it, or write %7B for '{', %7D for '}'")
+        raise _fault(
+            text,
+            found.start(),
+            f"{found[0]!r} has no partner",
+            "add it, or write %7B for '{', %7D for '}'",
+        )
     if found["literal"] is None:
         return _parse_expression(text, found.start(), found["body"])
     if bad := _NOT_LITERAL.search(text, found.start(), found.end()):
-        raise _fault(text, bad.start(), f"{bad[0]!r} cannot stand in a URI", "percent-encode it ('%' is %25)")
-    return _Literal(quote(found[0], safe=_RESERVED + "%"))  # section 3.1: "é" stands for its triplets
+        raise _fault(
+            text, bad.start(), f"{bad[0]!r} cannot stand in a URI", "percent-encode it ('%' is %25)"
+        )
+    return _Literal(
+        quote(found[0], safe=_RESERVED + "%")
+    )  # section 3.1: "é" stands for its triplets
 
 
 def _parse_expression(text: str, at: int, body: str) -> _Expression:
     symbol = "" if re.match(r"[\w%]|$", body) else body[0]
     if symbol not in _OPERATORS:
-        raise _fault(text, at + 1, f"{symbol!r} is not an operator", "use one of + # . / ; ? & or none")
+        raise _fault(
+            text, at + 1, f"{symbol!r} is not an operator", "use one of + # . / ; ? & or none"
+        )
     specs = body[len(symbol) :].split(",")
     names = tuple(_parse_name(text, at, symbol, spec) for spec in specs)
     exploded = frozenset(name for name, spec in zip(names, specs, strict=True) if name != spec)
@@ -275,9 +302,16 @@ def _parse_expression(text: str, at: int, body: str) -> _Expression:
 def _parse_name(text: str, at: int, symbol: str, spec: str) -> str:
     name, colon, _ = spec.removesuffix("*").partition(":")
     if not _NAME.fullmatch(name):
-        raise _fault(text, at, f"{name!r} is not a variable name", "use letters, digits, '_', single dots between them")
+        raise _fault(
+            text,
+            at,
+            f"{name!r} is not a variable name",
+            "use letters, digits, '_', single dots between them",
+        )
     if colon:
-        raise _fault(text, at, f"the prefix {spec!r} hides the rest of the value", f"write {name!r}")
+        raise _fault(
+            text, at, f"the prefix {spec!r} hides the rest of the value", f"write {name!r}"
+        )
     if name != spec and not _OPERATORS[symbol].may_explode:
         remedy = f"write {{+{name}}} for text with '/' in it, {{/{name}*}} for a list of segments"
         raise _fault(text, at, f"{{{symbol}{spec}}} cannot be exploded", remedy)
@@ -290,23 +324,39 @@ def _check_variables(text: str, expressions: list[_Expression]) -> None:
     for expression in expressions:
         lists += 0 if isinstance(expression, _Parameters) else len(expression.exploded)
         if lists > 1:
-            raise _fault(text, expression.at, "a second exploded list leaves the first without an end", "drop one '*'")
+            raise _fault(
+                text,
+                expression.at,
+                "a second exploded list leaves the first without an end",
+                "drop one '*'",
+            )
         for name in expression.names:
             if name in names:
-                raise _fault(text, expression.at, f"variable {name!r} is named twice", "rename one of the two")
+                raise _fault(
+                    text,
+                    expression.at,
+                    f"variable {name!r} is named twice",
+                    "rename one of the two",
+                )
             names.add(name)
 
 
 def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
     """A parameter ends at a character that no value can hold: what comes next must begin with one."""
-    taken = set[str]()  # what the next parameter of this or a neighbouring expression may begin with
+    taken = set[
+        str
+    ]()  # what the next parameter of this or a neighbouring expression may begin with
     for part, following in pairwise(parts):
         if not isinstance(part, _Parameters):
             taken.clear()
             continue
         taken |= {part.operator.first, part.operator.separator}
         start = following.text[0] if isinstance(following, _Literal) else following.operator.first
-        if not start or start in _UNRESERVED + "%=" or (isinstance(following, _Literal) and start in taken):
+        if (
+            not start
+            or start in _UNRESERVED + "%="
+            or (isinstance(following, _Literal) and start in taken)
+        ):
             problem = f"what follows the {{{part.operator.first}}} expression could belong to its last value"
             raise _fault(text, part.at, problem, "move it to the end, or put '/' or '#' behind it")
 
@@ -316,7 +366,9 @@ def _pieces_of(parts: tuple[_Part, ...]) -> tuple[_Piece, ...]:
     pieces: list[_Piece] = []
     starts_later = frozenset[str]()
     for part in reversed(parts):
-        pieces[:0] = [part] if isinstance(part, _Literal | _Parameters) else part.pieces(starts_later)
+        pieces[:0] = (
+            [part] if isinstance(part, _Literal | _Parameters) else part.pieces(starts_later)
+        )
         if isinstance(part, _Expression):
             starts_later |= set(part.operator.first) & set("?&;#")
     return tuple(pieces)

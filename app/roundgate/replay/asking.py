@@ -48,7 +48,9 @@ async def ask(
         for name, question in asked.items():
             known = _known(run, keys[name], name, question)
             if isinstance(known, Answer):
-                answers[name] = replace(known, value=default) if known.action == "timeout" else known
+                answers[name] = (
+                    replace(known, value=default) if known.action == "timeout" else known
+                )
             else:
                 opened.append((name, known, question))
         if not opened:
@@ -59,7 +61,9 @@ async def ask(
             await within_scopes(run, branch)
             until_ms = _open(run, opened, timeout_s)
             try:
-                await run.quiescence.park(branch, until_ms, None if until_ms is None else until_ms - run.clock.now_ms())
+                await run.quiescence.park(
+                    branch, until_ms, None if until_ms is None else until_ms - run.clock.now_ms()
+                )
             except asyncio.CancelledError:
                 _withdraw(run, opened)
                 raise
@@ -130,7 +134,9 @@ def _in_time(run: Run, entry: Asked) -> Asked | None:
     return None
 
 
-def _open(run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None) -> int | None:
+def _open(
+    run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None
+) -> int | None:
     """Put questions to the client: all of them, or none if it lacks a capability for any.
 
     Returns the earliest end of their time limits in milliseconds since the epoch, or `None`.
@@ -148,7 +154,9 @@ def _open(run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: fl
             untils.append(until_ms)
         run.journal.add(entry)
         run.wire_names.take(entry.wire or entry.key)
-        run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = question.to_wire(entry.problem)
+        run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = question.to_wire(
+            entry.problem
+        )
     return min(untils, default=None)
 
 

@@ -33,7 +33,9 @@ from roundgate.errors import HandlerExited, Suspend
 T = TypeVar("T")
 
 
-_PREFIXES: Final = MappingProxyType({kind: f"{kind}:" for kind in ("sleep", "shed", "task", "timeout", "key")})
+_PREFIXES: Final = MappingProxyType(
+    {kind: f"{kind}:" for kind in ("sleep", "shed", "task", "timeout", "key")}
+)
 
 
 class Branch:
@@ -43,7 +45,17 @@ class Branch:
     `path` is empty, or segments that each end in a slash.
     """
 
-    __slots__ = ("_awaited", "children", "has_branched", "is_thread", "owner", "path", "scopes", "timeouts", "uses")
+    __slots__ = (
+        "_awaited",
+        "children",
+        "has_branched",
+        "is_thread",
+        "owner",
+        "path",
+        "scopes",
+        "timeouts",
+        "uses",
+    )
 
     def __init__(self, owner: object, path: str = "") -> None:
         self.owner = owner
@@ -135,7 +147,11 @@ class Timeouts:
         """One more, and the path of its branch."""
         self._timers.append((timer, path))
         if len(self._timers) > self._watermark:
-            self._timers = [(timer, path) for timer, path in self._timers if _state(timer) in ("active", "expiring")]
+            self._timers = [
+                (timer, path)
+                for timer, path in self._timers
+                if _state(timer) in ("active", "expiring")
+            ]
             self._watermark = 16 + 2 * len(self._timers)
 
     def whens(self, now_s: float) -> list[float]:
@@ -144,12 +160,15 @@ class Timeouts:
         return [
             when
             for state, when in whens
-            if when is not None and (state == "active" or (state == "expiring" and when > now_s - JUST_FIRED_S))
+            if when is not None
+            and (state == "active" or (state == "expiring" and when > now_s - JUST_FIRED_S))
         ]
 
     def is_ending(self, path: str) -> bool:
         """Whether one of them has fired, and what it ends contains this branch."""
-        return any(path.startswith(of) and _state(timer) == "expiring" for timer, of in self._timers)
+        return any(
+            path.startswith(of) and _state(timer) == "expiring" for timer, of in self._timers
+        )
 
 
 def _state(timer: Timer) -> str:
@@ -169,7 +188,9 @@ class _WaitFor:
     def __repr__(self) -> str:
         if self._handle.cancelled():
             return "[finished]"
-        return "[active]" if self._handle.when() > asyncio.get_running_loop().time() else "[expiring]"
+        return (
+            "[active]" if self._handle.when() > asyncio.get_running_loop().time() else "[expiring]"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +280,9 @@ class Driven(Coroutine[Any, Any, T]):
     __next__ = send  # one call less: most handlers are over at the first
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._coroutine, name)  # its names and cr_frame, for who shows where a task stands
+        return getattr(
+            self._coroutine, name
+        )  # its names and cr_frame, for who shows where a task stands
 
     def _give_up(self) -> NoReturn:
         name = getattr(self._coroutine, "__qualname__", "handler")
@@ -272,10 +295,16 @@ def _end(error: BaseException) -> NoReturn:
     """The exception to end with, instead of one that would leave the event loop."""
     if isinstance(error, Suspend):
         task = asyncio.current_task()
-        if isinstance(task, _BranchTask):  # perhaps nobody waits for this branch, and looks at how it ended
+        if isinstance(
+            task, _BranchTask
+        ):  # perhaps nobody waits for this branch, and looks at how it ended
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error
-    said = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else "for the end of the process"
+    said = (
+        f"sys.exit({error.code!r})"
+        if isinstance(error, SystemExit)
+        else "for the end of the process"
+    )
     raise HandlerExited(f"the handler called {said}") from error
 
 
@@ -298,8 +327,14 @@ class TaskFactory:
         context = options.pop("context", None)
         if context is None:
             context = copy_context()
-        elif branch is not place and isinstance(context.get(here), Branch) and context[here] is not place:
-            raise RuntimeError("two tasks of a handler cannot share one context=: each is a branch of its own")
+        elif (
+            branch is not place
+            and isinstance(context.get(here), Branch)
+            and context[here] is not place
+        ):
+            raise RuntimeError(
+                "two tasks of a handler cannot share one context=: each is a branch of its own"
+            )
         context.run(here.set, branch)
         return self._make(loop, Driven(coroutine), {**options, "context": context}, _BranchTask)
 
@@ -311,7 +346,9 @@ class TaskFactory:
         kind: type[asyncio.Task[Any]] = asyncio.Task,
     ) -> Any:
         if self._before is not None:
-            with inside(None):  # it may end in a factory of ours that was set before: the branch is known already
+            with inside(
+                None
+            ):  # it may end in a factory of ours that was set before: the branch is known already
                 return self._before(loop, coroutine, **options)
         return kind(coroutine, loop=loop, **options)
 
@@ -352,7 +389,9 @@ _WAIT_FOR: Final = asyncio.wait_for.__code__ if sys.version_info < (3, 12) else 
 """Python 3.11 runs what is waited for in a task of its own, later ones in the caller's: a journal goes from the one to
 the other, so it is the caller's branch in both."""
 _AS_COMPLETED: Final = (
-    asyncio.as_completed if sys.version_info < (3, 13) else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
+    asyncio.as_completed
+    if sys.version_info < (3, 13)
+    else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
 ).__code__
 """It creates tasks in the order of a set, which is another one in every process."""
 _FRAMES: Final = 12
@@ -386,10 +425,14 @@ def _of_as_completed(parent: Branch, frame: FrameType, coroutine: Any) -> Branch
     if id(coroutine) not in awaited:
         given = frame.f_locals.get("fs", frame.f_locals.get("aws"))
         if not isinstance(given, Sequence):
-            raise RuntimeError("asyncio.as_completed starts coroutines in no order; give it a list of them")
+            raise RuntimeError(
+                "asyncio.as_completed starts coroutines in no order; give it a list of them"
+            )
         if not any(one is coroutine for one in given):
             coroutine.close()  # which asyncio has made of the object
-            raise RuntimeError("asyncio.as_completed starts awaitable objects in no order; give it coroutines or tasks")
+            raise RuntimeError(
+                "asyncio.as_completed starts awaitable objects in no order; give it coroutines or tasks"
+            )
         awaited.clear()
         for one in given:
             if asyncio.iscoroutine(one) and id(one) not in awaited:

@@ -29,7 +29,17 @@ from roundgate.replay.branches import inside
 from roundgate.replay.call import Call
 from roundgate.replay.fan_out import branches, side_by_side
 from roundgate.replay.limits import TimeLimit
-from roundgate.replay.questions import Answer, Form, Question, Raw, Root, Roots, Sample, Sampled, Url
+from roundgate.replay.questions import (
+    Answer,
+    Form,
+    Question,
+    Raw,
+    Root,
+    Roots,
+    Sample,
+    Sampled,
+    Url,
+)
 from roundgate.replay.run import Run
 from roundgate.replay.steps import Options
 
@@ -93,7 +103,9 @@ class Context:
         """
         try:
             for one in required:
-                self._call.meta.capabilities.require(one if isinstance(one, Mapping) else one.requires, "this")
+                self._call.meta.capabilities.require(
+                    one if isinstance(one, Mapping) else one.requires, "this"
+                )
         except MissingCapability:
             return False
         return True
@@ -102,7 +114,13 @@ class Context:
 
     @overload
     async def elicit(
-        self, name: str, message: str, fields: type[M], *, timeout_s: float | None = None, default: M | None = None
+        self,
+        name: str,
+        message: str,
+        fields: type[M],
+        *,
+        timeout_s: float | None = None,
+        default: M | None = None,
     ) -> M: ...
     @overload
     async def elicit(
@@ -138,7 +156,9 @@ class Context:
             TimeoutError: there was no answer in time, and there is no default.
             MissingCapability: the client cannot show forms; not catching it tells it so (-32021).
         """
-        answers = await self.ask({name: Form(message, fields)}, timeout_s=timeout_s, default=default)
+        answers = await self.ask(
+            {name: Form(message, fields)}, timeout_s=timeout_s, default=default
+        )
         return answers[name].get()
 
     async def elicit_url(self, name: str, message: str, url: str) -> None:
@@ -185,7 +205,14 @@ class Context:
             MissingCapability: the client offers no sampling, or none with tools.
         """
         question = Sample(
-            messages, max_tokens, system_prompt, temperature, stop_sequences, model_preferences, tools, tool_choice
+            messages,
+            max_tokens,
+            system_prompt,
+            temperature,
+            stop_sequences,
+            model_preferences,
+            tools,
+            tool_choice,
         )
         sampled: Sampled = (await self.ask({name: question}))[name].get()
         return sampled
@@ -203,7 +230,11 @@ class Context:
         return roots
 
     async def ask(
-        self, questions: Mapping[str, Question], *, timeout_s: float | None = None, default: Any = None
+        self,
+        questions: Mapping[str, Question],
+        *,
+        timeout_s: float | None = None,
+        default: Any = None,
     ) -> dict[str, Answer]:
         """Ask several things at once; each `Answer` says whether it was accepted, declined or cancelled.
 
@@ -392,10 +423,14 @@ class Context:
             ValueError: it has no time zone, so nobody knows when that is.
         """
         if moment.tzinfo is None:
-            raise ValueError("the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()")
+            raise ValueError(
+                "the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()"
+            )
         await waiting.sleep_until(self._run, name, round(moment.timestamp() * 1000))
 
-    async def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
+    async def poll(
+        self, name: str, function: Callable[..., Any], *args: Any, every_s: float
+    ) -> Any:
         """Call a function again and again until it returns something but `None`; that is remembered, as a step is.
 
         A task holds no worker between two times. The function must be safe to call again.
@@ -420,7 +455,9 @@ class Context:
         """
         self._run.say(message.encode(errors="replace").decode()[:MAX_STATUS_CHARS])
 
-    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+    async def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
         """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
 
         Inside a task there are no notifications: it becomes the task's `statusMessage`.
@@ -464,7 +501,11 @@ class Context:
             log.info("a task says", extra={"fields": fields})
             return
         wanted = self._call.meta.log_level
-        if wanted is None or self._call.notify is None or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted):
+        if (
+            wanted is None
+            or self._call.notify is None
+            or LOG_LEVELS.index(level) < LOG_LEVELS.index(wanted)
+        ):
             return
         params = {"level": level, "data": data} | without_none(logger=logger)
         await self._call.notify(notifications.MESSAGE, params)

@@ -74,4 +74,6 @@ async def be_cut_again(run: Run, branch: Branch, cut: Cut) -> NoReturn:
         await tell(run, branch, rank)
         raise
     order.drop(rank)
-    raise StepFailed(f"{cut.key!r} was given up by its handler in an earlier run, and was not in this one")
+    raise StepFailed(
+        f"{cut.key!r} was given up by its handler in an earlier run, and was not in this one"
+    )

@@ -83,7 +83,11 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
     token = here.set(run.root)  # `inside` would cost half a microsecond
     try:
         with limit:
-            value = await (_driven(handler, run) if run.call.task_id is None else _in_its_own_task(handler, run))
+            value = await (
+                _driven(handler, run)
+                if run.call.task_id is None
+                else _in_its_own_task(handler, run)
+            )
         # a handler that swallowed the suspension does not get away with a result that skipped a question
         return Completed(value) if run.stopped is None else _suspended(run)
     except BaseException as error:
@@ -110,7 +114,9 @@ def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Resta
         case BaseExceptionGroup():
             return _failed(_cause_in(error), run)
         case TimeoutError() if limit.expired:
-            return Failed(CallTimeout(f"The call did not finish within {round(limit.after_s or 0, 2):g} s"))
+            return Failed(
+                CallTimeout(f"The call did not finish within {round(limit.after_s or 0, 2):g} s")
+            )
         case Exception():
             return _failed(error, run)
     raise error
@@ -173,9 +179,15 @@ def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
     missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):
         return MissingCapability(missing[0].what_for, merged(leaf.missing for leaf in missing))
-    if isinstance(leaves[0], GatewayError) and all(isinstance(leaf, GatewayError) for leaf in leaves):
+    if isinstance(leaves[0], GatewayError) and all(
+        isinstance(leaf, GatewayError) for leaf in leaves
+    ):
         return leaves[0]
-    return group if isinstance(group, Exception) else _caused_by(group, "branches of the handler failed")
+    return (
+        group
+        if isinstance(group, Exception)
+        else _caused_by(group, "branches of the handler failed")
+    )
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

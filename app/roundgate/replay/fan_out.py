@@ -19,7 +19,9 @@ I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
 
 
-def branches(parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None) -> list[tuple[I, Branch]]:
+def branches(
+    parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
+) -> list[tuple[I, Branch]]:
     """Each item with its branch: `name.7` for an item 7, `name.Xy3…` for one that is no name; twice the same is
     numbered."""
     own = parent.named(name)

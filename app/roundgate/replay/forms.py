@@ -11,7 +11,17 @@ from pydantic import BaseModel
 from roundgate.protocol import Schema, without_none
 
 _KEPT: Final = {
-    "string": ("title", "description", "minLength", "maxLength", "format", "default", "enum", "enumNames", "oneOf"),
+    "string": (
+        "title",
+        "description",
+        "minLength",
+        "maxLength",
+        "format",
+        "default",
+        "enum",
+        "enumNames",
+        "oneOf",
+    ),
     "number": ("title", "description", "minimum", "maximum", "default"),
     "integer": ("title", "description", "minimum", "maximum", "default"),
     "boolean": ("title", "description", "default"),
@@ -48,10 +58,17 @@ def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
     if source.get("type") != "object" or not isinstance(source.get("properties", {}), Mapping):
         raise ValueError('a form is a flat object: {"type": "object", "properties": {…}}')
     definitions = source.get("$defs", {})
-    properties = {name: _field(name, field, definitions) for name, field in source.get("properties", {}).items()}
+    properties = {
+        name: _field(name, field, definitions)
+        for name, field in source.get("properties", {}).items()
+    }
     if unknown := [name for name in source.get("required", ()) if name not in properties]:
         raise ValueError(f"the form requires {', '.join(unknown)}, which it does not have")
-    return {"type": "object", "properties": properties, **without_none(required=source.get("required"))}
+    return {
+        "type": "object",
+        "properties": properties,
+        **without_none(required=source.get("required")),
+    }
 
 
 def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +83,9 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
             f"field {name!r}: a form must not ask for secrets, the client would see them; use ctx.elicit_url"
         )
     if kind == "string" and schema.get("format") not in (None, *_FORMATS):
-        raise ValueError(f"field {name!r}: forms know the formats {', '.join(_FORMATS)}, not {schema['format']!r}")
+        raise ValueError(
+            f"field {name!r}: forms know the formats {', '.join(_FORMATS)}, not {schema['format']!r}"
+        )
     kept = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
     if kind == "array":
         kept["items"] = _choices(name, _resolve(schema.get("items"), definitions))
@@ -77,15 +96,23 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
 
 def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
     """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may be left out."""
-    schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}  # `true` is a schema too
+    schema: dict[str, Any] = (
+        dict(found) if isinstance(found, Mapping) else {}
+    )  # `true` is a schema too
     if "anyOf" in schema:
         options = [option for option in schema["anyOf"] if option.get("type") != "null"]
         if len(options) == 1:
-            schema = {**{key: value for key, value in schema.items() if key != "anyOf"}, **options[0]}
+            schema = {
+                **{key: value for key, value in schema.items() if key != "anyOf"},
+                **options[0],
+            }
     if "$ref" in schema:
         schema = {**definitions.get(schema["$ref"].rpartition("/")[2], {}), **schema}
         del schema["$ref"]
-    if isinstance(schema.get("type"), list) and len(kinds := [kind for kind in schema["type"] if kind != "null"]) == 1:
+    if (
+        isinstance(schema.get("type"), list)
+        and len(kinds := [kind for kind in schema["type"] if kind != "null"]) == 1
+    ):
         schema["type"] = kinds[0]
     if "const" in schema and "type" in schema:
         schema = {**schema, "enum": [schema["const"]]}
@@ -94,5 +121,9 @@ def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choices(name: str, items: dict[str, Any]) -> dict[str, Any]:
     if items.get("type", "string") != "string" or not ("enum" in items or "anyOf" in items):
-        raise ValueError(f"field {name!r}: a list in a form is a choice of several of fixed strings")
-    return {"type": "string", "enum": items["enum"]} if "enum" in items else {"anyOf": items["anyOf"]}
+        raise ValueError(
+            f"field {name!r}: a list in a form is a choice of several of fixed strings"
+        )
+    return (
+        {"type": "string", "enum": items["enum"]} if "enum" in items else {"anyOf": items["anyOf"]}
+    )

@@ -36,7 +36,9 @@ MAX_BITS: Final = 4_096
 _AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, complex)
 
 
-def identity(kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def identity(
+    kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
     """`step charge Xy3…`: a kind, a function's name, and a digest of arguments if there are any."""
     name, bound = _named(function)
     if not (args or kwargs or bound):
@@ -79,7 +81,9 @@ def _values(value: Any, room: int = MAX_DEPTH) -> Any:
         return "…"
     if isinstance(value, Mapping):
         pairs = [[_values(key, room - 1), _values(item, room - 1)] for key, item in value.items()]
-        return sorted(pairs, key=repr)  # a client may send the members of its arguments in another order
+        return sorted(
+            pairs, key=repr
+        )  # a client may send the members of its arguments in another order
     if isinstance(value, (list, tuple)):
         return [_values(item, room - 1) for item in value]
     if isinstance(value, (set, frozenset)):
@@ -96,7 +100,10 @@ def _inside(value: Any, room: int) -> Any:
     if isinstance(value, BaseModel):
         return _values({name: getattr(value, name) for name in type(value).model_fields}, room)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _values({field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}, room)
+        return _values(
+            {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)},
+            room,
+        )
     if isinstance(value, _AS_TEXT):
         return str(value)
     if isinstance(value, type):

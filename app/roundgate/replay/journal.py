@@ -164,7 +164,8 @@ _TAGS: Final[Mapping[str, type[Entry]]] = {
 }
 _TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
 _REQUIRED: Final = {
-    kind: sum(f.default is MISSING for f in fields(kind)) + (3 if kind is Asked else 0) for kind in _TAG_OF
+    kind: sum(f.default is MISSING for f in fields(kind)) + (3 if kind is Asked else 0)
+    for kind in _TAG_OF
 }
 """How many members every entry of a kind is written with: those behind are left out where they say nothing."""
 
@@ -206,7 +207,14 @@ class Journal:
         for entry in self.outstanding():
             key = wire_key(entry.wire or entry.key, entry.attempt)
             if key in responses:
-                answer = Answered(entry.key, entry.digest, entry.attempt, entry.changed, responses[key], entry.wire)
+                answer = Answered(
+                    entry.key,
+                    entry.digest,
+                    entry.attempt,
+                    entry.changed,
+                    responses[key],
+                    entry.wire,
+                )
                 self.add(answer)
 
     def receive_unasked(self, responses: Mapping[str, Any]) -> None:
@@ -257,7 +265,9 @@ class Journal:
         members: list[Any] = [*value, *[None] * (5 - len(value))]
         rows, state, version, generation, arguments = members
         version = _version(version, has_entries=bool(rows))
-        journal = cls(state=dict(state), version=version, arguments=arguments, generation=generation or 1)
+        journal = cls(
+            state=dict(state), version=version, arguments=arguments, generation=generation or 1
+        )
         for one in rows:
             journal.add(from_row(one))
         return journal
@@ -279,7 +289,9 @@ def _version(written: int | None, *, has_entries: bool) -> int:
         raise ValueError("a journal's version is a number")
     version = written or 1
     if version > JOURNAL_VERSION:
-        raise UnknownEntry(f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}")
+        raise UnknownEntry(
+            f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}"
+        )
     return version if has_entries or written else JOURNAL_VERSION
 
 
@@ -326,10 +338,15 @@ def plain(value: Any, where: str, room: int = MAX_DEPTH) -> Any:
                 raise NotJson(f"{where} is {value}, which JSON cannot hold")
             return value
         case dict() | list() | tuple() if room == 0:
-            raise NotJson(f"{where[:200]}… is nested more than {MAX_DEPTH} levels deep, or contains itself")
+            raise NotJson(
+                f"{where[:200]}… is nested more than {MAX_DEPTH} levels deep, or contains itself"
+            )
         case dict():
             items = value.items()
-            return {_plain_key(key, where): plain(item, f"{where}.{key}", room - 1) for key, item in items}
+            return {
+                _plain_key(key, where): plain(item, f"{where}.{key}", room - 1)
+                for key, item in items
+            }
         case list() | tuple():
             return [plain(item, f"{where}[{index}]", room - 1) for index, item in enumerate(value)]
     raise NotJson(
@@ -349,5 +366,7 @@ def _plain_text(value: str, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise NotJson(f"{where} is {ascii(value)[:100]}, which is no Unicode text (a file name may not be)") from None
+        raise NotJson(
+            f"{where} is {ascii(value)[:100]}, which is no Unicode text (a file name may not be)"
+        ) from None
     return str.__str__(value)

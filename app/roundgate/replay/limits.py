@@ -55,11 +55,16 @@ class TimeLimit:
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         self._branch.scopes += (self,)
         left_s = (self.until_ms - self._run.clock.now_ms()) / 1000
-        self._timer = asyncio.get_running_loop().call_later(left_s if left_s > 0 else LATE_S, self.fire)
+        self._timer = asyncio.get_running_loop().call_later(
+            left_s if left_s > 0 else LATE_S, self.fire
+        )
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._left.set()
         if self._timer is not None:

@@ -31,7 +31,9 @@ GRACE_S: Final = 0.5
 
 
 def _has_rank(entry: Entry) -> bool:
-    return isinstance(entry, (Cut, Told)) or (isinstance(entry, (Finished, Raised)) and entry.what is not None)
+    return isinstance(entry, (Cut, Told)) or (
+        isinstance(entry, (Finished, Raised)) and entry.what is not None
+    )
 
 
 class Order:
@@ -122,7 +124,9 @@ class Order:
         future = self._loop.create_future()
         self._arrivals += 1
         heapq.heappush(self._waiting, (rank, self._arrivals, future))
-        if not (self.is_over and self._is_settling):  # of what has just become known the ranks say all
+        if not (
+            self.is_over and self._is_settling
+        ):  # of what has just become known the ranks say all
             self._settle()
         await future
 
@@ -137,7 +141,9 @@ class Order:
         """Look who is next when whatever follows from the last thing told has happened, and nobody new has come."""
         self._is_settling = True
         self._generation += 1
-        if not self._is_open and not self._loop.is_closed():  # as when Python closes what is left of a handler
+        if (
+            not self._is_open and not self._loop.is_closed()
+        ):  # as when Python closes what is left of a handler
             self._loop.call_soon(self._look, self._generation, TURNS * (self._depth + LEVELS))
 
     def _look(self, generation: int, turns: int) -> None:

@@ -121,7 +121,10 @@ class Form:
         try:
             return self.fields.model_validate(content)
         except ValidationError as error:
-            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
+            wrong = [
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+                for e in error.errors(include_input=False)
+            ]
             raise UnfitAnswer("; ".join(wrong)) from None
 
 
@@ -181,9 +184,15 @@ class Sample:
         return {"sampling": {"tools": {}} if self.tools or self.tool_choice else {}}
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
-        messages = [PromptMessage("user", self.messages)] if isinstance(self.messages, str) else self.messages
+        messages = (
+            [PromptMessage("user", self.messages)]
+            if isinstance(self.messages, str)
+            else self.messages
+        )
         params = {
-            "messages": [one.to_wire() if isinstance(one, PromptMessage) else dict(one) for one in messages],
+            "messages": [
+                one.to_wire() if isinstance(one, PromptMessage) else dict(one) for one in messages
+            ],
             "maxTokens": self.max_tokens,
             **without_none(
                 systemPrompt=self.system_prompt,
@@ -231,10 +240,16 @@ class Roots:
 
     def read(self, name: str, response: Any) -> Answer:
         roots = response.get("roots") if isinstance(response, dict) else None
-        if not isinstance(roots, list) or not all(isinstance(r, dict) and isinstance(r.get("uri"), str) for r in roots):
+        if not isinstance(roots, list) or not all(
+            isinstance(r, dict) and isinstance(r.get("uri"), str) for r in roots
+        ):
             raise UnfitAnswer("a roots response has roots, each with a uri")
         names = [root.get("name") if isinstance(root.get("name"), str) else None for root in roots]
-        return Answer(name, "accept", [Root(root["uri"], called) for root, called in zip(roots, names, strict=True)])
+        return Answer(
+            name,
+            "accept",
+            [Root(root["uri"], called) for root, called in zip(roots, names, strict=True)],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +270,16 @@ class Raw:
             case "elicitation/create":
                 return {"elicitation": {params.get("mode", "form"): {}}}
             case "sampling/createMessage":
-                return {"sampling": {"tools": {}} if params.get("tools") or params.get("toolChoice") else {}}
+                return {
+                    "sampling": {"tools": {}}
+                    if params.get("tools") or params.get("toolChoice")
+                    else {}
+                }
             case "roots/list":
                 return {"roots": {}}
-        raise ValueError("an input request has the method elicitation/create, sampling/createMessage or roots/list")
+        raise ValueError(
+            "an input request has the method elicitation/create, sampling/createMessage or roots/list"
+        )
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
         return dict(self.request)
@@ -284,13 +305,17 @@ def check_page(url: Any) -> None:
     except ValueError as error:
         raise ValueError(f"{shown} is not a URL: {error}") from None
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise ValueError(f"{shown} is no page to send a user to: give https, or http on a loopback address")
+        raise ValueError(
+            f"{shown} is no page to send a user to: give https, or http on a loopback address"
+        )
     if not host:
         raise ValueError(f"{shown} has no host")
     if "@" in parts.netloc:
         raise ValueError(f"{shown} has a user name, which a person may take for the host")
     if not _URL.fullmatch(url):
-        raise ValueError(f"{shown} has characters that no URL has: percent-encode them, and write hosts in Punycode")
+        raise ValueError(
+            f"{shown} has characters that no URL has: percent-encode them, and write hosts in Punycode"
+        )
 
 
 def _is_loopback(host: str | None) -> bool:
@@ -301,7 +326,9 @@ def _is_loopback(host: str | None) -> bool:
 
 
 def _with_problem(message: str, problem: str | None) -> str:
-    return message if problem is None else f"{message}\n\nThe last answer could not be used: {problem}"
+    return (
+        message if problem is None else f"{message}\n\nThe last answer could not be used: {problem}"
+    )
 
 
 def _action(response: Any) -> Action:
@@ -312,7 +339,9 @@ def _action(response: Any) -> Action:
 
 
 def _is_block(block: Mapping[str, Any]) -> bool:
-    return isinstance(block.get("type"), str) and (block["type"] != "text" or isinstance(block.get("text"), str))
+    return isinstance(block.get("type"), str) and (
+        block["type"] != "text" or isinstance(block.get("text"), str)
+    )
 
 
 _URL: Final = re.compile(r"[!#-;=?-\[\]_a-z~]+")

@@ -68,7 +68,9 @@ class Quiescence:
         self._in_flight -= 1
         self.stir()
 
-    async def park(self, branch: Branch, until_ms: int | None = None, for_ms: float | None = None) -> None:
+    async def park(
+        self, branch: Branch, until_ms: int | None = None, for_ms: float | None = None
+    ) -> None:
         """Wait until the run is suspended, or for a time.
 
         Raises:
@@ -77,7 +79,9 @@ class Quiescence:
         loop = asyncio.get_running_loop()
         one = Parked(branch, until_ms, loop.create_future())
         self.parked[one] = None
-        timer = None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, _wake, one.future)
+        timer = (
+            None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, _wake, one.future)
+        )
         self.stir()
         try:
             await one.future

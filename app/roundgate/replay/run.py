@@ -116,7 +116,11 @@ class Run:
     _stopped_at_ms = 0.0
 
     def __init__(
-        self, call: Call, journal: Journal, checkpointer: Checkpointer | None = None, message: str | None = None
+        self,
+        call: Call,
+        journal: Journal,
+        checkpointer: Checkpointer | None = None,
+        message: str | None = None,
     ) -> None:
         """A run of a call's handler that has not begun.
 
@@ -136,7 +140,9 @@ class Run:
         self.owner = object()
         """Stands for the run in its branches."""
         self.root = Branch(self.owner)
-        self.order = Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
+        self.order = (
+            Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
+        )
         """In which order branches get what is known; `None` while nothing is."""
         self.unwritten: list[Entry] = []
         """What is written with the next step."""
@@ -189,7 +195,9 @@ class Run:
             await self.refuse()
         for name in names:
             if not NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -")
+                raise ValueError(
+                    f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -"
+                )
         if not isinstance(place, Branch):
             # a later run remembers the step as a whole: what it contains would be skipped there, or never answered
             raise RuntimeError(
@@ -206,7 +214,9 @@ class Run:
         is_hopeless = self._refusals > MAX_REFUSALS or is_late
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
-        if is_hopeless and not is_in_thread:  # also when nobody drives it any more and Python closes it
+        if (
+            is_hopeless and not is_in_thread
+        ):  # also when nobody drives it any more and Python closes it
             await END
         raise Suspend
 
@@ -287,7 +297,9 @@ class Run:
             limits = [scope.until_ms for one in self._parked for scope in around(one.branch)]
             soon = [] if self.requests else self._timeouts_s()
             timeouts = [self.clock.now_ms() + max(0, round(left_s * 1000)) for left_s in soon]
-            self.wake_ms = None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
+            self.wake_ms = (
+                None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
+            )
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
         self.quiescence.unpark(Suspend)
         if self.order is not None:
@@ -339,9 +351,13 @@ class Run:
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
         whens = [] if self.root.timeouts is None else self.root.timeouts.whens(now_s)
-        left = [max(when - now_s, 0.0) + _TICK_MS / 1000 for when in whens if when - now_s < longest_s]
+        left = [
+            max(when - now_s, 0.0) + _TICK_MS / 1000 for when in whens if when - now_s < longest_s
+        ]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
-            log.warning("asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout")
+            log.warning(
+                "asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout"
+            )
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
 
     def _wait_s(self, one: Parked) -> float:

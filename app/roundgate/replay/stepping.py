@@ -61,11 +61,15 @@ async def step(
             if isinstance(known, Tried):
                 await wait_until(run, branch, known.again_ms)
             await _before_step(run, branch, needs_task=options.at_most_once)
-            await _run_step(run, branch, task, options, known.attempts if isinstance(known, Tried) else 0)
+            await _run_step(
+                run, branch, task, options, known.attempts if isinstance(known, Tried) else 0
+            )
     return outcome_of(known, name)
 
 
-async def poll(run: Run, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float) -> Any:
+async def poll(
+    run: Run, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float
+) -> Any:
     """Call a function every `every_s` seconds until it returns something other than `None`; that is remembered.
 
     Raises:
@@ -118,7 +122,13 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) ->
 
 
 async def _run_step(
-    run: Run, branch: Branch, task: Task, options: Options, attempts: int, *, only_values: bool = False
+    run: Run,
+    branch: Branch,
+    task: Task,
+    options: Options,
+    attempts: int,
+    *,
+    only_values: bool = False,
 ) -> Entry | None:
     """Run a step; returns what is remembered of it, or `None` if nothing is."""
     with run.quiescence.moving():
@@ -129,14 +139,22 @@ async def _run_step(
         entry: Finished | Raised | None = None
         try:
             with inside(InStep(run.owner, task.key)):
-                entry = await attempt(task, options.timeout_s, run.call.step_threads, run.call.principal)
+                entry = await attempt(
+                    task, options.timeout_s, run.call.step_threads, run.call.principal
+                )
         finally:
             run.note_step(run.clock.monotonic_ms() - begun_ms, has_ended=entry is not None)
         return await _note(run, branch, entry, options, attempts + 1, only_values=only_values)
 
 
 async def _note(
-    run: Run, branch: Branch, entry: Finished | Raised, options: Options, attempts: int, *, only_values: bool
+    run: Run,
+    branch: Branch,
+    entry: Finished | Raised,
+    options: Options,
+    attempts: int,
+    *,
+    only_values: bool,
 ) -> Entry | None:
     if only_values and isinstance(entry, Finished) and entry.value is None:
         return None

@@ -62,7 +62,9 @@ class Task:
     kwargs: Mapping[str, Any]
 
 
-async def attempt(task: Task, timeout_s: float | None, threads: Threads | None, caller: Principal) -> Finished | Raised:
+async def attempt(
+    task: Task, timeout_s: float | None, threads: Threads | None, caller: Principal
+) -> Finished | Raised:
     """Call the function once. Whatever it raises is an entry, but a cancellation."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
@@ -72,7 +74,9 @@ async def attempt(task: Task, timeout_s: float | None, threads: Threads | None, 
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
-        return _raised(task, f"CancelledError: {_text(error)}")  # its own: nobody has cancelled the step
+        return _raised(
+            task, f"CancelledError: {_text(error)}"
+        )  # its own: nobody has cancelled the step
     except ToolError as error:
         return Raised(task.key, _text(error), told=True, what=task.what)
     except TimeoutError as error:
@@ -109,7 +113,9 @@ def outcome_of(entry: Step, name: str) -> Any:
 
 
 def _logged(task: Task, error: BaseException) -> Raised:
-    log.warning("step %s raised", task.key, exc_info=error)  # the journal has the text; only the log has the traceback
+    log.warning(
+        "step %s raised", task.key, exc_info=error
+    )  # the journal has the text; only the log has the traceback
     return _raised(task, f"{type(error).__name__}: {_text(error)}")
 
 
@@ -166,8 +172,16 @@ def _unheld(function: Callable[..., Any]) -> str | None:
         hint = typing.get_type_hints(function).get("return")
     except Exception:  # no function, or names that are not to be had
         return None
-    if type(hint) is types.GenericAlias or not isinstance(hint, type) or issubclass(hint, Awaitable):
+    if (
+        type(hint) is types.GenericAlias
+        or not isinstance(hint, type)
+        or issubclass(hint, Awaitable)
+    ):
         return None
-    if issubclass(hint, _HELD) or hint.__module__ == "typing" or getattr(hint, "_is_protocol", False):
+    if (
+        issubclass(hint, _HELD)
+        or hint.__module__ == "typing"
+        or getattr(hint, "_is_protocol", False)
+    ):
         return None
     return hint.__name__ if not any(issubclass(held, hint) for held in _HELD) else None

@@ -89,7 +89,13 @@ class SyncContext:
 
     @overload
     def elicit(
-        self, name: str, message: str, fields: type[M], *, timeout_s: float | None = None, default: M | None = None
+        self,
+        name: str,
+        message: str,
+        fields: type[M],
+        *,
+        timeout_s: float | None = None,
+        default: M | None = None,
     ) -> M: ...
     @overload
     def elicit(
@@ -102,10 +108,18 @@ class SyncContext:
         default: dict[str, Any] | None = None,
     ) -> dict[str, Any]: ...
     def elicit(
-        self, name: str, message: str, fields: Any, *, timeout_s: float | None = None, default: Any = None
+        self,
+        name: str,
+        message: str,
+        fields: Any,
+        *,
+        timeout_s: float | None = None,
+        default: Any = None,
     ) -> Any:
         """`Context.elicit`, blocking."""
-        ask = partial(self._context.elicit, name, message, fields, timeout_s=timeout_s, default=default)
+        ask = partial(
+            self._context.elicit, name, message, fields, timeout_s=timeout_s, default=default
+        )
         return self._wait(ask)
 
     def elicit_url(self, name: str, message: str, url: str) -> None:
@@ -113,20 +127,33 @@ class SyncContext:
         self._wait(self._context.elicit_url, name, message, url)
 
     def sample(
-        self, name: str, messages: str | Sequence[PromptMessage | Mapping[str, Any]], *, max_tokens: int, **more: Any
+        self,
+        name: str,
+        messages: str | Sequence[PromptMessage | Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        **more: Any,
     ) -> Sampled:
         """`Context.sample`, blocking."""
-        return self._wait(partial(self._context.sample, name, messages, max_tokens=max_tokens, **more))
+        return self._wait(
+            partial(self._context.sample, name, messages, max_tokens=max_tokens, **more)
+        )
 
     def roots(self, name: str = "roots") -> list[Root]:
         """`Context.roots`, blocking."""
         return self._wait(self._context.roots, name)
 
     def ask(
-        self, questions: Mapping[str, Question], *, timeout_s: float | None = None, default: Any = None
+        self,
+        questions: Mapping[str, Question],
+        *,
+        timeout_s: float | None = None,
+        default: Any = None,
     ) -> dict[str, Answer]:
         """`Context.ask`, blocking."""
-        return self._wait(partial(self._context.ask, questions, timeout_s=timeout_s, default=default))
+        return self._wait(
+            partial(self._context.ask, questions, timeout_s=timeout_s, default=default)
+        )
 
     def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """`Context.request_input`, blocking."""
@@ -174,7 +201,9 @@ class SyncContext:
         return work.results()
 
     async def _help(self, work: Items[Any, Any], count: int) -> list[asyncio.Future[None]]:
-        return [one for _ in range(min(count, len(work) - 1)) if (one := helper(work.work, self._run))]
+        return [
+            one for _ in range(min(count, len(work) - 1)) if (one := helper(work.work, self._run))
+        ]
 
     async def _await_helpers(self, helpers: Sequence[asyncio.Future[None]]) -> None:
         await asyncio.gather(*helpers)
@@ -226,7 +255,9 @@ class SyncContext:
         """`Context.status`, blocking."""
         self._wait(self._context.status, message)
 
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+    def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
         """`Context.progress`, blocking."""
         self._wait(self._context.progress, progress, total, message)
 
@@ -254,13 +285,19 @@ class SyncContext:
         """What the engine answers, asked from this thread as the branch that it is."""
         place = here.get()
         if place is None:
-            raise RuntimeError("ctx was used in a thread that its handler started by itself; use ctx.map for threads")
-        if self._run.is_hopeless:  # it swallows whatever ends it: at least it shall not keep a processor busy
+            raise RuntimeError(
+                "ctx was used in a thread that its handler started by itself; use ctx.map for threads"
+            )
+        if (
+            self._run.is_hopeless
+        ):  # it swallows whatever ends it: at least it shall not keep a processor busy
             threading.Event().wait(HOPELESS_PAUSE_S)
         with inside(None):  # what carries the question over to the event loop is no branch
             return from_thread.run(self._asked_from, place, partial(function, *args))
 
-    async def _asked_from(self, place: Branch | InStep, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _asked_from(
+        self, place: Branch | InStep, ask: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
         here.set(place)
         if isinstance(place, InStep):
             return await ask()

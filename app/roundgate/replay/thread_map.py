@@ -65,7 +65,9 @@ class Items(Generic[I, T]):
             try:
                 with inside(branch):
                     self._values[index] = self.function(item)
-            except BaseException as error:  # it belongs to who asked for the map, not to this thread
+            except (
+                BaseException
+            ) as error:  # it belongs to who asked for the map, not to this thread
                 self._errors[index] = error
 
     def _take(self) -> int | None:

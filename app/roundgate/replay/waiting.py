@@ -118,7 +118,9 @@ async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
     An ordinary call that may become a task does so if the moment is beyond its deadline. One that may not ends its
     round just before the deadline, and goes on waiting in the next one.
     """
-    if until_ms <= run.clock.now_ms() and all(until_ms <= scope.until_ms for scope in around(branch)):
+    if until_ms <= run.clock.now_ms() and all(
+        until_ms <= scope.until_ms for scope in around(branch)
+    ):
         return
     await within_scopes(run, branch)
     limits_ms = [scope.until_ms for scope in around(branch) if branch.is_thread]

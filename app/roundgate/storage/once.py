@@ -31,7 +31,9 @@ class OnceRecord:
 class OnceStore(Protocol):
     """One outcome for each token id."""
 
-    async def claim(self, token_id: str, answers: str, give_up_ms: int, forget_ms: int) -> OnceRecord | None:
+    async def claim(
+        self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
+    ) -> OnceRecord | None:
         """Claim a token id: `None` if it is now ours, else the record that was there first.
 
         `forget_ms` is when the record may be dropped: not before the token has expired.

@@ -37,7 +37,9 @@ class TaskQueue(Protocol):
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
         """The same for several at once, without delay, in as few calls as the queue can."""
 
-    async def receive(self, limit: int, wait_ms: int, *, skip: Collection[str] = ()) -> Sequence[Message]:
+    async def receive(
+        self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
+    ) -> Sequence[Message]:
         """Up to `limit` messages, waiting for the first until `wait_ms` are over.
 
         They stay hidden from others for a while and are delivered again unless they are deleted by then. `skip` names

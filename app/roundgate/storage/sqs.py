@@ -36,7 +36,9 @@ RECEIVING: Final[Mapping[str, Any]] = MappingProxyType({**PROMPT, "read_timeout"
 class SqsQueue:
     """The `TaskQueue`, see there."""
 
-    def __init__(self, url: str, make_client: MakeClient, make_receiver: MakeClient | None = None) -> None:
+    def __init__(
+        self, url: str, make_client: MakeClient, make_receiver: MakeClient | None = None
+    ) -> None:
         self._url = url
         self._aws = Aws(make_client, "The queue")
         self._receiver = Aws(make_receiver or make_client, "The queue")
@@ -46,7 +48,9 @@ class SqsQueue:
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
         """See `TaskQueue`. Delays are rounded up to seconds, and are at most a quarter of an hour."""
         delay_s = min(_seconds(delay_ms), MOST_DELAY_S)
-        await self._aws.call("send_message", QueueUrl=self._url, **_message(ref), DelaySeconds=delay_s)
+        await self._aws.call(
+            "send_message", QueueUrl=self._url, **_message(ref), DelaySeconds=delay_s
+        )
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
         """See `TaskQueue`. Ten in a call; what SQS refuses of one is an error only if it refuses it again.
@@ -55,7 +59,9 @@ class SqsQueue:
             Unavailable: also if some of them cannot be sent; the others are.
         """
         for start in range(0, len(refs), BATCH):
-            left = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs[start : start + BATCH])]
+            left = [
+                {"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs[start : start + BATCH])
+            ]
             for _ in range(_BATCH_TRIES):
                 left = await self._send_batch(left)
             if left:
@@ -69,7 +75,9 @@ class SqsQueue:
         refused = {one["Id"] for one in answer.get("Failed", [])}
         return [entry for entry in entries if entry["Id"] in refused]
 
-    async def receive(self, limit: int, wait_ms: int, *, skip: Collection[str] = ()) -> Sequence[Message]:
+    async def receive(
+        self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
+    ) -> Sequence[Message]:
         """See `TaskQueue`. At most 10 at once, of whatever owner: SQS decides whose turn it is."""
         left_s = _seconds(wait_ms)
         while not self._closing.is_set():
@@ -94,11 +102,20 @@ class SqsQueue:
             poll.cancel()
             closing.cancel()
 
-    def _receive(self, client: Any, limit: int, wait_s: int, given_up: threading.Event) -> list[Any]:
-        answer = client.receive_message(QueueUrl=self._url, MaxNumberOfMessages=limit, WaitTimeSeconds=wait_s)
+    def _receive(
+        self, client: Any, limit: int, wait_s: int, given_up: threading.Event
+    ) -> list[Any]:
+        answer = client.receive_message(
+            QueueUrl=self._url, MaxNumberOfMessages=limit, WaitTimeSeconds=wait_s
+        )
         messages: list[Any] = answer.get("Messages", [])
-        if messages and given_up.is_set():  # nobody waits for them any more: somebody else is to get them at once
-            visible = [_entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0} for n, one in enumerate(messages)]
+        if (
+            messages and given_up.is_set()
+        ):  # nobody waits for them any more: somebody else is to get them at once
+            visible = [
+                _entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0}
+                for n, one in enumerate(messages)
+            ]
             client.change_message_visibility_batch(QueueUrl=self._url, Entries=visible)
         return messages
 
@@ -109,7 +126,10 @@ class SqsQueue:
             try:
                 known.append(Message(TaskRef.parse(one["Body"]), one["ReceiptHandle"]))
             except ValueError:
-                logger.warning("a message that is no task reference was deleted from the queue: %.100r", one["Body"])
+                logger.warning(
+                    "a message that is no task reference was deleted from the queue: %.100r",
+                    one["Body"],
+                )
                 unknown.append(one["ReceiptHandle"])
         await self._delete(unknown)
         return known
@@ -124,12 +144,16 @@ class SqsQueue:
         for start in range(0, len(messages), BATCH):
             some = messages[start : start + BATCH]
             entries = [_entry(n, message.receipt) | hidden for n, message in enumerate(some)]
-            await self._aws.call("change_message_visibility_batch", QueueUrl=self._url, Entries=entries)
+            await self._aws.call(
+                "change_message_visibility_batch", QueueUrl=self._url, Entries=entries
+            )
 
     async def depth(self) -> int | None:
         """See `TaskQueue`. Eventually consistent, and without messages that are delayed."""
         name = "ApproximateNumberOfMessages"
-        answer = await self._aws.call("get_queue_attributes", QueueUrl=self._url, AttributeNames=[name])
+        answer = await self._aws.call(
+            "get_queue_attributes", QueueUrl=self._url, AttributeNames=[name]
+        )
         return int(answer["Attributes"][name])
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
@@ -139,7 +163,9 @@ class SqsQueue:
     async def _delete(self, receipts: Sequence[str]) -> None:
         """A receipt that is out of date is no failure: the message has been delivered again, or is gone."""
         for start in range(0, len(receipts), BATCH):
-            entries = [_entry(n, receipt) for n, receipt in enumerate(receipts[start : start + BATCH])]
+            entries = [
+                _entry(n, receipt) for n, receipt in enumerate(receipts[start : start + BATCH])
+            ]
             await self._aws.call("delete_message_batch", QueueUrl=self._url, Entries=entries)
 
     async def aclose(self) -> None:

@@ -295,7 +295,9 @@ class TaskStore(Protocol):
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
         """The task as of the last write, strongly consistent; `None` if it is unknown or has expired. One call."""
 
-    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+    async def answer(
+        self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
+    ) -> Answered:
         """Take the answers to outstanding questions and drop the others; what is answered is outstanding no more.
 
         With the last outstanding question answered the task is `working` and due at `due_ms`. The next `read` shows it.
@@ -331,7 +333,12 @@ class TaskStore(Protocol):
         """
 
     async def checkpoint(
-        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        until_ms: int | None = None,
+        due_ms: int | None = None,
     ) -> None:
         """Add to the journal, and extend the lease to `until_ms` unless that is `None`.
 
@@ -343,7 +350,13 @@ class TaskStore(Protocol):
         """
 
     async def suspend(
-        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+        self,
+        lease: Lease,
+        added: Added,
+        requests: Mapping[str, bytes],
+        now_ms: int,
+        *,
+        wake_ms: int = 0,
     ) -> None:
         """Ask the client: `input_required` with these questions, at least one. The lease is over. This is progress.
 
@@ -399,7 +412,9 @@ class TaskStore(Protocol):
             LeaseLost
         """
 
-    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+    async def let_go(
+        self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
+    ) -> bool:
         """End the lease of that fence from outside the run, if it is still held: nothing is added.
 
         With `blame` the task is a suspect from now on, and if the lease was one of `alone=True` that is a death.
@@ -407,7 +422,12 @@ class TaskStore(Protocol):
         """
 
     async def finish(
-        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+        self,
+        lease: Lease,
+        status: Status,
+        outcome: bytes | None,
+        status_message: str | None,
+        now_ms: int,
     ) -> None:
         """Make it terminal. The message replaces the one before, also if it is `None`. The lease is over.
 

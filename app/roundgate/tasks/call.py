@@ -62,4 +62,6 @@ class TaskCall:
         because a task sends no notifications on a request's stream.
         """
         info = None if self.client_info is None else dict(self.client_info)
-        return Meta(ClientCapabilities(self.capabilities), info, log_level=None, progress_token=None)
+        return Meta(
+            ClientCapabilities(self.capabilities), info, log_level=None, progress_token=None
+        )

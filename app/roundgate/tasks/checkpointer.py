@@ -125,7 +125,9 @@ class Checkpointer:
         """
         try:
             self._account(entries)
-            async with self._keeping:  # of a write that failed nobody knows whether it happened: no other before that
+            async with (
+                self._keeping
+            ):  # of a write that failed nobody knows whether it happened: no other before that
                 added = self._added(entries)
                 await self._patience.attempt("a checkpoint", lambda: self._write(added))
                 self._saved.update((_place(entry), entry) for entry in entries)
@@ -196,7 +198,11 @@ class Checkpointer:
 
     async def _look(self) -> None:
         record = await self._store.read(self.ref, self._clock.now_ms())
-        if record is None or record.status is not Status.WORKING or record.fence != self._lease.fence:
+        if (
+            record is None
+            or record.status is not Status.WORKING
+            or record.fence != self._lease.fence
+        ):
             raise LeaseLost(self.ref.id)
 
     # the end of the run
@@ -232,7 +238,11 @@ class Checkpointer:
         wire = {key: encode(request) for key, request in requests.items()}
         rest = self._rest()
         wake_ms = wake_ms or 0
-        await self._last(lambda: self._store.suspend(self._lease, rest, wire, self._clock.now_ms(), wake_ms=wake_ms))
+        await self._last(
+            lambda: self._store.suspend(
+                self._lease, rest, wire, self._clock.now_ms(), wake_ms=wake_ms
+            )
+        )
 
     async def release(self, *, wake_ms: int, due_ms: int) -> None:
         """Free the task until its next turn.
@@ -246,7 +256,9 @@ class Checkpointer:
         """
         rest = self._rest()
         await self._last(
-            lambda: self._store.release(self._lease, rest, self._clock.now_ms(), wake_ms=wake_ms, due_ms=due_ms)
+            lambda: self._store.release(
+                self._lease, rest, self._clock.now_ms(), wake_ms=wake_ms, due_ms=due_ms
+            )
         )
 
     async def finish(self, ended: Ended) -> None:
@@ -256,7 +268,9 @@ class Checkpointer:
             LeaseLost, Unavailable
         """
         status, outcome, message = ended.status, ended.outcome, ended.status_message
-        await self._last(lambda: self._store.finish(self._lease, status, outcome, message, self._clock.now_ms()))
+        await self._last(
+            lambda: self._store.finish(self._lease, status, outcome, message, self._clock.now_ms())
+        )
 
     async def restart(self, arguments: Mapping[str, Any], due_ms: int) -> None:
         """Replace the call's arguments and empty the journal; the task begins again from the top.
@@ -264,8 +278,12 @@ class Checkpointer:
         Raises:
             LeaseLost, Unavailable
         """
-        task_call = replace(self._task_call, arguments=arguments, generation=self._task_call.generation + 1)
-        anew = partial(self._store.restart, self._lease, task_call.to_bytes(), (), b"{}", JOURNAL_VERSION)
+        task_call = replace(
+            self._task_call, arguments=arguments, generation=self._task_call.generation + 1
+        )
+        anew = partial(
+            self._store.restart, self._lease, task_call.to_bytes(), (), b"{}", JOURNAL_VERSION
+        )
         await self._last(lambda: anew(self._clock.now_ms(), due_ms))
 
     async def park(self, why: str) -> None:
@@ -283,7 +301,9 @@ class Checkpointer:
 
     def _rest(self) -> Added:
         """What the run leaves that is not written yet: questions, sleeps, answers it has read, state, a message."""
-        return self._added([one for one in self.run.journal.entries() if self._saved.get(_place(one)) != one])
+        return self._added(
+            [one for one in self.run.journal.entries() if self._saved.get(_place(one)) != one]
+        )
 
     def _added(self, entries: Sequence[Entry]) -> Added:
         state = encode(plain(self.run.journal.state, "ctx.state"))

@@ -70,7 +70,9 @@ class Turn(StrEnum):
 class Endings:
     """The last write of a turn, and the message after it."""
 
-    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+    def __init__(
+        self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig
+    ) -> None:
         self._store = store
         self._queue = queue
         self._clock = clock
@@ -106,10 +108,14 @@ class Endings:
             case Failed(CallTimeout()) if checkpointer.run.call.deadline.is_past:
                 raise WorkerFault("a step takes longer than a worker may run")
             case Completed() | Failed():
-                await checkpointer.finish(ended(outcome, tool, self._clock, self._config.max_result_bytes))
+                await checkpointer.finish(
+                    ended(outcome, tool, self._clock, self._config.max_result_bytes)
+                )
                 return Turn.FINISHED
 
-    async def _park(self, checkpointer: Checkpointer, tool: str, error: NondeterminismError) -> None:
+    async def _park(
+        self, checkpointer: Checkpointer, tool: str, error: NondeterminismError
+    ) -> None:
         reference = log_failure(f"task {checkpointer.ref.id} (tool {tool})", error, self._clock)
         await checkpointer.park(
             f"{PARKED}: its handler went another way than before, at {error.key!r} (reference {reference})"
@@ -145,7 +151,10 @@ class Endings:
         try:
             await write()
         except (LeaseLost, Unavailable) as error:
-            log.warning("a task could not be let go of", extra={"fields": {"task": ref.id, "error": str(error)}})
+            log.warning(
+                "a task could not be let go of",
+                extra={"fields": {"task": ref.id, "error": str(error)}},
+            )
 
     async def decline(self, claimed: Claimed, needs: NotServedHere) -> Turn:
         """Free the task for a worker that can run it; fail it once none has come for `tasks.unserved_s`.
@@ -186,13 +195,21 @@ class Endings:
         what = f"task {record.ref.id} (tool {record.tool}, attempt {attempt})"
         reference = log_failure(what, error, self._clock)
         if attempt >= self._config.max_attempts:
-            reason = str(error) if isinstance(error, WorkerFault) else "the server's log has the details"
+            reason = (
+                str(error) if isinstance(error, WorkerFault) else "the server's log has the details"
+            )
             return await self._fail(claimed, f"after {attempt} attempts: {reason}", reference)
         now_ms = self._clock.now_ms()
         wake_ms = now_ms + BACKOFF_MS[min(attempt, len(BACKOFF_MS)) - 1]
         due_ms, delay_ms = self._next(wake_ms)
         await self._store.release(
-            claimed.lease, NOTHING, now_ms, wake_ms=wake_ms, due_ms=due_ms, attempts=attempt, keeps_blame=True
+            claimed.lease,
+            NOTHING,
+            now_ms,
+            wake_ms=wake_ms,
+            due_ms=due_ms,
+            attempts=attempt,
+            keeps_blame=True,
         )
         await self._wake(record.ref, delay_ms)
         return Turn.FAULT
@@ -203,13 +220,17 @@ class Endings:
         Raises:
             LeaseLost, Unavailable
         """
-        reference = log_failure(f"task {claimed.record.ref.id} (tool {claimed.record.tool})", error, self._clock)
+        reference = log_failure(
+            f"task {claimed.record.ref.id} (tool {claimed.record.tool})", error, self._clock
+        )
         return await self._fail(claimed, f"because {error}", reference)
 
     async def _fail(self, claimed: Claimed, why: str, reference: str) -> Turn:
         end = failed(InternalError(reference))
         message = f"Given up {why} (reference {reference})"
-        await self._store.finish(claimed.lease, end.status, end.outcome, message, self._clock.now_ms())
+        await self._store.finish(
+            claimed.lease, end.status, end.outcome, message, self._clock.now_ms()
+        )
         return Turn.GIVEN_UP
 
     def _next(self, wake_ms: int) -> tuple[int, int | None]:

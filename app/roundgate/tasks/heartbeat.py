@@ -31,12 +31,17 @@ class Heartbeat:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])  # unlike `await task`, this tells its end from a cancellation of ours
+            await asyncio.wait(
+                [self._task]
+            )  # unlike `await task`, this tells its end from a cancellation of ours
 
     def _start(self) -> None:
         self._task = asyncio.create_task(self._go_on())

@@ -40,7 +40,8 @@ PARENT_EVERY_S: Final = 1.0
 END_GRACE_S: Final = 5.0
 """How long a process that was told to stop at once may take."""
 _COMMAND: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from roundgate.cli import main; sys.exit(main())"
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from roundgate.cli import main; sys.exit(main())"
 )
 
 log = logging.getLogger("roundgate.tasks")
@@ -93,7 +94,10 @@ class Child:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         self.process = process
         self.is_outdated = False
@@ -205,7 +209,10 @@ class Children:
         fields = {"task": ref.id, "status": status}
         if fence is None:
             if not self._stop_requested:
-                log.error("the process for a suspect ended before it had claimed it", extra={"fields": fields})
+                log.error(
+                    "the process for a suspect ended before it had claimed it",
+                    extra={"fields": fields},
+                )
             return False
         log.warning("a process ended while it ran nothing but one task", extra={"fields": fields})
         now_ms = self._clock.now_ms()
@@ -278,7 +285,10 @@ class Lone:
         if not isinstance(claimed, Claimed):
             return
         writer.write(b"fence %d\n" % claimed.lease.fence)
-        turn, stopped = asyncio.create_task(self._worker.run(claimed)), asyncio.create_task(self._stop.wait())
+        turn, stopped = (
+            asyncio.create_task(self._worker.run(claimed)),
+            asyncio.create_task(self._stop.wait()),
+        )
         await asyncio.wait([turn, stopped], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not turn.done():

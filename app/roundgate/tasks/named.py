@@ -78,7 +78,9 @@ class NamedTask(Protocol):
 class NamedTasks:
     """All tasks, by the ids that callers have."""
 
-    def __init__(self, own: Tasks, ids: TaskIds, catalogs: CatalogSource, clock: Clock, config: TasksConfig) -> None:
+    def __init__(
+        self, own: Tasks, ids: TaskIds, catalogs: CatalogSource, clock: Clock, config: TasksConfig
+    ) -> None:
         self.own = own
         """Those that have a row."""
         self._ids = ids
@@ -110,7 +112,10 @@ class NamedTasks:
         if not is_known or not 0 < len(view.task_id) <= MAX_ID_CHARS:
             raise BackendError("The service made a task of the call that the gateway cannot follow")
         task_id = self._ids.seal(TaskPlace(served.backend, served.name, view.task_id), principal)
-        return {"resultType": "task", **to_wire(replace(view, task_id=task_id), self._config.poll_interval_ms)}
+        return {
+            "resultType": "task",
+            **to_wire(replace(view, task_id=task_id), self._config.poll_interval_ms),
+        }
 
     def detailed(self, view: TaskView) -> bytes:
         """The schema's `DetailedTask`, serialised."""
@@ -159,7 +164,14 @@ class _OwnTask:
 class _SourceTask:
     """A task that a source has."""
 
-    def __init__(self, sources: _Sources, principal: Principal, task_id: str, place: TaskPlace, max_bytes: int) -> None:
+    def __init__(
+        self,
+        sources: _Sources,
+        principal: Principal,
+        task_id: str,
+        place: TaskPlace,
+        max_bytes: int,
+    ) -> None:
         self._sources = sources
         self._principal = principal
         self._place = place
@@ -178,14 +190,20 @@ class _SourceTask:
         return self._place.tool
 
     async def look(self) -> TaskView:
-        view = await self._ask("tasks/get", lambda source: source.get(self._place.id, self._principal))
+        view = await self._ask(
+            "tasks/get", lambda source: source.get(self._place.id, self._principal)
+        )
         return _bounded(replace(view, task_id=self.id), self._max_bytes)
 
     async def update(self, responses: Mapping[str, Any]) -> None:
-        await self._ask("tasks/update", lambda source: source.update(self._place.id, responses, self._principal))
+        await self._ask(
+            "tasks/update", lambda source: source.update(self._place.id, responses, self._principal)
+        )
 
     async def cancel(self) -> None:
-        await self._ask("tasks/cancel", lambda source: source.cancel(self._place.id, self._principal))
+        await self._ask(
+            "tasks/cancel", lambda source: source.cancel(self._place.id, self._principal)
+        )
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         with suppress(GatewayError), self._sources.use(self._place.backend) as source:
@@ -213,7 +231,9 @@ class _Sources:
         with self.catalogs.use() as catalog:
             source = catalog.task_sources.get(backend)
             if source is None:
-                raise Unavailable("The service that has this task is not served here; ask again later")
+                raise Unavailable(
+                    "The service that has this task is not served here; ask again later"
+                )
             yield source
 
     async def ask(self, backend: str, what: str, ask: Callable[[TaskSource], Awaitable[T]]) -> T:
@@ -229,7 +249,9 @@ class _Sources:
                 async with asyncio.timeout(SOURCE_S):
                     return await ask(source)
             except TimeoutError:
-                raise Unavailable("The service that has this task does not answer; ask again later") from None
+                raise Unavailable(
+                    "The service that has this task does not answer; ask again later"
+                ) from None
             except (TaskNotFound, Unavailable):
                 raise
             except Exception as error:
@@ -246,7 +268,9 @@ def _bounded(view: TaskView, max_bytes: int) -> TaskView:
     if view.outcome is None or len(view.outcome) <= max_bytes:
         return view
     text = f"The result is too large: {len(view.outcome)} bytes, {max_bytes} can be returned"
-    return replace(view, status=Status.COMPLETED, outcome=NEWEST.kept_result(ToolResult.error(text).to_wire()))
+    return replace(
+        view, status=Status.COMPLETED, outcome=NEWEST.kept_result(ToolResult.error(text).to_wire())
+    )
 
 
 def _nothing() -> None:

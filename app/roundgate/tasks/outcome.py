@@ -29,7 +29,9 @@ def tool_result(outcome: Completed[Returned] | Failed, tool: str, clock: Clock) 
         case Completed(ToolResult() as result):
             return result
         case Completed():
-            error = RuntimeError("it returned a task of its service for a call that could not go on as one")
+            error = RuntimeError(
+                "it returned a task of its service for a call that could not go on as one"
+            )
             return tool_result(Failed(error), tool, clock)
         case Failed(ProtocolError() as error):
             raise error
@@ -74,7 +76,9 @@ def ended(outcome: Completed[Returned] | Failed, tool: str, clock: Clock, max_by
         result = tool_result(outcome, tool, clock)
         data = _encoded(result, tool, clock)
         if len(data) > max_bytes:
-            result = ToolResult.error(f"The result is too large: {len(data)} bytes, {max_bytes} can be returned")
+            result = ToolResult.error(
+                f"The result is too large: {len(data)} bytes, {max_bytes} can be returned"
+            )
             data = _encoded(result, tool, clock)
     except ProtocolError as error:
         return failed(error)

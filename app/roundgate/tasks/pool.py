@@ -131,7 +131,9 @@ class Pool:
             self._free.release()
             room = self._concurrency - len(self._turns)
             try:
-                messages = await self._queue.receive(max(1, min(10, room)), wait_ms, skip=self._busy())
+                messages = await self._queue.receive(
+                    max(1, min(10, room)), wait_ms, skip=self._busy()
+                )
             except Exception as error:
                 _trouble("the queue", error)
                 await asyncio.sleep(PAUSE_AFTER_FAULT_S)
@@ -141,7 +143,9 @@ class Pool:
                 await self._free.acquire()
                 self._begin(message)
             if messages and all(message.ref.owner in busy for message in messages):
-                await asyncio.sleep(PUT_BACK_MS / 1000)  # a queue that cannot skip them would give us the next ones
+                await asyncio.sleep(
+                    PUT_BACK_MS / 1000
+                )  # a queue that cannot skip them would give us the next ones
 
     def _busy(self) -> Sequence[str]:
         """Owners that already have as many turns as one may."""
@@ -161,7 +165,10 @@ class Pool:
             else:
                 await self._work(message)
         except Unavailable as error:  # the message comes again, or the sweep finds the task
-            log.warning("a task has to wait", extra={"fields": {"task": message.ref.id, "error": str(error)}})
+            log.warning(
+                "a task has to wait",
+                extra={"fields": {"task": message.ref.id, "error": str(error)}},
+            )
         except Exception as error:  # one task's trouble is no other's
             log.error("a turn failed", exc_info=error, extra={"fields": {"task": message.ref.id}})
         finally:

@@ -13,9 +13,13 @@ from roundgate.tasks.worker import Worker
 from roundgate.watchdog import Held, LetGo, Watchdog
 
 
-def watchdog_of(worker: Worker, make_store: Callable[[], TaskStore], clock: Clock, **limits: float) -> Watchdog:
+def watchdog_of(
+    worker: Worker, make_store: Callable[[], TaskStore], clock: Clock, **limits: float
+) -> Watchdog:
     """A watchdog over the leases of a worker. `make_store` makes a store for another event loop."""
-    return Watchdog(limits["limit_s"], worker.held, _let_go_with(make_store, clock), bound_s=limits["bound_s"])
+    return Watchdog(
+        limits["limit_s"], worker.held, _let_go_with(make_store, clock), bound_s=limits["bound_s"]
+    )
 
 
 def _let_go_with(make_store: Callable[[], TaskStore], clock: Clock) -> LetGo:
@@ -29,7 +33,8 @@ def _let_go_with(make_store: Callable[[], TaskStore], clock: Clock) -> LetGo:
             return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)
 
         await asyncio.gather(
-            *(one(running) for running in held if isinstance(running, Running)), return_exceptions=True
+            *(one(running) for running in held if isinstance(running, Running)),
+            return_exceptions=True,
         )
         await store.aclose()
 

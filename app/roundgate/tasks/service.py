@@ -35,7 +35,9 @@ log = logging.getLogger("roundgate.tasks")
 class Tasks:
     """The tasks of all owners; every method is for one of them."""
 
-    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+    def __init__(
+        self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig
+    ) -> None:
         self._store = store
         self._queue = queue
         self._clock = clock
@@ -114,7 +116,9 @@ class Tasks:
                 "(tasks.max_open_per_owner). Wait until some have ended, or cancel some (tasks/cancel), and call again"
             )
 
-    async def _created_before(self, ref: TaskRef, record: TaskRecord | None = None) -> dict[str, Any]:
+    async def _created_before(
+        self, ref: TaskRef, record: TaskRecord | None = None
+    ) -> dict[str, Any]:
         record = record or await self._store.read(ref, self._clock.now_ms())
         if record is None:
             raise TaskNotFound
@@ -130,7 +134,12 @@ class Tasks:
         return {"resultType": "task", **to_wire(view, self._config.poll_interval_ms)}
 
     def _new(
-        self, task_call: TaskCall, task_id: str, journal: Journal, message: str | None, ended: Ended | None
+        self,
+        task_call: TaskCall,
+        task_id: str,
+        journal: Journal,
+        message: str | None,
+        ended: Ended | None,
     ) -> NewTask:
         now_ms = self._clock.now_ms()
         return NewTask(
@@ -157,7 +166,9 @@ class Tasks:
         """The `DetailedTask` of a row."""
         return detailed(record.view(), self._config.poll_interval_ms)
 
-    async def update(self, principal: Principal, task_id: str, responses: Mapping[str, Any]) -> None:
+    async def update(
+        self, principal: Principal, task_id: str, responses: Mapping[str, Any]
+    ) -> None:
         """Take answers; those that are not for an outstanding question are dropped.
 
         Raises:
@@ -183,7 +194,9 @@ class Tasks:
             TaskNotFound: the caller has no such task.
         """
         ref = _ref(principal, task_id)
-        if ref is None or not await self._store.cancel(ref, CANCELLED_BY_CLIENT, self._clock.now_ms()):
+        if ref is None or not await self._store.cancel(
+            ref, CANCELLED_BY_CLIENT, self._clock.now_ms()
+        ):
             raise TaskNotFound
 
     def _due_ms(self, now_ms: int) -> int:

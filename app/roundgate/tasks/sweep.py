@@ -45,7 +45,9 @@ log = logging.getLogger("roundgate.tasks")
 class Sweep:
     """Finds late tasks and sends messages for them."""
 
-    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig) -> None:
+    def __init__(
+        self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig
+    ) -> None:
         self._store = store
         self._queue = queue
         self._clock = clock
@@ -112,7 +114,9 @@ class Sweep:
     async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
         """Let these tasks go on without answers: the time of a question, or of a wait beside it, is over."""
         due_ms = now_ms + self._pause_ms
-        went = await asyncio.gather(*(self._store.go_on(task.ref, now_ms, due_ms) for task in asking))
+        went = await asyncio.gather(
+            *(self._store.go_on(task.ref, now_ms, due_ms) for task in asking)
+        )
         refs = [task.ref for task, has_gone_on in zip(asking, went, strict=True) if has_gone_on]
         await self._queue.send_many(refs)
         return len(refs)
@@ -153,10 +157,16 @@ class Sweep:
         """How many tasks are open, and how old they are: for metrics and logs."""
         tasks = await self._store.open_tasks(COUNTED)
         now_ms = self._clock.now_ms()
-        ages_ms = {status: [now_ms - task.created_ms for task in tasks if task.status is status] for status in OPEN}
+        ages_ms = {
+            status: [now_ms - task.created_ms for task in tasks if task.status is status]
+            for status in OPEN
+        }
         late_ms = [now_ms - task.due_ms for task in tasks if task.status is Status.WORKING]
         return Census(
             open={str(status): len(ages_ms[status]) for status in sorted(OPEN)},
-            oldest_s={str(status): round(max(ages_ms[status], default=0) / 1000, 1) for status in sorted(OPEN)},
+            oldest_s={
+                str(status): round(max(ages_ms[status], default=0) / 1000, 1)
+                for status in sorted(OPEN)
+            },
             overdue_s=round(max(0, *late_ms, 0) / 1000, 1),
         )

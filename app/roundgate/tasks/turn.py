@@ -40,7 +40,15 @@ log = logging.getLogger("roundgate.tasks")
 class Running:
     """A run in progress, until it is over or abandoned."""
 
-    def __init__(self, checkpointer: Checkpointer, tool: str, clock: Clock, *, lease_s: float, give_up_ms: int) -> None:
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        tool: str,
+        clock: Clock,
+        *,
+        lease_s: float,
+        give_up_ms: int,
+    ) -> None:
         """`give_up_ms` is when the task has taken as long as it may, in milliseconds since the epoch."""
         self.checkpointer = checkpointer
         self.tool = tool
@@ -109,7 +117,9 @@ class Running:
         run = self.checkpointer.run
         if run.call.deadline.is_past:
             return Failed(CallTimeout("The call did not finish within the time of its worker"))
-        if run.stopped is Stop.SUSPENDED:  # it asked something, was told to wait, and went on all the same
+        if (
+            run.stopped is Stop.SUSPENDED
+        ):  # it asked something, was told to wait, and went on all the same
             return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
         return Failed(RuntimeError("the handler cancelled itself"))
 

@@ -164,7 +164,11 @@ class _Poller:
             log.warning("a watched task could not be read", extra={"fields": fields})
             return False
         except Exception as error:  # the others are looked at all the same
-            log.error("a watched task could not be read", exc_info=error, extra={"fields": {"task": task.id[:64]}})
+            log.error(
+                "a watched task could not be read",
+                exc_info=error,
+                extra={"fields": {"task": task.id[:64]}},
+            )
             return False
         if self._watched.get(task.key) is not watched:
             return True
@@ -185,4 +189,12 @@ def _tell_all(tells: Iterable[Tell], view: TaskView) -> None:
 
 def _stands_for(view: TaskView) -> int:
     """A number that is another for another state: what is watched for days is not kept whole."""
-    return hash((view.status, view.status_message, view.updated_ms, view.expires_ms, tuple(view.requests.items())))
+    return hash(
+        (
+            view.status,
+            view.status_message,
+            view.updated_ms,
+            view.expires_ms,
+            tuple(view.requests.items()),
+        )
+    )

@@ -23,7 +23,16 @@ from roundgate.config import TasksConfig
 from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp
 from roundgate.metrics import Metrics, NoMetrics
 from roundgate.replay import JOURNAL_VERSION, Call, Context, Failed, Publish
-from roundgate.storage import Claimed, Move, NotClaimed, OpenTask, TaskQueue, TaskRecord, TaskRef, TaskStore
+from roundgate.storage import (
+    Claimed,
+    Move,
+    NotClaimed,
+    OpenTask,
+    TaskQueue,
+    TaskRecord,
+    TaskRef,
+    TaskStore,
+)
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.ending import Endings, Turn
@@ -81,7 +90,9 @@ class Worker:
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
         lapsed_ms, due_ms = now_ms - self._skew_ms, until_ms + self._skew_ms
-        return await self._store.claim(ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone)
+        return await self._store.claim(
+            ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone
+        )
 
     async def remind(self, ref: TaskRef) -> None:
         """Move the due time of a suspect forward. It waits in the memory of a process that may die, so a sweep has to
@@ -95,11 +106,19 @@ class Worker:
         now_ms = self._clock.now_ms()
         due_ms = now_ms + int(self._config.requeue_after_s * 1000)
         found = await self._store.read(ref, now_ms)
-        if found is not None and found.due_ms is not None and (found.due_ms > due_ms or found.resends):
-            task = OpenTask(ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms)
+        if (
+            found is not None
+            and found.due_ms is not None
+            and (found.due_ms > due_ms or found.resends)
+        ):
+            task = OpenTask(
+                ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms
+            )
             await self._store.postpone_many([Move(task, due_ms, resends=0, unsent=True)])
 
-    async def work(self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False) -> Turn:
+    async def work(
+        self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False
+    ) -> Turn:
         """Claim a task and take a turn at it.
 
         Raises:
@@ -109,7 +128,9 @@ class Worker:
             case NotClaimed.SUSPECT:
                 return Turn.SUSPECT
             case NotClaimed() as reason:
-                log.debug("task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}})
+                log.debug(
+                    "task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}}
+                )
                 return Turn.NOT_CLAIMED
             case Claimed() as claimed:
                 return await self.run(claimed, deadline)
@@ -129,7 +150,12 @@ class Worker:
     def _note(self, claimed: Claimed, turn: Turn, took_ms: float) -> None:
         record = claimed.record
         self._metrics.turn(record.tool, turn.value, took_ms)
-        facts = {"name": record.tool, "outcome": turn.value, "attempt": record.attempts + 1, "ms": took_ms}
+        facts = {
+            "name": record.tool,
+            "outcome": turn.value,
+            "attempt": record.attempts + 1,
+            "ms": took_ms,
+        }
         log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
 
     def request_stop(self) -> None:
@@ -150,9 +176,13 @@ class Worker:
     async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
         try:
             self._check(claimed.record)
-            with self._catalogs.use() as catalog:  # to the end of the turn, whatever is swapped meanwhile
+            with (
+                self._catalogs.use() as catalog
+            ):  # to the end of the turn, whatever is swapped meanwhile
                 task_call, served = self._served(claimed, catalog)
-                return await self._carry(self._begin(claimed, task_call, deadline), task_call, served)
+                return await self._carry(
+                    self._begin(claimed, task_call, deadline), task_call, served
+                )
         except (LeaseLost, asyncio.CancelledError):
             raise
         except NotServedHere as needs:
@@ -169,7 +199,9 @@ class Worker:
             TaskGivenUp, NotServedHere
         """
         if record.deaths >= self._config.max_deaths:
-            raise TaskGivenUp(f"{record.deaths} workers died or stalled that ran nothing but this task")
+            raise TaskGivenUp(
+                f"{record.deaths} workers died or stalled that ran nothing but this task"
+            )
         if record.journal_version > JOURNAL_VERSION:
             raise NotServedHere(f"reads journals of version {record.journal_version}")
 
@@ -186,11 +218,15 @@ class Worker:
     def _begin(self, claimed: Claimed, task_call: TaskCall, deadline: Deadline) -> Running:
         config, call = self._config, self._call(claimed.record.ref, task_call, deadline)
         try:
-            checkpointer = Checkpointer(self._store, claimed, task_call, call, self._clock, config, self._skew_ms)
+            checkpointer = Checkpointer(
+                self._store, claimed, task_call, call, self._clock, config, self._skew_ms
+            )
         except _UNREADABLE as error:
             raise NotServedHere("can read its journal") from error
         give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
-        return Running(checkpointer, task_call.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms)
+        return Running(
+            checkpointer, task_call.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms
+        )
 
     def _call(self, ref: TaskRef, task_call: TaskCall, deadline: Deadline) -> Call:
         return Call(
@@ -219,6 +255,8 @@ class Worker:
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
         context = Context(running.checkpointer.run)
         with self._tracing.turn(task_call.tool, task_call.origin) as span:
-            outcome = await running.outcome(lambda: served.tool.call(context, dict(task_call.arguments)))
+            outcome = await running.outcome(
+                lambda: served.tool.call(context, dict(task_call.arguments))
+            )
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
         return outcome

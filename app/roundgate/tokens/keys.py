@@ -65,7 +65,9 @@ def _key(secret: bytes, place: int, source: str) -> Key:
         raise _unusable(source, f"key {place}: {error}") from None
 
 
-def _unusable(source: str, message: str, remedy: str = "make keys with: roundgate keys new") -> ConfigError:
+def _unusable(
+    source: str, message: str, remedy: str = "make keys with: roundgate keys new"
+) -> ConfigError:
     return ConfigError([Problem("environment", source, message, remedy)])
 
 
@@ -87,7 +89,9 @@ def from_file(path: Path) -> list[Key]:
 def _make_file(path: Path) -> None:
     """Written whole under another name and then linked: of several processes one wins, and none reads half a key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # 0600, and nobody else's
+    number, draft = tempfile.mkstemp(
+        prefix=f"{path.name}.", dir=path.parent
+    )  # 0600, and nobody else's
     with os.fdopen(number, "w") as file:
         file.write(new_key())
     try:
@@ -107,7 +111,9 @@ def from_secrets_manager(secret_id: str, client: Client) -> list[Key]:
     source = "GATEWAY_STATE_KEYS_SECRET"
     answer = _ask_aws(source, lambda: client("secretsmanager").get_secret_value(SecretId=secret_id))
     if "SecretString" not in answer:
-        raise _unusable(source, "the secret is binary", "store the keys as its string: base64, comma-separated")
+        raise _unusable(
+            source, "the secret is binary", "store the keys as its string: base64, comma-separated"
+        )
     return parse(answer["SecretString"], source)
 
 
@@ -159,7 +165,9 @@ def from_kms(ciphertexts: str, client: Client) -> list[Key]:
         kms = client("kms")
         return [kms.decrypt(CiphertextBlob=one)["Plaintext"] for one in encrypted]
 
-    return [_key(secret, place, source) for place, secret in enumerate(_ask_aws(source, decrypt), 1)]
+    return [
+        _key(secret, place, source) for place, secret in enumerate(_ask_aws(source, decrypt), 1)
+    ]
 
 
 def _ask_aws(source: str, ask: Callable[[], T]) -> T:

@@ -130,7 +130,18 @@ class StateSealer:
             raise SealBroken("not a string, or too long")
         try:
             claims = json.decode(self.ring.open(token, owner))
-            issued_ms, expires_ms, method, target, arguments, round_, token_id, origin, payload, *more = claims
+            (
+                issued_ms,
+                expires_ms,
+                method,
+                target,
+                arguments,
+                round_,
+                token_id,
+                origin,
+                payload,
+                *more,
+            ) = claims
             fixed_task = FixedTask(*more[0]) if more else None
             late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()
         except (ParseError, ValueError, TypeError):

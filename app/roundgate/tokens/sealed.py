@@ -45,7 +45,9 @@ class Key:
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
-            raise ValueError(f"a state key has {KEY_BYTES} bytes, not {len(self.secret)}; make one: roundgate keys new")
+            raise ValueError(
+                f"a state key has {KEY_BYTES} bytes, not {len(self.secret)}; make one: roundgate keys new"
+            )
         digest = hashlib.sha256(_KEY_ID + self.secret).digest()
         object.__setattr__(self, "id", _encode(digest[:6]))
 
@@ -58,7 +60,9 @@ class KeyRing:
     audience: str = "roundgate"
 
     def __post_init__(self) -> None:
-        if isinstance(self.keys, (list, tuple)) and not self.keys:  # others are read when they are needed
+        if (
+            isinstance(self.keys, (list, tuple)) and not self.keys
+        ):  # others are read when they are needed
             raise ValueError("a key ring needs at least one key; make one: roundgate keys new")
 
     def seal(self, plaintext: bytes, owner: Principal) -> str:

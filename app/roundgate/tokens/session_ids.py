@@ -103,7 +103,16 @@ class SessionSealer:
             raise SealBroken("too long")
         try:
             claims = json.decode(self.ring.open(token, owner))
-            purpose, session_id, revision, requested, capabilities, client_info, issued_ms, expires_ms = claims
+            (
+                purpose,
+                session_id,
+                revision,
+                requested,
+                capabilities,
+                client_info,
+                issued_ms,
+                expires_ms,
+            ) = claims
             early_ms, late_ms = issued_ms - self.clock.now_ms(), self.clock.now_ms() - expires_ms
         except (ParseError, ValueError, TypeError):
             raise SealBroken("no session, or sealed by an incompatible version") from None

@@ -46,7 +46,9 @@ class StreamIds:
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
         """The question that an answer is for; `None` if this session was never asked it."""
         match self._opened(token, owner):
-            case [str(purpose), str(asked), str(round_), int(number)] if purpose == QUESTION and asked == session:
+            case [str(purpose), str(asked), str(round_), int(number)] if (
+                purpose == QUESTION and asked == session
+            ):
                 return QuestionId(session, round_, number)
         return None
 

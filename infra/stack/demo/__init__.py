@@ -13,14 +13,19 @@ import httpx
 from infra.stack.demo.requests import headers, message
 from infra.stack.stack import Stack
 
-CAPABILITIES: dict[str, Any] = {"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+CAPABILITIES: dict[str, Any] = {
+    "elicitation": {},
+    "extensions": {"io.modelcontextprotocol/tasks": {}},
+}
 ANSWERS: dict[str, dict[str, Any]] = {
     "where": {"city": "Lisbon"},
     "agree": {"go": True},
     "who": {"name": "Ada"},
 }
 BOLD, DIM, GREEN, YELLOW, RED, PLAIN = (
-    ("\033[1m", "\033[2m", "\033[32m", "\033[33m", "\033[31m", "\033[0m") if sys.stdout.isatty() else ("",) * 6
+    ("\033[1m", "\033[2m", "\033[32m", "\033[33m", "\033[31m", "\033[0m")
+    if sys.stdout.isatty()
+    else ("",) * 6
 )
 
 
@@ -33,13 +38,18 @@ class Stage:
     begun: float = field(default_factory=time.monotonic)
 
     def say(self, who: str, what: str, color: str = "") -> None:
-        print(f"{DIM}{time.monotonic() - self.begun:6.2f} s{PLAIN}  {color}{who:18}{PLAIN} {what}", flush=True)
+        print(
+            f"{DIM}{time.monotonic() - self.begun:6.2f} s{PLAIN}  {color}{who:18}{PLAIN} {what}",
+            flush=True,
+        )
 
     async def ask(self, method: str, params: dict[str, Any], told: str) -> dict[str, Any]:
         """One request through the API, and which replica answered it."""
         asked = message(method, params, CAPABILITIES)
         self.say("client", f"{method} {told}", BOLD)
-        response = await self.http.post(self.stack.url, json=asked, headers=headers(asked), timeout=40)
+        response = await self.http.post(
+            self.stack.url, json=asked, headers=headers(asked), timeout=40
+        )
         self.say(self.stack.gateways.recent[-1], f"HTTP {response.status_code}", GREEN)
         result: dict[str, Any] = response.json()["result"]
         return result
@@ -55,24 +65,36 @@ async def show(stack: Stack) -> int:
     """The demonstration; returns an exit status."""
     async with httpx.AsyncClient(trust_env=False) as http:
         stage = Stage(stack, http)
-        print(f"\n{BOLD}A call with two rounds.{PLAIN} Nothing is kept between them: any replica goes on.\n")
+        print(
+            f"\n{BOLD}A call with two rounds.{PLAIN} Nothing is kept between them: any replica goes on.\n"
+        )
         booked = await rounds(stage)
-        print(f"\n{BOLD}A task with a question.{PLAIN} A worker carries it, and is free while it sleeps and asks.\n")
+        print(
+            f"\n{BOLD}A task with a question.{PLAIN} A worker carries it, and is free while it sleeps and asks.\n"
+        )
         travelled = await task(stage)
     right = booked == "a room in Lisbon, 240 EUR" and travelled == "Ada goes to Porto for 200 EUR"
-    print(f"\n{GREEN if right else RED}{'all as it should be' if right else 'that is not right'}{PLAIN}")
+    print(
+        f"\n{GREEN if right else RED}{'all as it should be' if right else 'that is not right'}{PLAIN}"
+    )
     return 0 if right else 1
 
 
 async def rounds(stage: Stage) -> str:
     params: dict[str, Any] = {"name": "book", "arguments": {}}
     for number in range(3):
-        result = await stage.ask("tools/call", params, "book" if number == 0 else "book, with the answer and the state")
+        result = await stage.ask(
+            "tools/call", params, "book" if number == 0 else "book, with the answer and the state"
+        )
         if result["resultType"] != "input_required":
             break
         ((key, request),) = result["inputRequests"].items()
         sealed = f"{len(result['requestState'])} characters of sealed state"
-        stage.say("", f"asks {key!r}: {request['params']['message']}  {DIM}and sends {sealed}{PLAIN}", YELLOW)
+        stage.say(
+            "",
+            f"asks {key!r}: {request['params']['message']}  {DIM}and sends {sealed}{PLAIN}",
+            YELLOW,
+        )
         stage.kill(number)
         answer = {key: {"action": "accept", "content": ANSWERS[key]}}
         params = {**params, "inputResponses": answer, "requestState": result["requestState"]}
@@ -82,7 +104,9 @@ async def rounds(stage: Stage) -> str:
 
 
 async def task(stage: Stage) -> str:
-    created = await stage.ask("tools/call", {"name": "travel", "arguments": {"city": "Porto"}}, "travel to Porto")
+    created = await stage.ask(
+        "tools/call", {"name": "travel", "arguments": {"city": "Porto"}}, "travel to Porto"
+    )
     stage.say("", f"has become task {created['taskId']}", YELLOW)
     seen: tuple[Any, Any] | None = None
     for _ in range(200):
@@ -92,13 +116,17 @@ async def task(stage: Stage) -> str:
             seen = now["status"], now.get("statusMessage")
             done_by = stage.stack.workers.recent[-1] if stage.stack.workers.recent else "nobody yet"
             stage.say(
-                stage.stack.gateways.recent[-1], f"{seen[0]}: {seen[1] or ''}  {DIM}last: {done_by}{PLAIN}", GREEN
+                stage.stack.gateways.recent[-1],
+                f"{seen[0]}: {seen[1] or ''}  {DIM}last: {done_by}{PLAIN}",
+                GREEN,
             )
         if now["status"] == "input_required":
             ((key, request),) = now["inputRequests"].items()
             stage.say("", f"asks {key!r}: {request['params']['message']}", YELLOW)
             responses = {key: {"action": "accept", "content": ANSWERS[key]}}
-            await stage.ask("tasks/update", {"taskId": created["taskId"], "inputResponses": responses}, f"{key}")
+            await stage.ask(
+                "tasks/update", {"taskId": created["taskId"], "inputResponses": responses}, f"{key}"
+            )
         if now["status"] == "completed":
             text: str = now["result"]["content"][0]["text"]
             stage.say("result", text, GREEN)
@@ -108,6 +136,8 @@ async def task(stage: Stage) -> str:
 
 async def look(stage: Stage, task_id: str) -> dict[str, Any]:
     asked = message("tasks/get", {"taskId": task_id}, CAPABILITIES)
-    response = await stage.http.post(stage.stack.url, json=asked, headers=headers(asked), timeout=40)
+    response = await stage.http.post(
+        stage.stack.url, json=asked, headers=headers(asked), timeout=40
+    )
     result: dict[str, Any] = response.json()["result"]
     return result

@@ -11,7 +11,9 @@ NAMED_BY: Final = {"tools/call": "name", "tasks/get": "taskId", "tasks/update": 
 """The member of params that the header `Mcp-Name` repeats."""
 
 
-def message(method: str, params: Mapping[str, Any], capabilities: Mapping[str, Any]) -> dict[str, Any]:
+def message(
+    method: str, params: Mapping[str, Any], capabilities: Mapping[str, Any]
+) -> dict[str, Any]:
     """A request as a JSON value."""
     meta = {
         PREFIX + "protocolVersion": VERSION,

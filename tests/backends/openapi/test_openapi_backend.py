@@ -25,7 +25,13 @@ KEY = "sesame-sesame"
 async def test_a_call_is_the_request_that_the_document_describes(tmp_path: Path) -> None:
     parameters = [
         {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}},
-        {"name": "tags", "in": "query", "style": "pipeDelimited", "explode": False, "schema": {"type": "array"}},
+        {
+            "name": "tags",
+            "in": "query",
+            "style": "pipeDelimited",
+            "explode": False,
+            "schema": {"type": "array"},
+        },
         {"name": "X-Kind", "in": "header", "schema": {"type": "string"}},
         {"name": "c", "in": "cookie", "schema": {"type": "string"}},
     ]
@@ -45,8 +51,13 @@ async def test_a_call_is_the_request_that_the_document_describes(tmp_path: Path)
 
 async def test_arguments_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     parameters = [{"name": "q", "in": "query", "schema": {"$ref": "#/components/schemas/Q"}}]
-    described = document(operation(parameters=parameters), components={"schemas": {"Q": {"type": "integer"}}})
-    async with service() as told, gateway_of(file_of(tmp_path, described, base_url=told.url)) as gate:
+    described = document(
+        operation(parameters=parameters), components={"schemas": {"Q": {"type": "integer"}}}
+    )
+    async with (
+        service() as told,
+        gateway_of(file_of(tmp_path, described, base_url=told.url)) as gate,
+    ):
         result = await gate.call("op", {"q": "x"})
     assert result["isError"]
     assert "arguments.q" in result["content"][0]["text"]
@@ -61,14 +72,23 @@ SCHEMES = {
 
 
 def secured(*security: dict[str, list[str]], **more: Any) -> dict[str, Any]:
-    return document(operation(security=list(security), **more), components={"securitySchemes": SCHEMES})
+    return document(
+        operation(security=list(security), **more), components={"securitySchemes": SCHEMES}
+    )
 
 
-async def test_schemes_are_filled_from_the_configuration_and_the_first_that_is_full_is_used(tmp_path: Path) -> None:
+async def test_schemes_are_filled_from_the_configuration_and_the_first_that_is_full_is_used(
+    tmp_path: Path,
+) -> None:
     described = secured({"token": []}, {"key": [], "crumb": []})
     async with service() as told:
-        credentials = {"key": {"query": "api_key", "value": KEY}, "crumb": {"cookie": "sid", "value": "c-r-u-m-b"}}
-        async with gateway_of(file_of(tmp_path, described, base_url=told.url, credentials=credentials)) as gate:
+        credentials = {
+            "key": {"query": "api_key", "value": KEY},
+            "crumb": {"cookie": "sid", "value": "c-r-u-m-b"},
+        }
+        async with gateway_of(
+            file_of(tmp_path, described, base_url=told.url, credentials=credentials)
+        ) as gate:
             await gate.call("op", {})
     assert told.request_lines == [f"GET /x?api_key={KEY} HTTP/1.1"]
     assert (told.header("cookie"), told.header("authorization")) == (["sid=c-r-u-m-b"], [])
@@ -81,7 +101,9 @@ def test_a_scheme_that_nothing_fills_is_a_problem_that_says_what_goes_there(tmp_
     assert "1 operations need the security scheme 'token'" in str(caught.value)
     assert "credentials.token" in str(caught.value)
     assert loading.load(file_of(tmp_path, secured({"token": []}, {}))).catalog.tools
-    assert loading.load(file_of(tmp_path, secured({"token": []}), credential={"bearer": KEY})).catalog.tools
+    assert loading.load(
+        file_of(tmp_path, secured({"token": []}), credential={"bearer": KEY})
+    ).catalog.tools
 
 
 async def test_no_argument_takes_the_place_of_a_credential(tmp_path: Path) -> None:
@@ -90,7 +112,10 @@ async def test_no_argument_takes_the_place_of_a_credential(tmp_path: Path) -> No
         {"name": "more", "in": "query", "schema": {"type": "object"}},
         {"name": "crumbs", "in": "cookie", "schema": {"type": "object"}},
     ]
-    credentials = {"key": {"query": "api_key", "value": KEY}, "crumb": {"cookie": "sid", "value": "c-r-u-m-b"}}
+    credentials = {
+        "key": {"query": "api_key", "value": KEY},
+        "crumb": {"cookie": "sid", "value": "c-r-u-m-b"},
+    }
     described = secured({"key": [], "crumb": []}, parameters=parameters)
     async with service() as told:
         file = file_of(tmp_path, described, base_url=told.url, credentials=credentials)
@@ -107,15 +132,26 @@ async def test_no_argument_takes_the_place_of_a_credential(tmp_path: Path) -> No
 
 async def test_a_credential_is_taken_out_of_what_the_service_echoes(tmp_path: Path) -> None:
     async with service(answer(f'"you are {KEY}"'.encode())) as told:
-        file = file_of(tmp_path, secured({"token": []}), base_url=told.url, credentials={"token": {"bearer": KEY}})
+        file = file_of(
+            tmp_path,
+            secured({"token": []}),
+            base_url=told.url,
+            credentials={"token": {"bearer": KEY}},
+        )
         async with gateway_of(file) as gate:
             assert (await gate.call("op", {}))["structuredContent"] == "you are [redacted]"
 
 
-async def test_an_answer_that_is_not_as_promised_is_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    promised = {"200": {"description": "", "content": {"application/json": {"schema": {"type": "integer"}}}}}
+async def test_an_answer_that_is_not_as_promised_is_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    promised = {
+        "200": {"description": "", "content": {"application/json": {"schema": {"type": "integer"}}}}
+    }
     described = document(operation(responses=promised))
-    async with service(answer(b"7"), answer(b'"seven"'), answer(b"{", content_type="application/json")) as told:
+    async with service(
+        answer(b"7"), answer(b'"seven"'), answer(b"{", content_type="application/json")
+    ) as told:
         file = file_of(tmp_path, described, base_url=told.url, output_schemas=["o*"])
         async with gateway_of(file) as gate:
             [tool] = (await gate.result("tools/list"))["tools"]
@@ -124,13 +160,21 @@ async def test_an_answer_that_is_not_as_promised_is_text(tmp_path: Path, caplog:
     assert found[0]["structuredContent"] == 7
     assert [one["content"][0]["text"] for one in found[1:]] == ['"seven"', "{"]
     assert not any("structuredContent" in one or one.get("isError") for one in found[1:])
-    assert [record.getMessage() for record in caplog.records].count("an answer is not as its document says") == 2
+    assert [record.getMessage() for record in caplog.records].count(
+        "an answer is not as its document says"
+    ) == 2
 
 
 async def test_hints_say_what_the_method_says_and_approvals_follow(tmp_path: Path) -> None:
-    paths = operation() | operation("delete", "/y", operationId="gone") | operation("post", "/z", operationId="made")
+    paths = (
+        operation()
+        | operation("delete", "/y", operationId="gone")
+        | operation("post", "/z", operationId="made")
+    )
     async with gateway_of(file_of(tmp_path, document(paths), approve="destructive")) as gate:
-        tools = {tool["name"]: tool["annotations"] for tool in (await gate.result("tools/list"))["tools"]}
+        tools = {
+            tool["name"]: tool["annotations"] for tool in (await gate.result("tools/list"))["tools"]
+        }
         refused = await gate.post("tools/call", {"name": "gone", "arguments": {}})
     assert tools["op"] == {
         "readOnlyHint": True,
@@ -162,18 +206,27 @@ def test_compile_writes_an_index_that_a_start_reads_instead_of_the_document(
 
 def test_who_compiles_needs_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "api.json").write_text(json.dumps(secured({"token": []})))
-    entry = {"kind": "openapi", "name": "api", "document": "api.json", "credentials": {"token": {"bearer": "${T_O}"}}}
+    entry = {
+        "kind": "openapi",
+        "name": "api",
+        "document": "api.json",
+        "credentials": {"token": {"bearer": "${T_O}"}},
+    }
     (tmp_path / "gateway.json").write_text(json.dumps({"backends": [entry]}))
     monkeypatch.delenv("T_O", raising=False)
     assert main(["compile", str(tmp_path / "gateway.json")]) == 0
     (tmp_path / "api.json").unlink()
-    assert list(loading.load(config.load(tmp_path / "gateway.json", {"T_O": KEY})).catalog.tools) == ["api__op"]
+    assert list(
+        loading.load(config.load(tmp_path / "gateway.json", {"T_O": KEY})).catalog.tools
+    ) == ["api__op"]
     assert KEY.encode() not in (tmp_path / "api.index").read_bytes()
 
 
 def test_what_is_packaged_has_its_indexes(tmp_path: Path) -> None:
     (tmp_path / "api.json").write_text(json.dumps(document(operation())))
-    (tmp_path / "gateway.yaml").write_text("backends: [{kind: openapi, name: api, document: api.json}]")
+    (tmp_path / "gateway.yaml").write_text(
+        "backends: [{kind: openapi, name: api, document: api.json}]"
+    )
     package.compile_documents(tmp_path / "gateway.yaml")
     assert [row.name for row in read(tmp_path / "api.index").rows] == ["op"]
     (tmp_path / "plain.yaml").write_text("backends: [{kind: python, name: p, module: not_there}]")
@@ -236,8 +289,17 @@ async def test_a_redirect_of_a_document_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_schemas_that_tools_share_are_in_the_index_once(tmp_path: Path) -> None:
-    shared = {"type": "object", "properties": {"text": {"type": "string", "description": "d" * 5_000}}}
-    body = {"content": {"application/json": {"schema": {"type": "array", "items": {"$ref": "#/components/schemas/S"}}}}}
+    shared = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "description": "d" * 5_000}},
+    }
+    body = {
+        "content": {
+            "application/json": {
+                "schema": {"type": "array", "items": {"$ref": "#/components/schemas/S"}}
+            }
+        }
+    }
     paths: dict[str, Any] = {}
     for number in range(20):
         paths |= operation("post", f"/{number}", operationId=f"op{number}", requestBody=body)

@@ -14,10 +14,16 @@ from roundgate.errors import ToolError
 from roundgate.protocol.schemas import Schema
 from tests.support.openapi import Compiled, compiled, document, operation
 
-TWO = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array"}}, "required": ["a"]}
+TWO = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"type": "array"}},
+    "required": ["a"],
+}
 
 
-def posting(folder: Path, content: dict[str, Any], required: bool = True, **backend: Any) -> Compiled:
+def posting(
+    folder: Path, content: dict[str, Any], required: bool = True, **backend: Any
+) -> Compiled:
     paths = operation("post", requestBody={"content": content, "required": required})
     return Compiled(compiled(folder, document(paths), **backend))
 
@@ -46,7 +52,10 @@ def test_members_of_a_plain_object_are_arguments(tmp_path: Path) -> None:
     one = posting(tmp_path, {"application/json": {"schema": TWO}})
     assert one.schema["required"] == ["a"]
     outgoing = sent(one, a="x", b=[{"c": None}])
-    assert (outgoing.body, outgoing.headers["content-type"]) == (b'{"a":"x","b":[{"c":null}]}', "application/json")
+    assert (outgoing.body, outgoing.headers["content-type"]) == (
+        b'{"a":"x","b":[{"c":null}]}',
+        "application/json",
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,18 +68,24 @@ def test_members_of_a_plain_object_are_arguments(tmp_path: Path) -> None:
         True,
     ],
 )
-def test_anything_else_is_one_argument_and_nothing_of_it_is_lost(tmp_path: Path, schema: Any) -> None:
+def test_anything_else_is_one_argument_and_nothing_of_it_is_lost(
+    tmp_path: Path, schema: Any
+) -> None:
     one = posting(tmp_path, {"application/json": {"schema": schema}})
     assert list(one.schema["properties"]) == ["body"]
     assert one.schema["required"] == ["body"]
-    value = ["x"] if isinstance(schema, dict) and schema.get("type") == "array" else {"a": "x", "b": []}
+    value = (
+        ["x"] if isinstance(schema, dict) and schema.get("type") == "array" else {"a": "x", "b": []}
+    )
     assert sent(one, body=value).body == (b'["x"]' if value == ["x"] else b'{"a":"x","b":[]}')
 
 
 def test_a_member_called_as_a_parameter_keeps_the_body_whole(tmp_path: Path) -> None:
     parameters = [{"name": "a", "in": "query", "schema": {"type": "string"}}]
     body = {"content": {"application/json": {"schema": TWO}}, "required": True}
-    one = Compiled(compiled(tmp_path, document(operation("post", parameters=parameters, requestBody=body))))
+    one = Compiled(
+        compiled(tmp_path, document(operation("post", parameters=parameters, requestBody=body)))
+    )
     outgoing = sent(one, a="q", body={"a": "b"})
     assert (outgoing.raw_query, outgoing.body) == ("a=q", b'{"a":"b"}')
 
@@ -92,13 +107,28 @@ def test_names_that_no_client_takes_are_changed_for_the_model_alone(tmp_path: Pa
 def test_a_form_is_written_as_its_encoding_says(tmp_path: Path) -> None:
     schema = {
         "type": "object",
-        "properties": {"l": {"type": "array"}, "c": {"type": "array"}, "o": {"type": "object"}, "d": {}, "t": {}},
+        "properties": {
+            "l": {"type": "array"},
+            "c": {"type": "array"},
+            "o": {"type": "object"},
+            "d": {},
+            "t": {},
+        },
     }
-    encoding = {"c": {"style": "form", "explode": False}, "d": {"style": "deepObject", "explode": True}}
-    one = posting(tmp_path, {"application/x-www-form-urlencoded": {"schema": schema, "encoding": encoding}})
-    outgoing = sent(one, l=[1, 2], c=["a", "b"], o={"k": [1]}, d={"items": [{"price": "p&1"}]}, t=True)
+    encoding = {
+        "c": {"style": "form", "explode": False},
+        "d": {"style": "deepObject", "explode": True},
+    }
+    one = posting(
+        tmp_path, {"application/x-www-form-urlencoded": {"schema": schema, "encoding": encoding}}
+    )
+    outgoing = sent(
+        one, l=[1, 2], c=["a", "b"], o={"k": [1]}, d={"items": [{"price": "p&1"}]}, t=True
+    )
     assert outgoing.headers["content-type"] == "application/x-www-form-urlencoded"
-    assert outgoing.body == (b"l=1&l=2&c=a,b&o=%7B%22k%22%3A%5B1%5D%7D&d%5Bitems%5D%5B0%5D%5Bprice%5D=p%261&t=true")
+    assert outgoing.body == (
+        b"l=1&l=2&c=a,b&o=%7B%22k%22%3A%5B1%5D%7D&d%5Bitems%5D%5B0%5D%5Bprice%5D=p%261&t=true"
+    )
 
 
 def test_files_arrive_with_their_names_and_types(tmp_path: Path) -> None:
@@ -130,15 +160,22 @@ def test_files_arrive_with_their_names_and_types(tmp_path: Path) -> None:
         ("meta", None, "application/json", b'{"k":[1]}'),
         ("note", None, "text/plain", b"n"),
     ]
-    assert sent(one, photo={"text": "x"}) == sent(one, photo={"text": "x"})  # a step that is run again
+    assert sent(one, photo={"text": "x"}) == sent(
+        one, photo={"text": "x"}
+    )  # a step that is run again
 
 
 def test_a_file_that_is_no_base64_is_an_error_that_says_so(tmp_path: Path) -> None:
-    one = posting(tmp_path, {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}})
+    one = posting(
+        tmp_path, {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    )
     with pytest.raises(ToolError, match=r"arguments\.body: base64 is not base64"):
         request(one.plan, {"body": {"base64": "?"}})
     outgoing = sent(one, body={"base64": "AAE="})
-    assert (outgoing.body, outgoing.headers["content-type"]) == (b"\x00\x01", "application/octet-stream")
+    assert (outgoing.body, outgoing.headers["content-type"]) == (
+        b"\x00\x01",
+        "application/octet-stream",
+    )
 
 
 def test_any_type_of_file_takes_the_callers_word_for_it(tmp_path: Path) -> None:
@@ -148,8 +185,13 @@ def test_any_type_of_file_takes_the_callers_word_for_it(tmp_path: Path) -> None:
 
 
 def test_text_is_sent_as_it_is(tmp_path: Path) -> None:
-    outgoing = sent(posting(tmp_path, {"text/x-markdown": {"schema": {"type": "string"}}}), body="# é")
-    assert (outgoing.body, outgoing.headers["content-type"]) == ("# é".encode(), "text/x-markdown; charset=utf-8")
+    outgoing = sent(
+        posting(tmp_path, {"text/x-markdown": {"schema": {"type": "string"}}}), body="# é"
+    )
+    assert (outgoing.body, outgoing.headers["content-type"]) == (
+        "# é".encode(),
+        "text/x-markdown; charset=utf-8",
+    )
 
 
 def test_of_several_media_types_the_configuration_prefers_one(tmp_path: Path) -> None:
@@ -164,5 +206,10 @@ def test_of_several_media_types_the_configuration_prefers_one(tmp_path: Path) ->
 
 
 def test_json_of_another_name_is_sent_under_that_name(tmp_path: Path) -> None:
-    outgoing = sent(posting(tmp_path, {"application/merge-patch+json": {"schema": {}}}), body={"a": 1})
-    assert (outgoing.body, outgoing.headers["content-type"]) == (b'{"a":1}', "application/merge-patch+json")
+    outgoing = sent(
+        posting(tmp_path, {"application/merge-patch+json": {"schema": {}}}), body={"a": 1}
+    )
+    assert (outgoing.body, outgoing.headers["content-type"]) == (
+        b'{"a":1}',
+        "application/merge-patch+json",
+    )

@@ -29,22 +29,34 @@ def test_parameters_of_the_path_hold_unless_the_operation_has_others(tmp_path: P
         {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}},
         {"name": "v", "in": "query", "schema": {"type": "string"}},
     ]
-    own = [{"name": "v", "in": "query", "schema": {"type": "boolean"}}, {"name": "v", "in": "header", "schema": {}}]
+    own = [
+        {"name": "v", "in": "query", "schema": {"type": "boolean"}},
+        {"name": "v", "in": "header", "schema": {}},
+    ]
     paths = operation(path="/x/{id}", parameters=own)
     paths["/x/{id}"]["parameters"] = shared
     one = Compiled(compiled(tmp_path, document(paths)))
-    assert one.schema["properties"] == {"id": {"type": "integer"}, "v": {"type": "boolean"}, "v_2": {}}
+    assert one.schema["properties"] == {
+        "id": {"type": "integer"},
+        "v": {"type": "boolean"},
+        "v_2": {},
+    }
     assert one.schema["required"] == ["id"]
     assert one.sent(id=7, v=True) == "/x/7?v=true"
 
 
 def test_a_variable_that_nothing_describes_is_text(tmp_path: Path) -> None:
-    assert Compiled(compiled(tmp_path, document(operation(path="/x/{id}")))).sent(id="a b") == "/x/a%20b"
+    assert (
+        Compiled(compiled(tmp_path, document(operation(path="/x/{id}")))).sent(id="a b")
+        == "/x/a%20b"
+    )
 
 
 @pytest.mark.parametrize("path", ["/../admin", "/x/{", "x", "/a?b=c", "/a\\b"])
 def test_a_path_that_is_none_is_left_out(tmp_path: Path, path: str) -> None:
-    index = compiled(tmp_path, document(operation(path=path) | operation(path="/y", operationId="good")))
+    index = compiled(
+        tmp_path, document(operation(path=path) | operation(path="/y", operationId="good"))
+    )
     assert [row.name for row in index.rows] == ["good"]
     assert "path template" in index.problems[0].message
 
@@ -54,15 +66,29 @@ def test_a_fragment_tells_operations_apart_and_is_not_sent(tmp_path: Path) -> No
     assert Compiled(compiled(tmp_path, document(paths)), "other").sent() == "/x"
 
 
-def test_headers_that_say_where_a_message_ends_or_who_calls_are_no_arguments(tmp_path: Path) -> None:
-    names = ["Accept", "authorization", "Content-Type", "Host", "Content-Length", "Transfer-Encoding", "Cookie", "X-Ok"]
+def test_headers_that_say_where_a_message_ends_or_who_calls_are_no_arguments(
+    tmp_path: Path,
+) -> None:
+    names = [
+        "Accept",
+        "authorization",
+        "Content-Type",
+        "Host",
+        "Content-Length",
+        "Transfer-Encoding",
+        "Cookie",
+        "X-Ok",
+    ]
     parameters = [{"name": name, "in": "header", "schema": {"type": "string"}} for name in names]
     one = Compiled(compiled(tmp_path, document(operation(parameters=parameters))))
     assert list(one.schema["properties"]) == ["X-Ok"]
 
 
 def test_what_a_credential_sends_is_no_argument(tmp_path: Path) -> None:
-    parameters = [{"name": "key", "in": place, "schema": {"type": "string"}} for place in ("query", "header", "cookie")]
+    parameters = [
+        {"name": "key", "in": place, "schema": {"type": "string"}}
+        for place in ("query", "header", "cookie")
+    ]
     scheme = {"k": {"type": "apiKey", "in": "query", "name": "key"}}
     described = document(operation(parameters=parameters), components={"securitySchemes": scheme})
     plan = Compiled(compiled(tmp_path, described, headers={"KEY": "fixed"})).plan
@@ -73,7 +99,9 @@ def test_what_a_credential_sends_is_no_argument(tmp_path: Path) -> None:
 
 def test_texts_are_the_documents_and_bounded(tmp_path: Path) -> None:
     security = [{"oauth": ["read:x", "write:x"]}]
-    paths = operation(summary="Get it", description="word " * 1_000, deprecated=True, security=security)
+    paths = operation(
+        summary="Get it", description="word " * 1_000, deprecated=True, security=security
+    )
     definition = Compiled(compiled(tmp_path, document(paths))).definition
     assert definition["title"] == "Get it"
     assert definition["description"].startswith("Deprecated.\n\nGet it\n\nword word")
@@ -90,9 +118,14 @@ def server_of(folder: Path, own: Any = None, root: Any = None, **backend: Any) -
     return index.servers[index.rows[0].server]
 
 
-def test_servers_are_those_of_the_operation_the_document_or_the_configuration(tmp_path: Path) -> None:
+def test_servers_are_those_of_the_operation_the_document_or_the_configuration(
+    tmp_path: Path,
+) -> None:
     assert server_of(tmp_path) == "https://api.example.com/v1"
-    assert server_of(tmp_path, [{"url": "https://api.example.com/v2/"}]) == "https://api.example.com/v2"
+    assert (
+        server_of(tmp_path, [{"url": "https://api.example.com/v2/"}])
+        == "https://api.example.com/v2"
+    )
     assert server_of(tmp_path, base_url="http://127.0.0.1:9") == "http://127.0.0.1:9"
     variables = {"region": {"default": "eu", "enum": ["eu", "us"]}}
     root = [{"url": "https://{region}.example.com", "variables": variables}]
@@ -106,10 +139,18 @@ def test_no_request_goes_to_an_origin_that_the_configuration_does_not_name(tmp_p
     elsewhere = [{"url": "https://uploads.example.com"}]
     with pytest.raises(ConfigError, match=r"add https://uploads\.example\.com to `origins`"):
         server_of(tmp_path, elsewhere)
-    assert server_of(tmp_path, elsewhere, origins=["https://*.example.com"]) == "https://uploads.example.com"
-    assert server_of(tmp_path, elsewhere, origins=["https://uploads.example.com/"]) == "https://uploads.example.com"
+    assert (
+        server_of(tmp_path, elsewhere, origins=["https://*.example.com"])
+        == "https://uploads.example.com"
+    )
+    assert (
+        server_of(tmp_path, elsewhere, origins=["https://uploads.example.com/"])
+        == "https://uploads.example.com"
+    )
     with pytest.raises(ConfigError, match="origins"):
-        server_of(tmp_path, [{"url": "https://example.com.evil.org"}], origins=["https://*.example.com"])
+        server_of(
+            tmp_path, [{"url": "https://example.com.evil.org"}], origins=["https://*.example.com"]
+        )
 
 
 @pytest.mark.parametrize("url", ["/v1", "ftp://x", "https://user@x", "https://a/../b", ""])
@@ -124,7 +165,9 @@ SWAGGER = {
     "basePath": "/api",
     "schemes": ["http", "https"],
     "consumes": ["application/json"],
-    "definitions": {"Pet": {"type": "object", "properties": {"name": {"type": "string", "x-nullable": True}}}},
+    "definitions": {
+        "Pet": {"type": "object", "properties": {"name": {"type": "string", "x-nullable": True}}}
+    },
     "paths": {
         "/pets/{id}": {
             "put": {
@@ -132,8 +175,19 @@ SWAGGER = {
                 "parameters": [
                     {"name": "id", "in": "path", "type": "integer", "required": True},
                     {"name": "tags", "in": "query", "type": "array", "items": {"type": "string"}},
-                    {"name": "all", "in": "query", "type": "array", "collectionFormat": "multi", "items": {}},
-                    {"name": "body", "in": "body", "required": True, "schema": {"$ref": "#/definitions/Pet"}},
+                    {
+                        "name": "all",
+                        "in": "query",
+                        "type": "array",
+                        "collectionFormat": "multi",
+                        "items": {},
+                    },
+                    {
+                        "name": "body",
+                        "in": "body",
+                        "required": True,
+                        "schema": {"$ref": "#/definitions/Pet"},
+                    },
                 ],
                 "responses": OK,
             },
@@ -179,7 +233,9 @@ def test_operations_may_be_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "part/op.yml").write_text(
         "operationId: op\nparameters:\n- $ref: ../names.yml#/q\nresponses: {200: {description: no}}\n"
     )
-    (tmp_path / "names.yml").write_text("q: {name: q, in: query, schema: {type: string, enum: [no, on, 2020-01-01]}}")
+    (tmp_path / "names.yml").write_text(
+        "q: {name: q, in: query, schema: {type: string, enum: [no, on, 2020-01-01]}}"
+    )
     one = Compiled(compiled(tmp_path, document({"/x": {"get": {"$ref": "part/op.yml"}}})))
     assert one.schema["properties"]["q"]["enum"] == ["no", "on", "2020-01-01"]
 

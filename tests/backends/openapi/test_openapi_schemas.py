@@ -9,7 +9,9 @@ from roundgate.protocol.schemas import Schema
 from tests.support.openapi import Compiled, compiled, document, operation
 
 
-def converted(folder: Path, schema: Any, version: str = "3.0.3", /, **schemas: Any) -> dict[str, Any]:
+def converted(
+    folder: Path, schema: Any, version: str = "3.0.3", /, **schemas: Any
+) -> dict[str, Any]:
     """The schema of a query parameter, with what is in `$defs` beside it."""
     paths = operation(parameters=[{"name": "q", "in": "query", "schema": schema}])
     one = Compiled(compiled(folder, document(paths, version, components={"schemas": schemas})))
@@ -54,7 +56,10 @@ def test_a_tool_carries_the_schemas_that_it_reaches_and_no_others(tmp_path: Path
     schemas: dict[str, Any] = {
         "Node": {
             "type": "object",
-            "properties": {"next": {"$ref": "#/components/schemas/Node"}, "l": {"$ref": "#/components/schemas/Leaf"}},
+            "properties": {
+                "next": {"$ref": "#/components/schemas/Node"},
+                "l": {"$ref": "#/components/schemas/Leaf"},
+            },
         },
         "Leaf": {"type": "integer"},
         "Other": {"type": "string"},
@@ -80,16 +85,24 @@ def test_read_only_members_are_not_asked_for(tmp_path: Path) -> None:
         },
     }
     found = converted(tmp_path, {"$ref": "#/components/schemas/A"}, "3.0.3", **schemas)
-    assert found["$defs"]["A"] == {"type": "object", "required": ["name"], "properties": {"name": {}}}
+    assert found["$defs"]["A"] == {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {}},
+    }
 
 
 def test_a_mapping_of_a_discriminator_chooses_the_alternative(tmp_path: Path) -> None:
     schemas: dict[str, Any] = {
-        name: {"type": "object", "properties": {"kind": {"type": "string"}}} for name in ("Cat", "Dog")
+        name: {"type": "object", "properties": {"kind": {"type": "string"}}}
+        for name in ("Cat", "Dog")
     }
     given = {
         "oneOf": [{"$ref": "#/components/schemas/Cat"}, {"$ref": "#/components/schemas/Dog"}],
-        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/components/schemas/Cat", "dog": "Dog"}},
+        "discriminator": {
+            "propertyName": "kind",
+            "mapping": {"cat": "#/components/schemas/Cat", "dog": "Dog"},
+        },
     }
     schema = Schema.compile(converted(tmp_path, given, "3.0.3", **schemas))
     assert schema.is_valid({"kind": "cat"})
@@ -122,7 +135,9 @@ def test_ids_and_anchors_are_found(tmp_path: Path) -> None:
     assert converted(tmp_path, {"$ref": "https://example.com/a"}, "3.1.0", **schemas)["$defs"] == {
         "A": {"type": "string"}
     }
-    assert converted(tmp_path, {"$ref": "#b"}, "3.1.0", **schemas)["$defs"] == {"B": {"type": "integer"}}
+    assert converted(tmp_path, {"$ref": "#b"}, "3.1.0", **schemas)["$defs"] == {
+        "B": {"type": "integer"}
+    }
 
 
 def test_two_schemas_of_one_name_are_two(tmp_path: Path) -> None:
@@ -130,7 +145,10 @@ def test_two_schemas_of_one_name_are_two(tmp_path: Path) -> None:
     given = {"properties": {"a": {"$ref": "#/components/schemas/A"}, "b": {"$ref": "more.json#/A"}}}
     found = converted(tmp_path, given, A={"type": "string"})
     first, second = (found["properties"][name]["$ref"].removeprefix("#/$defs/") for name in "ab")
-    assert (found["$defs"][first], found["$defs"][second]) == ({"type": "string"}, {"type": "integer"})
+    assert (found["$defs"][first], found["$defs"][second]) == (
+        {"type": "string"},
+        {"type": "integer"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +159,9 @@ def test_two_schemas_of_one_name_are_two(tmp_path: Path) -> None:
         ("gone.json", "cannot be read|No such file"),
     ],
 )
-def test_a_reference_to_nothing_leaves_its_operation_out_alone(tmp_path: Path, reference: str, reason: str) -> None:
+def test_a_reference_to_nothing_leaves_its_operation_out_alone(
+    tmp_path: Path, reference: str, reason: str
+) -> None:
     bad = operation(parameters=[{"name": "q", "in": "query", "schema": {"$ref": reference}}])
     index = compiled(tmp_path, document(bad | operation(path="/y", operationId="good")))
     assert [row.name for row in index.rows] == ["good"]
@@ -151,9 +171,14 @@ def test_a_reference_to_nothing_leaves_its_operation_out_alone(tmp_path: Path, r
 
 
 def test_a_parameter_that_refers_to_itself_is_a_problem_and_not_the_end(tmp_path: Path) -> None:
-    parameters = {"P": {"$ref": "#/components/parameters/Q"}, "Q": {"$ref": "#/components/parameters/P"}}
+    parameters = {
+        "P": {"$ref": "#/components/parameters/Q"},
+        "Q": {"$ref": "#/components/parameters/P"},
+    }
     bad = operation(parameters=[{"$ref": "#/components/parameters/P"}])
-    described = document(bad | operation(path="/y", operationId="good"), components={"parameters": parameters})
+    described = document(
+        bad | operation(path="/y", operationId="good"), components={"parameters": parameters}
+    )
     assert "circle" in compiled(tmp_path, described).problems[0].message
 
 

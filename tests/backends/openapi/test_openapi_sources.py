@@ -39,7 +39,11 @@ def test_a_url_is_fetched_below_the_allowed_ones_only_and_only_where_something_f
     sources = Sources(["https://example.com/api"], fetch)
     assert sources.document("https://example.com/api/x.json") == {"a": 1}
     assert sources.document("https://example.com/api/x.json") == {"a": 1}
-    for url in ("https://example.com/apis", "https://example.com.evil.org/api/x", "https://example.com/api/../etc"):
+    for url in (
+        "https://example.com/apis",
+        "https://example.com.evil.org/api/x",
+        "https://example.com/api/../etc",
+    ):
         with pytest.raises(UnreadableDocument, match="outside"):
             sources.document(url)
     assert asked == ["https://example.com/api/x.json"]
@@ -59,8 +63,19 @@ def test_yaml_that_contains_itself_is_refused() -> None:
 
 
 def test_yaml_is_that_of_the_specification() -> None:
-    found = parsed(b"a: no\nb: 2001-01-01\nc: 0o7\nd: 1.5\n200: ~\ntrue: yes\ne: {<<: {f: 1}}", "file:///a.yaml")
-    expected = {"a": "no", "b": "2001-01-01", "c": "0o7", "d": 1.5, "200": None, "true": "yes", "e": {"f": 1}}
+    found = parsed(
+        b"a: no\nb: 2001-01-01\nc: 0o7\nd: 1.5\n200: ~\ntrue: yes\ne: {<<: {f: 1}}",
+        "file:///a.yaml",
+    )
+    expected = {
+        "a": "no",
+        "b": "2001-01-01",
+        "c": "0o7",
+        "d": 1.5,
+        "200": None,
+        "true": "yes",
+        "e": {"f": 1},
+    }
     assert found == expected
 
 

@@ -13,30 +13,79 @@ from tests.support.openapi import Compiled, compiled, document, operation
 TEXT, LIST, OBJECT = "blue", ["blue", "black", "brown"], {"R": 100, "G": 200, "B": 150}
 
 TABLE = [
-    ("path", "matrix", False, [";color=blue", ";color=blue,black,brown", ";color=R,100,G,200,B,150"]),
-    ("path", "matrix", True, [";color=blue", ";color=blue;color=black;color=brown", ";R=100;G=200;B=150"]),
+    (
+        "path",
+        "matrix",
+        False,
+        [";color=blue", ";color=blue,black,brown", ";color=R,100,G,200,B,150"],
+    ),
+    (
+        "path",
+        "matrix",
+        True,
+        [";color=blue", ";color=blue;color=black;color=brown", ";R=100;G=200;B=150"],
+    ),
     ("path", "label", False, [".blue", ".blue,black,brown", ".R,100,G,200,B,150"]),
     ("path", "label", True, [".blue", ".blue.black.brown", ".R=100.G=200.B=150"]),
     ("path", "simple", False, ["blue", "blue,black,brown", "R,100,G,200,B,150"]),
     ("path", "simple", True, ["blue", "blue,black,brown", "R=100,G=200,B=150"]),
     ("query", "form", False, ["color=blue", "color=blue,black,brown", "color=R,100,G,200,B,150"]),
-    ("query", "form", True, ["color=blue", "color=blue&color=black&color=brown", "R=100&G=200&B=150"]),
-    ("query", "spaceDelimited", False, [None, "color=blue%20black%20brown", "color=R%20100%20G%20200%20B%20150"]),
-    ("query", "pipeDelimited", False, [None, "color=blue%7Cblack%7Cbrown", "color=R%7C100%7CG%7C200%7CB%7C150"]),
-    ("query", "deepObject", True, [None, None, "color%5BR%5D=100&color%5BG%5D=200&color%5BB%5D=150"]),
+    (
+        "query",
+        "form",
+        True,
+        ["color=blue", "color=blue&color=black&color=brown", "R=100&G=200&B=150"],
+    ),
+    (
+        "query",
+        "spaceDelimited",
+        False,
+        [None, "color=blue%20black%20brown", "color=R%20100%20G%20200%20B%20150"],
+    ),
+    (
+        "query",
+        "pipeDelimited",
+        False,
+        [None, "color=blue%7Cblack%7Cbrown", "color=R%7C100%7CG%7C200%7CB%7C150"],
+    ),
+    (
+        "query",
+        "deepObject",
+        True,
+        [None, None, "color%5BR%5D=100&color%5BG%5D=200&color%5BB%5D=150"],
+    ),
     ("header", "simple", False, ["blue", "blue,black,brown", "R,100,G,200,B,150"]),
     ("header", "simple", True, ["blue", "blue,black,brown", "R=100,G=200,B=150"]),
     ("cookie", "form", False, ["color=blue", "color=blue,black,brown", "color=R,100,G,200,B,150"]),
-    ("cookie", "form", True, ["color=blue", "color=blue; color=black; color=brown", "R=100; G=200; B=150"]),
-    ("cookie", "cookie", False, ["color=blue", "color=blue,black,brown", "color=R,100,G,200,B,150"]),
-    ("cookie", "cookie", True, ["color=blue", "color=blue; color=black; color=brown", "R=100; G=200; B=150"]),
+    (
+        "cookie",
+        "form",
+        True,
+        ["color=blue", "color=blue; color=black; color=brown", "R=100; G=200; B=150"],
+    ),
+    (
+        "cookie",
+        "cookie",
+        False,
+        ["color=blue", "color=blue,black,brown", "color=R,100,G,200,B,150"],
+    ),
+    (
+        "cookie",
+        "cookie",
+        True,
+        ["color=blue", "color=blue; color=black; color=brown", "R=100; G=200; B=150"],
+    ),
 ]
 
 
-def placed(value: Any, place: Any, style: Any, explode: bool = False, *, name: str = "color", **more: Any) -> str:
+def placed(
+    value: Any, place: Any, style: Any, explode: bool = False, *, name: str = "color", **more: Any
+) -> str:
     """Where it went: the path behind its slash, the query, or the header."""
     path = "/{" + name + "}" if place == "path" else "/"
-    outgoing = request(Plan("GET", path, (Parameter("a", name, place, style, explode, **more),)), {"a": value})
+    outgoing = request(
+        Plan("GET", path, (Parameter("a", name, place, style, explode, **more),)), {"a": value}
+    )
     if place == "path":
         return outgoing.path[1:]
     if place == "query":
@@ -45,7 +94,9 @@ def placed(value: Any, place: Any, style: Any, explode: bool = False, *, name: s
 
 
 @pytest.mark.parametrize(("place", "style", "explode", "written"), TABLE)
-def test_the_table_of_the_specification(place: str, style: str, explode: bool, written: list[str | None]) -> None:
+def test_the_table_of_the_specification(
+    place: str, style: str, explode: bool, written: list[str | None]
+) -> None:
     found = [
         None if expected is None else placed(value, place, style, explode)
         for value, expected in zip((TEXT, LIST, OBJECT), written, strict=True)
@@ -67,13 +118,21 @@ def test_a_deep_object_goes_as_deep_as_its_value() -> None:
 
 def test_reserved_characters_stay_only_as_far_as_they_begin_no_other_parameter() -> None:
     hostile = "a/b?c:d@e,f&admin=true#x+y;z%"
-    assert placed(hostile, "query", "form", reserved=True) == "color=a/b?c:d@e,f%26admin%3Dtrue%23x%2By%3Bz%25"
-    assert placed(hostile, "query", "form") == "color=a%2Fb%3Fc%3Ad%40e%2Cf%26admin%3Dtrue%23x%2By%3Bz%25"
+    assert (
+        placed(hostile, "query", "form", reserved=True)
+        == "color=a/b?c:d@e,f%26admin%3Dtrue%23x%2By%3Bz%25"
+    )
+    assert (
+        placed(hostile, "query", "form")
+        == "color=a%2Fb%3Fc%3Ad%40e%2Cf%26admin%3Dtrue%23x%2By%3Bz%25"
+    )
 
 
 @pytest.mark.parametrize("style", ["simple", "label", "matrix"])
 @pytest.mark.parametrize("explode", [True, False])
-@pytest.mark.parametrize("value", ["", ".", "..", "a/b", "../../etc", "%2e%2e", "%252e%252e", "\x00", "\\", "..;x"])
+@pytest.mark.parametrize(
+    "value", ["", ".", "..", "a/b", "../../etc", "%2e%2e", "%252e%252e", "\x00", "\\", "..;x"]
+)
 def test_a_path_keeps_its_segments_in_every_style(style: str, explode: bool, value: str) -> None:
     for given in (value, [value], {"k": value}, {value: "v"}):
         with pytest.raises(ToolError, match=r"arguments\.a: may not"):
@@ -86,7 +145,9 @@ def test_nothing_is_no_part_of_a_path(value: Any) -> None:
         placed(value, "path", "simple")
 
 
-@pytest.mark.parametrize("value", ["a\r\nX-Admin: 1", "a\nb", "é", " a", "a\x00", ["ok", "a\r\nb"], {"k\r\n": "v"}])
+@pytest.mark.parametrize(
+    "value", ["a\r\nX-Admin: 1", "a\nb", "é", " a", "a\x00", ["ok", "a\r\nb"], {"k\r\n": "v"}]
+)
 def test_a_header_stays_on_its_line(value: Any) -> None:
     with pytest.raises(ToolError, match="visible ASCII"):
         placed(value, "header", "simple")
@@ -124,9 +185,9 @@ def test_a_parameter_with_content_is_json(tmp_path: Path) -> None:
 def test_a_whole_query_is_one_argument(tmp_path: Path) -> None:
     content = {"application/x-www-form-urlencoded": {"schema": {"type": "object"}}}
     paths = operation(parameters=[{"name": "all", "in": "querystring", "content": content}])
-    assert Compiled(compiled(tmp_path, document(paths, "3.2.0"))).sent(all={"a": "x y", "b": [1, 2]}) == (
-        "/x?a=x%20y&b=1&b=2"
-    )
+    assert Compiled(compiled(tmp_path, document(paths, "3.2.0"))).sent(
+        all={"a": "x y", "b": [1, 2]}
+    ) == ("/x?a=x%20y&b=1&b=2")
 
 
 def test_a_style_that_there_is_not_leaves_the_operation_out_and_says_so(tmp_path: Path) -> None:

@@ -62,7 +62,12 @@ async def effect(order: int, step: int, seconds: float) -> str:
 @tool(task="required")
 async def innocent(ctx: Context, order: int, steps: int = 4, seconds: float = 0.05) -> str:
     """A few steps, one after another."""
-    return " ".join([await ctx.step(f"step-{number}", effect, order, number, seconds) for number in range(steps)])
+    return " ".join(
+        [
+            await ctx.step(f"step-{number}", effect, order, number, seconds)
+            for number in range(steps)
+        ]
+    )
 
 
 @tool(task="required")
@@ -71,7 +76,9 @@ async def careful(ctx: Context, order: int, steps: int = 4, seconds: float = 0.0
     said = []
     for number in range(steps):
         try:
-            said.append(await ctx.step(f"step-{number}", effect, order, number, seconds, at_most_once=True))
+            said.append(
+                await ctx.step(f"step-{number}", effect, order, number, seconds, at_most_once=True)
+            )
         except OutcomeUnknown:
             said.append("unknown")
     return " ".join(said)
@@ -108,7 +115,14 @@ async def _hangs() -> None:
             await asyncio.sleep(3_600)
 
 
-POISONS = {"exit": _exits, "segv": _dies, "block": _blocks, "burn": _burns, "hoard": _hoards, "hang": _hangs}
+POISONS = {
+    "exit": _exits,
+    "segv": _dies,
+    "block": _blocks,
+    "burn": _burns,
+    "hoard": _hoards,
+    "hang": _hangs,
+}
 
 
 @tool(task="required")

@@ -95,7 +95,8 @@ def test_a_plain_value_is_visible_ascii(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["SGVsbG8=", "=?base64?SGVsbG8=", "SGVsbG8=?=", "x=?base64?SGVsbG8=?=", "=?Base64?QQ==?="]
+    "value",
+    ["SGVsbG8=", "=?base64?SGVsbG8=", "SGVsbG8=?=", "x=?base64?SGVsbG8=?=", "=?Base64?QQ==?="],
 )
 def test_without_both_markers_a_value_means_itself(value: str) -> None:
     assert decode_value(HEADER, value) == value
@@ -149,7 +150,9 @@ def test_an_empty_value_is_there_and_empty() -> None:
     assert read([(b"mcp-name", b"")], b"mcp-name") == ""
 
 
-@pytest.mark.parametrize("name", [b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-region"])
+@pytest.mark.parametrize(
+    "name", [b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-region"]
+)
 @pytest.mark.parametrize("second", [b"other", b"same"])
 def test_a_mirroring_header_that_comes_twice_is_noticed(name: bytes, second: bytes) -> None:
     raw = [(b"accept", b"*/*"), (name, b"same"), (b"accept", b"*/*"), (name, second)]
@@ -168,7 +171,12 @@ def test_other_headers_may_come_twice() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([b"mcp-name", b"mcp-param-", b"mcp-param-a", b"x"]) | st.binary(), st.binary()))
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"mcp-name", b"mcp-param-", b"mcp-param-a", b"x"]) | st.binary(),
+            st.binary(),
+        )
+    )
 )
 def test_any_headers_can_be_read(raw: list[tuple[bytes, bytes]]) -> None:
     names = [name for name, _ in raw if name == b"mcp-name" or name.startswith(b"mcp-param-")]

@@ -88,7 +88,13 @@ def test_properties_do_not_lead_back_once_the_chain_is_broken(keyword: str) -> N
 
 
 def test_what_looks_like_an_annotation_in_data_is_none() -> None:
-    data = {"type": "string", "default": REGION, "const": REGION, "enum": [REGION], "examples": [REGION]}
+    data = {
+        "type": "string",
+        "default": REGION,
+        "const": REGION,
+        "enum": [REGION],
+        "examples": [REGION],
+    }
     assert declared(a=data) == ()
 
 
@@ -97,7 +103,9 @@ def test_a_property_may_be_called_x_mcp_header() -> None:
     assert [header.path for header in declared(**properties)] == [("x-mcp-header",)]
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "a:b", "a\r\n", "\n", "é", "a/b", "(a)", '"a"', None, 5, True, ["A"]])
+@pytest.mark.parametrize(
+    "name", ["", " ", "a b", "a:b", "a\r\n", "\n", "é", "a/b", "(a)", '"a"', None, 5, True, ["A"]]
+)
 def test_the_name_is_an_http_token(name: Any) -> None:
     with pytest.raises(ValueError, match="of 'region' must be an HTTP token"):
         declared(region={"type": "string", "x-mcp-header": name})
@@ -109,7 +117,9 @@ def test_every_character_of_a_token_may_be_in_a_name() -> None:
     assert (header.header, header.key) == ("Mcp-Param-" + name, name.lower())
 
 
-@pytest.mark.parametrize("kind", ["number", "object", "array", "null", None, ["string"], ["string", "null"], "String"])
+@pytest.mark.parametrize(
+    "kind", ["number", "object", "array", "null", None, ["string"], ["string", "null"], "String"]
+)
 def test_other_types_are_not_mirrored(kind: Any) -> None:
     with pytest.raises(ValueError, match="needs type string, integer or boolean"):
         declared(region={"type": kind, "x-mcp-header": "Region"})
@@ -129,11 +139,23 @@ def test_names_differ_in_more_than_case_across_the_whole_schema(second: str) -> 
 
 KEYWORDS = st.sampled_from(
     [
-        *("type", "properties", "items", "prefixItems", "allOf", "not", "$defs", "dependencies", "additionalItems"),
+        *(
+            "type",
+            "properties",
+            "items",
+            "prefixItems",
+            "allOf",
+            "not",
+            "$defs",
+            "dependencies",
+            "additionalItems",
+        ),
         *("x-mcp-header", "default", "patternProperties", "a", "b"),
     ]
 )
-SCHEMA_SCALARS = st.sampled_from(["string", "integer", "number", "Region", "REGION", "a b", "", None, True, 5])
+SCHEMA_SCALARS = st.sampled_from(
+    ["string", "integer", "number", "Region", "REGION", "a b", "", None, True, 5]
+)
 SCHEMAS = st.dictionaries(KEYWORDS, json_values.values(SCHEMA_SCALARS, KEYWORDS), max_size=4)
 
 
@@ -152,9 +174,15 @@ POSITIONS = st.recursive(
         optional={"x-mcp-header": st.sampled_from(["A", "a", "B", "C", "D", "bad name", ""])},
     ),
     lambda inner: st.one_of(
-        st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(lambda them: {"properties": them}),
-        st.sampled_from(["items", "not", "contains"]).flatmap(lambda key: inner.map(lambda one: {key: one})),
-        st.sampled_from(["allOf", "prefixItems"]).flatmap(lambda key: st.lists(inner).map(lambda many: {key: many})),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(
+            lambda them: {"properties": them}
+        ),
+        st.sampled_from(["items", "not", "contains"]).flatmap(
+            lambda key: inner.map(lambda one: {key: one})
+        ),
+        st.sampled_from(["allOf", "prefixItems"]).flatmap(
+            lambda key: st.lists(inner).map(lambda many: {key: many})
+        ),
     ),
     max_leaves=5,
 )
@@ -180,7 +208,10 @@ def test_the_official_client_keeps_exactly_the_tools_that_we_serve(schema: dict[
 def sent(values: Mapping[str, str]) -> Headers:
     """A request's headers, with these values of `Mcp-Param-*`."""
     return Headers.of(
-        [(f"mcp-param-{key}".encode(), value.encode("utf-8", "replace")) for key, value in values.items()]
+        [
+            (f"mcp-param-{key}".encode(), value.encode("utf-8", "replace"))
+            for key, value in values.items()
+        ]
     )
 
 
@@ -301,13 +332,18 @@ SCHEMA = {
     "properties": {
         "text": {"type": "string", "x-mcp-header": "Text"},
         "number": {"type": "integer", "x-mcp-header": "Number"},
-        "nested": {"type": "object", "properties": {"flag": {"type": "boolean", "x-mcp-header": "Flag"}}},
+        "nested": {
+            "type": "object",
+            "properties": {"flag": {"type": "boolean", "x-mcp-header": "Flag"}},
+        },
     },
 }
 
 
 @given(ARGUMENTS)
-def test_what_the_official_client_sends_is_accepted_and_nothing_less(arguments: dict[str, Any]) -> None:
+def test_what_the_official_client_sends_is_accepted_and_nothing_less(
+    arguments: dict[str, Any],
+) -> None:
     mirrored = official.mcp_param_headers(official.x_mcp_header_map(SCHEMA), arguments)
     received = {name.removeprefix("Mcp-Param-").lower(): value for name, value in mirrored.items()}
     for header in headers.mirrored_arguments(SCHEMA):
@@ -318,7 +354,12 @@ def test_what_the_official_client_sends_is_accepted_and_nothing_less(arguments: 
 
 
 @given(st.sampled_from(["string", "integer", "boolean"]), json_values.values(), st.data())
-def test_any_argument_and_any_header_agree_or_are_a_mismatch(kind: str, value: Any, data: st.DataObject) -> None:
-    header = data.draw(st.sampled_from([str(value), encode_value(str(value))]) | st.text("0189.-e=?aé ", max_size=6))
+def test_any_argument_and_any_header_agree_or_are_a_mismatch(
+    kind: str, value: Any, data: st.DataObject
+) -> None:
+    header = data.draw(
+        st.sampled_from([str(value), encode_value(str(value))])
+        | st.text("0189.-e=?aé ", max_size=6)
+    )
     if agrees(kind, {"v": value}, {"v": header}):
         assert isinstance(value, (str, int, float))

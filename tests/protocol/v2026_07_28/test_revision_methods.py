@@ -22,7 +22,9 @@ def test_the_table_has_the_methods_of_the_revision_and_of_the_tasks_extension() 
 
 
 def test_mcp_name_mirrors_what_the_official_client_mirrors() -> None:
-    ours = {method.name: method.mcp_name for method in METHODS.values() if method.mcp_name is not None}
+    ours = {
+        method.name: method.mcp_name for method in METHODS.values() if method.mcp_name is not None
+    }
     assert ours == {**NAME_BEARING_METHODS, **dict.fromkeys(TASKS, "taskId")}
 
 
@@ -61,11 +63,18 @@ def test_initialize_is_told_the_versions_in_message_and_data() -> None:
 
 
 def test_no_other_method_is_told_versions() -> None:
-    assert [not_found(method).data for method in ("ping", "tools/list", "unknown/method")] == [None, None, None]
+    assert [not_found(method).data for method in ("ping", "tools/list", "unknown/method")] == [
+        None,
+        None,
+        None,
+    ]
 
 
 def test_a_method_with_nothing_behind_it_says_what_is_not_offered() -> None:
-    assert str(not_found("prompts/get")) == "Method not found: this server offers no prompts; see server/discover"
+    assert (
+        str(not_found("prompts/get"))
+        == "Method not found: this server offers no prompts; see server/discover"
+    )
 
 
 def test_an_unknown_method_is_named_but_not_at_any_length() -> None:

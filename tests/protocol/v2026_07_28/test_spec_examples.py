@@ -34,7 +34,9 @@ from roundgate.protocol.v2026_07_28 import validate_request
 from roundgate.protocol.v2026_07_28.wire_errors import TABLE
 from tests.support import wire
 
-EXAMPLES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("spec_examples.json").read_text("utf-8"))
+EXAMPLES: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("spec_examples.json").read_text("utf-8")
+)
 FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions"})
 MODELS: dict[str, type[params.Params]] = {
     "tools/list": params.ListParams,
@@ -48,7 +50,10 @@ MODELS: dict[str, type[params.Params]] = {
     "subscriptions/listen": params.ListenParams,
 }
 CLIENT_REQUESTS = [
-    (kind, example) for kind in EXAMPLES if kind.endswith("Request") for example in EXAMPLES[kind].values()
+    (kind, example)
+    for kind in EXAMPLES
+    if kind.endswith("Request")
+    for example in EXAMPLES[kind].values()
 ]
 PARAMS = [
     ("CallToolRequestParams", params.CallToolParams),
@@ -95,7 +100,9 @@ def test_what_params_say_is_what_is_read(kind: str, model: type[params.Params]) 
         assert read == {name: value for name, value in sent.items() if name != "_meta"}
 
 
-@pytest.mark.parametrize("declared", EXAMPLES["ClientCapabilities"].values(), ids=EXAMPLES["ClientCapabilities"])
+@pytest.mark.parametrize(
+    "declared", EXAMPLES["ClientCapabilities"].values(), ids=EXAMPLES["ClientCapabilities"]
+)
 def test_capabilities_that_are_declared_may_be_required(declared: dict[str, Any]) -> None:
     ClientCapabilities.parse(declared).require(declared, "the test")
 
@@ -115,17 +122,23 @@ def test_every_error_of_the_specification_is_one_of_ours() -> None:
     [
         (TextContent("Tool result text"), example("TextContent", "text-content")),
         (
-            ImageContent(PNG, "image/png", annotations=Annotations(audience=["user"], priority=0.9)),
+            ImageContent(
+                PNG, "image/png", annotations=Annotations(audience=["user"], priority=0.9)
+            ),
             example("ImageContent", "image-png-content-with-annotations"),
         ),
         (AudioContent(WAV, "audio/wav"), example("AudioContent", "audio-wav-content")),
         (
             EmbeddedResource(
                 TextResourceContents(
-                    "file:///project/src/main.rs", 'fn main() {\n    println!("Hello world!");\n}', "text/x-rust"
+                    "file:///project/src/main.rs",
+                    'fn main() {\n    println!("Hello world!");\n}',
+                    "text/x-rust",
                 ),
                 annotations=Annotations(
-                    audience=("user", "assistant"), priority=0.7, last_modified="2025-05-03T14:30:00Z"
+                    audience=("user", "assistant"),
+                    priority=0.7,
+                    last_modified="2025-05-03T14:30:00Z",
                 ),
             ),
             example("EmbeddedResource", "embedded-file-resource-with-annotations"),
@@ -148,12 +161,16 @@ def test_every_error_of_the_specification_is_one_of_ours() -> None:
             example("BlobResourceContents", "image-file-contents"),
         ),
         (
-            PromptMessage("user", "Please review this Python code:\ndef hello():\n    print('world')"),
+            PromptMessage(
+                "user", "Please review this Python code:\ndef hello():\n    print('world')"
+            ),
             example("GetPromptResult", "code-review-prompt")["messages"][0],
         ),
         (
             Completion(["python", "pytorch", "pyside"], 10, True),
-            example("CompleteResult", "multiple-completion-values-with-more-available")["completion"],
+            example("CompleteResult", "multiple-completion-values-with-more-available")[
+                "completion"
+            ],
         ),
         (
             Completion(["flask"], 1, False),
@@ -168,8 +185,14 @@ def test_our_values_write_the_examples(value: Any, expected: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", EXAMPLES["CallToolResult"])
 def test_tool_results_write_the_examples(name: str) -> None:
-    expected = {key: value for key, value in EXAMPLES["CallToolResult"][name].items() if key != "resultType"}
+    expected = {
+        key: value for key, value in EXAMPLES["CallToolResult"][name].items() if key != "resultType"
+    }
     texts = [block["text"] for block in expected["content"]]
-    structured = {"structured_content": expected["structuredContent"]} if "structuredContent" in expected else {}
+    structured = (
+        {"structured_content": expected["structuredContent"]}
+        if "structuredContent" in expected
+        else {}
+    )
     written = ToolResult(texts, is_error=expected.get("isError", False), **structured).to_wire()
     assert {"isError": False, **written} == {"isError": False, **expected}

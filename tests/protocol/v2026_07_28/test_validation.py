@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 
-from roundgate.errors import HeaderMismatch, InvalidParams, MethodNotFound, ProtocolError, UnsupportedVersion
+from roundgate.errors import (
+    HeaderMismatch,
+    InvalidParams,
+    MethodNotFound,
+    ProtocolError,
+    UnsupportedVersion,
+)
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.inbound import LOG_LEVELS, Inbound
@@ -90,7 +96,9 @@ def test_a_request_needs_no_more_than_version_and_capabilities() -> None:
 
 def test_the_envelope_is_read() -> None:
     request = draft()
-    request.meta.update({LOG_LEVEL_KEY: "warning", "progressToken": "p", "traceparent": "00", "x.y/z": []})
+    request.meta.update(
+        {LOG_LEVEL_KEY: "warning", "progressToken": "p", "traceparent": "00", "x.y/z": []}
+    )
     request.meta[wire.PREFIX + "clientCapabilities"] = {"roots": {"listChanged": True}}
     meta = request.validate().meta
     assert meta.client_info == {"name": "tests", "version": "1"}
@@ -142,7 +150,9 @@ def test_mcp_name_is_decoded_before_it_is_compared(name: str, header: str) -> No
     assert request.validate().params["name"] == name
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.mcp_name is None])
+@pytest.mark.parametrize(
+    "method", [name for name, method in METHODS.items() if method.mcp_name is None]
+)
 def test_where_no_name_is_mirrored_the_header_is_ignored(method: str) -> None:
     request = draft(method, name="a")
     request.headers["mcp-name"] = "=?base64?!?="
@@ -181,7 +191,9 @@ def without_envelope(request: Draft) -> None:
 
 
 def other_version(request: Draft) -> None:
-    request.headers["mcp-protocol-version"] = request.meta[wire.PREFIX + "protocolVersion"] = OTHER_VERSION
+    request.headers["mcp-protocol-version"] = request.meta[wire.PREFIX + "protocolVersion"] = (
+        OTHER_VERSION
+    )
 
 
 def other_method(request: Draft) -> None:
@@ -199,33 +211,117 @@ class Mistake:
 
 # Numbers as in the docstring of `validation`; 4.5 is the second half of check 4.
 MISTAKES = [
-    Mistake(1, "version twice", twice("mcp-protocol-version"), HeaderMismatch, "-version is sent more than once"),
+    Mistake(
+        1,
+        "version twice",
+        twice("mcp-protocol-version"),
+        HeaderMismatch,
+        "-version is sent more than once",
+    ),
     Mistake(1, "name twice", twice("mcp-name"), HeaderMismatch, "mcp-name is sent more than once"),
-    Mistake(1, "no version", without_header("mcp-protocol-version"), HeaderMismatch, "-Version is missing"),
+    Mistake(
+        1,
+        "no version",
+        without_header("mcp-protocol-version"),
+        HeaderMismatch,
+        "-Version is missing",
+    ),
     Mistake(1, "no method", without_header("mcp-method"), HeaderMismatch, "Mcp-Method is missing"),
-    Mistake(1, "other method", header("mcp-method", "prompts/list"), HeaderMismatch, "Mcp-Method does not match"),
-    Mistake(1, "METHOD", header("mcp-method", "TOOLS/CALL"), HeaderMismatch, "Mcp-Method does not match"),
+    Mistake(
+        1,
+        "other method",
+        header("mcp-method", "prompts/list"),
+        HeaderMismatch,
+        "Mcp-Method does not match",
+    ),
+    Mistake(
+        1, "METHOD", header("mcp-method", "TOOLS/CALL"), HeaderMismatch, "Mcp-Method does not match"
+    ),
     Mistake(2, "no _meta", without_envelope, InvalidParams, "params._meta must be an object"),
-    Mistake(2, "_meta is a list", param("_meta", []), InvalidParams, "params._meta must be an object"),
-    Mistake(2, "no body version", without_meta("protocolVersion"), InvalidParams, "lacks the required"),
+    Mistake(
+        2, "_meta is a list", param("_meta", []), InvalidParams, "params._meta must be an object"
+    ),
+    Mistake(
+        2, "no body version", without_meta("protocolVersion"), InvalidParams, "lacks the required"
+    ),
     Mistake(2, "version is null", meta("protocolVersion", None), InvalidParams, "must be a string"),
-    Mistake(2, "no capabilities", without_meta("clientCapabilities"), InvalidParams, "lacks the required"),
-    Mistake(2, "null capabilities", meta("clientCapabilities", None), InvalidParams, "{} declares no capability"),
-    Mistake(2, "capabilities list", meta("clientCapabilities", []), InvalidParams, "{} declares no capability"),
-    Mistake(3, "versions differ", header("mcp-protocol-version", "2025-11-25"), HeaderMismatch, "does not match _meta"),
+    Mistake(
+        2,
+        "no capabilities",
+        without_meta("clientCapabilities"),
+        InvalidParams,
+        "lacks the required",
+    ),
+    Mistake(
+        2,
+        "null capabilities",
+        meta("clientCapabilities", None),
+        InvalidParams,
+        "{} declares no capability",
+    ),
+    Mistake(
+        2,
+        "capabilities list",
+        meta("clientCapabilities", []),
+        InvalidParams,
+        "{} declares no capability",
+    ),
+    Mistake(
+        3,
+        "versions differ",
+        header("mcp-protocol-version", "2025-11-25"),
+        HeaderMismatch,
+        "does not match _meta",
+    ),
     Mistake(4, "bad version", other_version, UnsupportedVersion, "this server speaks 2026-07-28"),
-    Mistake(4.5, "true capability", meta("clientCapabilities", {"a": True}), InvalidParams, ".a must be an object"),
-    Mistake(4.5, "client info", meta("clientInfo", "tests 1"), InvalidParams, "an object with name and version"),
-    Mistake(4.5, "log level unknown", meta("logLevel", "loud"), InvalidParams, "must be one of debug"),
-    Mistake(4.5, "log level list", meta("logLevel", ["info"]), InvalidParams, "must be one of debug"),
+    Mistake(
+        4.5,
+        "true capability",
+        meta("clientCapabilities", {"a": True}),
+        InvalidParams,
+        ".a must be an object",
+    ),
+    Mistake(
+        4.5,
+        "client info",
+        meta("clientInfo", "tests 1"),
+        InvalidParams,
+        "an object with name and version",
+    ),
+    Mistake(
+        4.5, "log level unknown", meta("logLevel", "loud"), InvalidParams, "must be one of debug"
+    ),
+    Mistake(
+        4.5, "log level list", meta("logLevel", ["info"]), InvalidParams, "must be one of debug"
+    ),
     Mistake(5, "method unknown", other_method, MethodNotFound, "Method not found: unknown/method"),
     Mistake(
-        6, "no name", without_header("mcp-name"), HeaderMismatch, "Mcp-Name is missing; it must mirror params.name"
+        6,
+        "no name",
+        without_header("mcp-name"),
+        HeaderMismatch,
+        "Mcp-Name is missing; it must mirror params.name",
     ),
-    Mistake(6, "other name", header("mcp-name", "sub"), HeaderMismatch, "Mcp-Name does not match params.name"),
-    Mistake(6, "NAME", header("mcp-name", "ADD"), HeaderMismatch, "Mcp-Name does not match params.name"),
-    Mistake(6, "name no base64", header("mcp-name", "=?base64?YWRk=?="), HeaderMismatch, "not well-formed base64"),
-    Mistake(6, "name not ASCII", header("mcp-name", "\xe4dd"), HeaderMismatch, "outside visible ASCII"),
+    Mistake(
+        6,
+        "other name",
+        header("mcp-name", "sub"),
+        HeaderMismatch,
+        "Mcp-Name does not match params.name",
+    ),
+    Mistake(
+        6, "NAME", header("mcp-name", "ADD"), HeaderMismatch, "Mcp-Name does not match params.name"
+    ),
+    Mistake(
+        6,
+        "name no base64",
+        header("mcp-name", "=?base64?YWRk=?="),
+        HeaderMismatch,
+        "not well-formed base64",
+    ),
+    Mistake(
+        6, "name not ASCII", header("mcp-name", "\xe4dd"), HeaderMismatch, "outside visible ASCII"
+    ),
     Mistake(6, "name is a number", param("name", 5), InvalidParams, "params.name must be a string"),
 ]
 PAIRS = [(a, b) for a, b in combinations(MISTAKES, 2) if a.check < b.check]
@@ -240,8 +336,12 @@ def test_each_mistake_has_its_error(mistake: Mistake) -> None:
     assert mistake.says in str(error)
 
 
-@pytest.mark.parametrize(("lower", "higher"), PAIRS, ids=[f"{a.name} and {b.name}" for a, b in PAIRS])
-def test_of_two_mistakes_the_one_of_the_earlier_check_is_told(lower: Mistake, higher: Mistake) -> None:
+@pytest.mark.parametrize(
+    ("lower", "higher"), PAIRS, ids=[f"{a.name} and {b.name}" for a, b in PAIRS]
+)
+def test_of_two_mistakes_the_one_of_the_earlier_check_is_told(
+    lower: Mistake, higher: Mistake
+) -> None:
     alone, both = draft(), draft()
     lower.make(alone)
     higher.make(both)
@@ -253,17 +353,24 @@ def test_of_two_mistakes_the_one_of_the_earlier_check_is_told(lower: Mistake, hi
 def test_a_version_that_is_not_spoken_is_told_which_are() -> None:
     request = draft()
     other_version(request)
-    assert request.error().data == {"supported": list(SUPPORTED_VERSIONS), "requested": OTHER_VERSION}
+    assert request.error().data == {
+        "supported": list(SUPPORTED_VERSIONS),
+        "requested": OTHER_VERSION,
+    }
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2024-11-05", "", "2026-07-28 ", "2026-07-28\n"])
 def test_other_revisions_do_not_pass(version: str) -> None:
     request = draft()
-    request.headers["mcp-protocol-version"] = request.meta[wire.PREFIX + "protocolVersion"] = version
+    request.headers["mcp-protocol-version"] = request.meta[wire.PREFIX + "protocolVersion"] = (
+        version
+    )
     assert isinstance(request.error(), (UnsupportedVersion, HeaderMismatch))
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.feature is not None])
+@pytest.mark.parametrize(
+    "method", [name for name, method in METHODS.items() if method.feature is not None]
+)
 def test_a_method_is_served_only_with_its_feature(method: str) -> None:
     request = draft(method, name="add", uri="file:///a", taskId="t")
     with pytest.raises(MethodNotFound, match="see server/discover"):
@@ -274,9 +381,15 @@ def test_discovery_needs_no_feature() -> None:
     draft("server/discover").validate(frozenset())
 
 
-@pytest.mark.parametrize("params", [{}, {"_meta": {}}, {"protocolVersion": "2025-11-25", "capabilities": {}}])
-@pytest.mark.parametrize("sent", [{}, {"mcp-protocol-version": "2025-11-25"}, {"mcp-method": "tools/list"}])
-def test_initialize_is_told_the_versions_whatever_else_is_wrong(params: dict[str, Any], sent: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "params", [{}, {"_meta": {}}, {"protocolVersion": "2025-11-25", "capabilities": {}}]
+)
+@pytest.mark.parametrize(
+    "sent", [{}, {"mcp-protocol-version": "2025-11-25"}, {"mcp-method": "tools/list"}]
+)
+def test_initialize_is_told_the_versions_whatever_else_is_wrong(
+    params: dict[str, Any], sent: dict[str, str]
+) -> None:
     request = Draft({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}, sent)
     error = request.error()
     assert isinstance(error, MethodNotFound)
@@ -293,16 +406,25 @@ def test_only_the_prefixed_names_count() -> None:
 # --- anything ---
 
 JSON = json_values.values()
-ODD_TEXT = st.sampled_from(["", "2026-07-28", OTHER_VERSION, "tools/call", "initialize", "tools/list", "a\r\nb"])
+ODD_TEXT = st.sampled_from(
+    ["", "2026-07-28", OTHER_VERSION, "tools/call", "initialize", "tools/list", "a\r\nb"]
+)
 ODD = JSON | ODD_TEXT
 PATHS = [
     *(("jsonrpc",), ("id",), ("method",), ("params",), ("params", "name"), ("params", "_meta")),
-    *(("params", "_meta", wire.PREFIX + key) for key in ("protocolVersion", "clientCapabilities", "clientInfo")),
+    *(
+        ("params", "_meta", wire.PREFIX + key)
+        for key in ("protocolVersion", "clientCapabilities", "clientInfo")
+    ),
     *(("params", "_meta", key) for key in (wire.PREFIX + "logLevel", "progressToken")),
     ("params", "_meta", wire.PREFIX + "clientCapabilities", "sampling"),
 ]
-HEADER_NAMES = st.sampled_from([b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-a", b"accept"])
-HEADER_VALUES = st.one_of(st.binary(max_size=12), ODD_TEXT.map(str.encode), st.just(b"=?base64?YWRk?="))
+HEADER_NAMES = st.sampled_from(
+    [b"mcp-protocol-version", b"mcp-method", b"mcp-name", b"mcp-param-a", b"accept"]
+)
+HEADER_VALUES = st.one_of(
+    st.binary(max_size=12), ODD_TEXT.map(str.encode), st.just(b"=?base64?YWRk?=")
+)
 
 
 def put(message: Any, path: tuple[str, ...], value: Any) -> None:
@@ -315,12 +437,16 @@ def put(message: Any, path: tuple[str, ...], value: Any) -> None:
 @st.composite
 def spoilt(draw: st.DrawFn) -> tuple[bytes, list[tuple[bytes, bytes]]]:
     """A correct request with up to three values and up to two headers put wrong."""
-    message = deepcopy(draft(draw(st.sampled_from([*METHODS, "ping"])), name="add", uri="a", taskId="t").message)
+    message = deepcopy(
+        draft(draw(st.sampled_from([*METHODS, "ping"])), name="add", uri="a", taskId="t").message
+    )
     raw = [(name.encode(), value.encode()) for name, value in wire.headers(message).items()]
     for path in draw(st.lists(st.sampled_from(PATHS), max_size=3)):
         put(message, path, draw(ODD))
     for name in draw(st.lists(HEADER_NAMES, max_size=2)):
-        raw = [pair for pair in raw if pair[0] != name or draw(st.booleans())] + [(name, draw(HEADER_VALUES))]
+        raw = [pair for pair in raw if pair[0] != name or draw(st.booleans())] + [
+            (name, draw(HEADER_VALUES))
+        ]
     return json.dumps(message).encode(), raw
 
 
@@ -332,7 +458,9 @@ ANYTHING = st.tuples(
 
 @given(st.one_of(spoilt(), spoilt(), spoilt(), ANYTHING))
 @settings(max_examples=250)
-def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(sent: tuple[bytes, list[Any]]) -> None:
+def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(
+    sent: tuple[bytes, list[Any]],
+) -> None:
     body, raw = sent
     request_id = None
     try:

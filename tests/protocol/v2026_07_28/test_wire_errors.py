@@ -148,7 +148,9 @@ def test_what_never_leaves_has_no_row(cls: type[GatewayError]) -> None:
         look_up(cls(*INSTANCE_ARGUMENTS.get(cls, ("inside",))))
 
 
-def test_every_class_of_ours_that_is_the_requests_fault_has_a_row_of_its_own_or_of_a_real_ancestor() -> None:
+def test_every_class_of_ours_that_is_the_requests_fault_has_a_row_of_its_own_or_of_a_real_ancestor() -> (
+    None
+):
     for error, _, _ in ON_THE_WIRE:
         if type(error) is not ProtocolError:
             assert set(type(error).__mro__) & TABLE.keys() - {ProtocolError}
@@ -169,8 +171,14 @@ def test_only_the_codes_of_the_revision_are_in_the_table() -> None:
     assert {row.code for row in TABLE.values()} == wire.ALLOWED_CODES
 
 
-def test_no_status_but_that_of_not_now_invites_a_proxy_to_retry_and_none_a_client_to_log_in() -> None:
-    assert {row.status for error, row in TABLE.items() if error is not Unavailable} == {200, 400, 404}
+def test_no_status_but_that_of_not_now_invites_a_proxy_to_retry_and_none_a_client_to_log_in() -> (
+    None
+):
+    assert {row.status for error, row in TABLE.items() if error is not Unavailable} == {
+        200,
+        400,
+        404,
+    }
     assert TABLE[Unavailable].status == 503
 
 
@@ -181,10 +189,16 @@ def test_a_refusal_of_the_transport_keeps_its_own_status(status: int) -> None:
 
 @pytest.mark.parametrize("error", [error for error, _, _ in ON_THE_WIRE])
 @pytest.mark.parametrize("request_id", ["a", "", 0, 1])
-def test_every_error_is_well_formed_and_carries_the_id(error: GatewayError, request_id: str | int) -> None:
+def test_every_error_is_well_formed_and_carries_the_id(
+    error: GatewayError, request_id: str | int
+) -> None:
     status, body = render(error, request_id)
     response = official.JSONRPCErrorResponse.model_validate_json(body, strict=True)
-    assert (response.id, response.error.code, response.error.message) == (request_id, look_up(error).code, str(error))
+    assert (response.id, response.error.code, response.error.message) == (
+        request_id,
+        look_up(error).code,
+        str(error),
+    )
     assert status == look_up(error).status
 
 
@@ -192,13 +206,24 @@ def test_every_error_is_well_formed_and_carries_the_id(error: GatewayError, requ
     ("error", "model"),
     [
         (HeaderMismatch("no header"), official.HeaderMismatchError),
-        (MissingCapability("no", {"elicitation": {"url": {}}}), official.MissingRequiredClientCapabilityError),
-        (UnsupportedVersion("1900-01-01", ["2026-07-28"]), official.UnsupportedProtocolVersionError),
+        (
+            MissingCapability("no", {"elicitation": {"url": {}}}),
+            official.MissingRequiredClientCapabilityError,
+        ),
+        (
+            UnsupportedVersion("1900-01-01", ["2026-07-28"]),
+            official.UnsupportedProtocolVersionError,
+        ),
     ],
 )
-def test_the_errors_of_the_revision_are_what_the_official_models_expect(error: GatewayError, model: Any) -> None:
+def test_the_errors_of_the_revision_are_what_the_official_models_expect(
+    error: GatewayError, model: Any
+) -> None:
     answer = json.loads(render(error, 1)[1])
-    assert model.model_validate(answer).model_dump(mode="json", by_alias=True, exclude_none=True) == answer
+    assert (
+        model.model_validate(answer).model_dump(mode="json", by_alias=True, exclude_none=True)
+        == answer
+    )
 
 
 def test_an_unknown_id_is_left_out_never_null() -> None:
@@ -227,10 +252,15 @@ def test_facts_travel_as_data(error: GatewayError, data: dict[str, Any]) -> None
     assert json.loads(render(error, 1)[1])["error"]["data"] == data
 
 
-@pytest.mark.parametrize("error", [ParseError("no"), MethodNotFound("no"), InvalidParams("no"), InternalError("r")])
+@pytest.mark.parametrize(
+    "error", [ParseError("no"), MethodNotFound("no"), InvalidParams("no"), InternalError("r")]
+)
 def test_no_facts_no_data(error: GatewayError) -> None:
     assert "data" not in json.loads(render(error, 1)[1])["error"]
 
 
 def test_a_text_that_is_no_utf_8_still_leaves_as_json() -> None:
-    assert json.loads(render(InvalidParams("bad \ud800 text\r\n"), 1)[1])["error"]["message"] == "bad ? text\r\n"
+    assert (
+        json.loads(render(InvalidParams("bad \ud800 text\r\n"), 1)[1])["error"]["message"]
+        == "bad ? text\r\n"
+    )

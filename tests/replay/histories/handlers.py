@@ -66,15 +66,23 @@ async def everything_at_once(ctx: Context, effects: Effects) -> Any:
 
     async def say() -> str:
         about = await ctx.step("about", effects.do, "the weather")
-        said = await ctx.ask({"say": Sample(f"Say something about {about}", 20, system_prompt="Be brief")})
+        said = await ctx.ask(
+            {"say": Sample(f"Say something about {about}", 20, system_prompt="Be brief")}
+        )
         return str(said["say"].get().text)
 
     async with asyncio.TaskGroup() as group:
-        form = group.create_task(ctx.ask({"go": Form("Go?", Confirm), "sign_in": Url("Sign in", "https://a.example/")}))
+        form = group.create_task(
+            ctx.ask({"go": Form("Go?", Confirm), "sign_in": Url("Sign in", "https://a.example/")})
+        )
         said = group.create_task(say())
         roots = group.create_task(ctx.ask({"roots": Roots()}))
     answers = form.result() | roots.result()
-    return [said.result(), [answer.action for answer in answers.values()], answers["roots"].get()[0].uri]
+    return [
+        said.result(),
+        [answer.action for answer in answers.values()],
+        answers["roots"].get()[0].uri,
+    ]
 
 
 async def failures_and_sheds(ctx: Context, effects: Effects) -> Any:
@@ -158,25 +166,47 @@ STORIES: Mapping[str, Story] = {
     "deploy": Story(deploy, [{"confirm": accept(go=True, why="it is time")}]),
     "survey": Story(
         survey,
-        [{"place": FLOORLESS}, {"place~2": "?"}, {"place~3": NORTH}, {}, {"place#2": FLOORLESS}, {"place#2~2": SOUTH}],
+        [
+            {"place": FLOORLESS},
+            {"place~2": "?"},
+            {"place~3": NORTH},
+            {},
+            {"place#2": FLOORLESS},
+            {"place#2~2": SOUTH},
+        ],
     ),
     "everything_at_once": Story(
         everything_at_once,
         [
             {"go": {"action": "decline"}, "say": sampled("It is raining"), "nobody": "asked this"},
-            {"sign_in": {"action": "accept"}, "roots": {"roots": [{"uri": "file:///home", "name": "Home"}]}},
+            {
+                "sign_in": {"action": "accept"},
+                "roots": {"roots": [{"uri": "file:///home", "name": "Home"}]},
+            },
         ],
     ),
     "failures_and_sheds": Story(failures_and_sheds, [{}, {}]),
-    "low_level": Story(low_level, [{"roots": {"roots": []}}, {"roots~2": {"roots": [{"uri": "file:///"}]}}]),
+    "low_level": Story(
+        low_level, [{"roots": {"roots": []}}, {"roots~2": {"roots": [{"uri": "file:///"}]}}]
+    ),
     "waits": Story(waits, [{}, {"more": accept(go=True, why="why not")}]),
     "orders": Story(
         orders,
-        [{"confirm": GO}, {"confirm#2": GO}, {"confirm#3": GO}, {"confirm#4": GO}, {"confirm#5": GO}],
+        [
+            {"confirm": GO},
+            {"confirm#2": GO},
+            {"confirm#3": GO},
+            {"confirm#4": GO},
+            {"confirm#5": GO},
+        ],
     ),
     "upgraded": Story(
         upgraded,
-        [{"stale": accept(go=True, why="a")}, {"stale~2": accept(go=True, why="b")}, {"more": accept(go=True)}],
+        [
+            {"stale": accept(go=True, why="a")},
+            {"stale~2": accept(go=True, why="b")},
+            {"more": accept(go=True)},
+        ],
         unasked={"known": accept(go=True, why="unasked"), "never": "needed"},
     ),
 }

@@ -17,14 +17,18 @@ from tests.support.replay import Effects, elsewhere, play, value_of
 HERE = Path(__file__).parent
 
 
-async def one_round(story: Story, journal: Journal, responses: Any) -> tuple[Journal | None, dict[str, Any]]:
+async def one_round(
+    story: Story, journal: Journal, responses: Any
+) -> tuple[Journal | None, dict[str, Any]]:
     """What one round makes of a journal and answers: what it runs, and what it asks or returns."""
     effects = Effects()
 
     async def handler(ctx: Context) -> Any:
         return await story.handler(ctx, effects)
 
-    outcome = await play(handler, journal, responses, clock=FixedClock())  # sleeps end at the same moment every time
+    outcome = await play(
+        handler, journal, responses, clock=FixedClock()
+    )  # sleeps end at the same moment every time
     if isinstance(outcome, Suspended):
         return elsewhere(outcome.journal), {"runs": effects.seen, "asks": dict(outcome.requests)}
     return None, {"runs": effects.seen, "returns": value_of(outcome)}
@@ -48,7 +52,9 @@ def main() -> None:
     for name, story in STORIES.items():
         path = HERE / f"v{JOURNAL_VERSION}" / f"{name}.json"
         if not path.exists() and story.unasked is None:  # which a journal does not keep any more
-            path.write_text(json.dumps(asyncio.run(record(story)), indent=1, ensure_ascii=False) + "\n", "utf-8")
+            path.write_text(
+                json.dumps(asyncio.run(record(story)), indent=1, ensure_ascii=False) + "\n", "utf-8"
+            )
             print(f"recorded {path.name}")
 
 

@@ -24,7 +24,10 @@ async def greet(name: str) -> str:
 @tool
 async def introduce(ctx: Context) -> str:
     """Asks three things in three rounds, so that the fourth answers."""
-    names = [(await ctx.elicit(key, f"The {key} name?", Name)).name for key in ("first", "middle", "last")]
+    names = [
+        (await ctx.elicit(key, f"The {key} name?", Name)).name
+        for key in ("first", "middle", "last")
+    ]
     return " ".join(names)
 
 

@@ -27,7 +27,12 @@ log = logging.getLogger("roundgate.backends")
 
 
 def result_of(
-    tool: str, answer: Answer, pointer: str = "", output: Schema | None = None, *, lenient: bool = False
+    tool: str,
+    answer: Answer,
+    pointer: str = "",
+    output: Schema | None = None,
+    *,
+    lenient: bool = False,
 ) -> ToolResult:
     """The tool's result for an answer: the part at `pointer`, which has to be as `output` says.
 
@@ -52,7 +57,9 @@ def result_of(
     if pointer or output is not None:
         what = f"{media_type[:100] or 'no content type'}" if answer.body else "nothing"
         if not lenient:
-            raise BackendError(f"The service answered {what} where JSON was expected{excerpt(answer)}")
+            raise BackendError(
+                f"The service answered {what} where JSON was expected{excerpt(answer)}"
+            )
         _warn(tool, f"The service answered {what} where JSON was expected")
     return ToolResult(content=_blocks(tool, media_type, answer))
 
@@ -61,9 +68,13 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
     try:
         value = point(json.decode(answer.body), pointer)
     except ParseError:
-        raise UnexpectedAnswer(f"The service answered something that is not JSON{excerpt(answer)}") from None
+        raise UnexpectedAnswer(
+            f"The service answered something that is not JSON{excerpt(answer)}"
+        ) from None
     except LookupError:
-        raise UnexpectedAnswer(f"The service's answer has nothing at {pointer}{excerpt(answer)}") from None
+        raise UnexpectedAnswer(
+            f"The service's answer has nothing at {pointer}{excerpt(answer)}"
+        ) from None
     if output is not None and (problems := output.problems(value, "result")):
         raise UnexpectedAnswer(f"The service's answer is not as declared: {'; '.join(problems)}")
     text = value if isinstance(value, str) else json.encode(value).decode()
@@ -73,7 +84,8 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
 def _warn(tool: str, why: str) -> None:
     """Without what the service said: a log is not the place for it."""
     log.warning(
-        "an answer is not as its document says", extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}}
+        "an answer is not as its document says",
+        extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}},
     )
 
 
@@ -96,5 +108,7 @@ def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, .
     text = decoded(answer.body, answer.content_type)
     if text is not None:
         return (TextContent(text),)
-    blob = BlobResourceContents(f"result:{tool}", answer.body, media_type or "application/octet-stream")
+    blob = BlobResourceContents(
+        f"result:{tool}", answer.body, media_type or "application/octet-stream"
+    )
     return (EmbeddedResource(blob),)

@@ -54,7 +54,9 @@ class HttpBackend:
                 tools.append(self._tool(config))
             except ValueError as error:
                 place = self._origin.at("tools", index)
-                problems.append(place.problem(str(error), "correct the tool's path, arguments or schemas"))
+                problems.append(
+                    place.problem(str(error), "correct the tool's path, arguments or schemas")
+                )
         if problems:
             raise ConfigError(problems)
         return Offering(tools=tools)
@@ -88,9 +90,13 @@ class HttpBackend:
             if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, context), context))
             if config.job is not None:
-                return Answer.revived(await follow(HttpJob(config.job, send, with_key(outgoing, context)), context))
+                return Answer.revived(
+                    await follow(HttpJob(config.job, send, with_key(outgoing, context)), context)
+                )
             answer = await send(with_key(outgoing, context))
-            await context.log("debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status})
+            await context.log(
+                "debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status}
+            )
             return answer
 
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:

@@ -43,7 +43,9 @@ class Unpacker:
                 self._inflate = zlib.decompressobj()
             case _:
                 raise UnknownEncoding
-        self._may_be_raw = self._inflate is not None and content_encoding.strip().lower() == "deflate"
+        self._may_be_raw = (
+            self._inflate is not None and content_encoding.strip().lower() == "deflate"
+        )
 
     def feed(self, piece: bytes) -> None:
         """Take a piece.
@@ -76,7 +78,10 @@ class Unpacker:
         except zlib.error:
             if not self._may_be_raw or self._body:
                 raise UnknownEncoding from None
-        self._may_be_raw, self._inflate = False, zlib.decompressobj(-zlib.MAX_WBITS)  # as some have it, not RFC 9110
+        self._may_be_raw, self._inflate = (
+            False,
+            zlib.decompressobj(-zlib.MAX_WBITS),
+        )  # as some have it, not RFC 9110
         return self._unpacked(piece)
 
 

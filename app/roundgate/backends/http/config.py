@@ -8,7 +8,15 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
 from roundgate.config import Model, TaskMode
@@ -16,7 +24,9 @@ from roundgate.config import Model, TaskMode
 
 def _fit_for_a_header(value: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[\x20-\x7e\t]*", value.get_secret_value()):
-        raise ValueError("goes into an HTTP header and may only have visible ASCII characters, on one line")
+        raise ValueError(
+            "goes into an HTTP header and may only have visible ASCII characters, on one line"
+        )
     return value
 
 
@@ -42,7 +52,9 @@ class CredentialConfig(Model):
 
     def secrets(self) -> frozenset[str]:
         """What nobody but the service may read."""
-        return frozenset(one.get_secret_value() for one in vars(self).values() if isinstance(one, SecretStr))
+        return frozenset(
+            one.get_secret_value() for one in vars(self).values() if isinstance(one, SecretStr)
+        )
 
 
 class BearerCredential(CredentialConfig):
@@ -64,7 +76,9 @@ class BasicCredential(CredentialConfig):
 class HeaderCredential(CredentialConfig):
     """An API key in a header."""
 
-    header: str = Field(description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$")
+    header: str = Field(
+        description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
+    )
     value: HeaderValue = Field(description="The API key.")
 
     def headers(self) -> frozenset[str]:
@@ -86,7 +100,9 @@ class QueryCredential(CredentialConfig):
 class CookieCredential(CredentialConfig):
     """An API key in a cookie."""
 
-    cookie: str = Field(description="Name of a cookie that carries an API key.", pattern=r"^[A-Za-z0-9_.-]+$")
+    cookie: str = Field(
+        description="Name of a cookie that carries an API key.", pattern=r"^[A-Za-z0-9_.-]+$"
+    )
     value: HeaderValue = Field(description="The API key.")
 
     def cookies(self) -> frozenset[str]:
@@ -96,8 +112,12 @@ class CookieCredential(CredentialConfig):
     @field_validator("value")
     @classmethod
     def _fits(cls, value: SecretStr) -> SecretStr:
-        if not re.fullmatch(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]+", value.get_secret_value()):
-            raise ValueError('goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"')
+        if not re.fullmatch(
+            r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]+", value.get_secret_value()
+        ):
+            raise ValueError(
+                'goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"'
+            )
         return value
 
 
@@ -164,21 +184,33 @@ class HttpArgument(Model):
         description="Unset: path if the path template has the name, else query for GET, HEAD and DELETE, else body."
         " body is a member of the JSON or form body, whole_body the body itself.",
     )
-    wire_name: str | None = Field(None, alias="as", description="Its name in the HTTP request, if not the argument's.")
-    required: bool = Field(False, description="Whether the tool needs it; path arguments always are.")
+    wire_name: str | None = Field(
+        None, alias="as", description="Its name in the HTTP request, if not the argument's."
+    )
+    required: bool = Field(
+        False, description="Whether the tool needs it; path arguments always are."
+    )
     allow_slash: bool = Field(
-        False, description='Whether a path argument may be several segments, with "/" between them; never "..".'
+        False,
+        description='Whether a path argument may be several segments, with "/" between them; never "..".',
     )
     description: str | None = Field(None, description="What it means, for the model.")
-    schema_: dict[str, Any] = Field({"type": "string"}, alias="schema", description="JSON Schema of its value.")
+    schema_: dict[str, Any] = Field(
+        {"type": "string"}, alias="schema", description="JSON Schema of its value."
+    )
 
 
 class HttpJobConfig(JobConfig):
     """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
 
-    poll: str = Field(description="Path below base_url that tells how the job is, such as /jobs/{id}.", pattern=r"^/")
+    poll: str = Field(
+        description="Path below base_url that tells how the job is, such as /jobs/{id}.",
+        pattern=r"^/",
+    )
     fetch: str | None = Field(
-        None, description="Path of the result. Unset: the last poll's answer is the result.", pattern=r"^/"
+        None,
+        description="Path of the result. Unset: the last poll's answer is the result.",
+        pattern=r"^/",
     )
 
 
@@ -187,51 +219,79 @@ class HttpToolConfig(Model):
 
     name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
     title: str | None = Field(None, description="Name for people.")
-    description: str = Field(description="What it does and when to use it, for the model.", min_length=1)
-    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field("GET", description="HTTP method.")
-    path: str = Field(description="Path below base_url; {name} stands for a path argument.", pattern=r"^/")
-    arguments: dict[str, HttpArgument] = Field({}, description="Arguments by name; path arguments may be left out.")
-    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed request headers of this tool.")
+    description: str = Field(
+        description="What it does and when to use it, for the model.", min_length=1
+    )
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(
+        "GET", description="HTTP method."
+    )
+    path: str = Field(
+        description="Path below base_url; {name} stands for a path argument.", pattern=r"^/"
+    )
+    arguments: dict[str, HttpArgument] = Field(
+        {}, description="Arguments by name; path arguments may be left out."
+    )
+    headers: dict[HeaderName, HeaderValue] = Field(
+        {}, description="Fixed request headers of this tool."
+    )
     query: dict[str, str] = Field({}, description="Fixed query parameters.")
     body: Literal["json", "form"] = Field("json", description="How body arguments are sent.")
     result: JsonPointer = Field(
-        "", description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.'
+        "",
+        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
     )
-    output_schema: dict[str, Any] | None = Field(None, description="JSON Schema of the result, checked and advertised.")
+    output_schema: dict[str, Any] | None = Field(
+        None, description="JSON Schema of the result, checked and advertised."
+    )
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
     ask_for: list[str] = Field(
         [], description="Arguments for which the user is asked with a form when they are missing."
     )
     interactive: bool = Field(
-        False, description="Whether the service may ask for input itself, with the envelope of docs/rounds.md."
+        False,
+        description="Whether the service may ask for input itself, with the envelope of docs/rounds.md.",
     )
-    scopes: list[str] = Field([], description="Scopes that the caller's token must grant to see and call it.")
+    scopes: list[str] = Field(
+        [], description="Scopes that the caller's token must grant to see and call it."
+    )
     approval: str | None = Field(
         None,
         description="What the user reads above the arguments where calls have to be approved.",
         max_length=1_000,
     )
-    once: bool = Field(False, description="Whether a round that is sent again must not be run again.")
+    once: bool = Field(
+        False, description="Whether a round that is sent again must not be run again."
+    )
     task: TaskMode = Field(
         "forbidden",
         description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
     )
-    job: HttpJobConfig | None = Field(None, description="The request only starts a job, which is to be followed.")
+    job: HttpJobConfig | None = Field(
+        None, description="The request only starts a job, which is to be followed."
+    )
     read_only: bool | None = Field(None, description="readOnlyHint; unset: true for GET and HEAD.")
     destructive: bool | None = Field(
         None,
         description="destructiveHint; unset: true for DELETE, false for GET and HEAD, and left out for the others,"
         " which clients and `approve` take for true.",
     )
-    idempotent: bool | None = Field(None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE.")
+    idempotent: bool | None = Field(
+        None, description="idempotentHint; unset: true for GET, HEAD, PUT and DELETE."
+    )
 
     @model_validator(mode="after")
     def _can_ask(self) -> HttpToolConfig:
         has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
-        if self.interactive and (self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text):
-            raise ValueError("interactive needs a method with a JSON body (POST, PUT or PATCH, without whole_body)")
+        if self.interactive and (
+            self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text
+        ):
+            raise ValueError(
+                "interactive needs a method with a JSON body (POST, PUT or PATCH, without whole_body)"
+            )
         if self.interactive and self.job is not None:
-            raise ValueError("interactive and job are two ways to go on after the first answer; choose one")
+            raise ValueError(
+                "interactive and job are two ways to go on after the first answer; choose one"
+            )
         return self
 
 
@@ -243,21 +303,31 @@ def usable_base_url(value: str) -> str:
     """
     parts = urlsplit(value)
     if parts.port == 0 or "@" in parts.netloc:
-        raise ValueError("may have a host, a port and a path; a user and password go into credential.basic")
+        raise ValueError(
+            "may have a host, a port and a path; a user and password go into credential.basic"
+        )
     return value
 
 
-BaseUrl: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^/?#\s]+[^?#\s]*$"), AfterValidator(usable_base_url)]
+BaseUrl: TypeAlias = Annotated[
+    str, Field(pattern=r"^https?://[^/?#\s]+[^?#\s]*$"), AfterValidator(usable_base_url)
+]
 
 
 class RemoteConfig(BackendConfig):
     """What can be set of every back end that is reached over HTTP, wherever it is."""
 
-    headers: dict[HeaderName, HeaderValue] = Field({}, description="Fixed headers of every request.")
+    headers: dict[HeaderName, HeaderValue] = Field(
+        {}, description="Fixed headers of every request."
+    )
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
-    timeout_s: float = Field(15, description="Seconds for connecting and for the whole answer.", gt=0)
+    timeout_s: float = Field(
+        15, description="Seconds for connecting and for the whole answer.", gt=0
+    )
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
-    max_connections: int = Field(50, description="Connections kept to the service by one process.", ge=1)
+    max_connections: int = Field(
+        50, description="Connections kept to the service by one process.", ge=1
+    )
 
 
 class ServiceConfig(RemoteConfig):

@@ -44,10 +44,14 @@ class AllOf(httpx.Auth):
     """Several credentials on each request; of those that have requests of their own, one at most."""
 
     def __init__(self, credentials: Sequence[Credential], tokens: TokenSource | None) -> None:
-        self._fixed = [flow_of(one) for one in credentials if not isinstance(one, ClientCredentials)]
+        self._fixed = [
+            flow_of(one) for one in credentials if not isinstance(one, ClientCredentials)
+        ]
         self._tokens = tokens
 
-    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+    async def async_auth_flow(
+        self, request: httpx.Request
+    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
         """Once for each request; a second time, with a new token, where the service does not take the one it has.
 
         Raises:
@@ -62,7 +66,9 @@ class AllOf(httpx.Auth):
         request.headers["authorization"] = f"Bearer {token}"
         response = yield request
         if response.status_code == 401:  # it did nothing, so it can be asked again
-            request.headers["authorization"] = f"Bearer {await self._tokens.token(instead_of=token)}"
+            request.headers["authorization"] = (
+                f"Bearer {await self._tokens.token(instead_of=token)}"
+            )
             yield request
 
 
@@ -90,7 +96,9 @@ class QueryAuth(httpx.Auth):
         """Once for each request."""
         if self._name not in request.url.params:
             query = request.url.query
-            request.url = request.url.copy_with(query=b"%b&%b" % (query, self._pair) if query else self._pair)
+            request.url = request.url.copy_with(
+                query=b"%b&%b" % (query, self._pair) if query else self._pair
+            )
         yield request
 
 
@@ -102,6 +110,10 @@ class CookieAuth(httpx.Auth):
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Once for each request."""
-        others = [one for one in request.headers.get("cookie", "").split("; ") if one and one != self._pair]
+        others = [
+            one
+            for one in request.headers.get("cookie", "").split("; ")
+            if one and one != self._pair
+        ]
         request.headers["cookie"] = "; ".join([*others, self._pair])
         yield request

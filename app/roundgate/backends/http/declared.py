@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig, ServiceConfig
-from roundgate.backends.http.endpoint import FRAMING, PATH_VARIABLE, Argument, Endpoint, Location, Taken
+from roundgate.backends.http.endpoint import (
+    FRAMING,
+    PATH_VARIABLE,
+    Argument,
+    Endpoint,
+    Location,
+    Taken,
+)
 
 
 def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
@@ -13,8 +20,12 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         ValueError: see `Endpoint`.
     """
     variables = PATH_VARIABLE.findall(tool.path)
-    given = [_argument(name, argument, variables, tool) for name, argument in tool.arguments.items()]
-    known = {argument.wire_name for argument in given if argument.location == "path"} | tool.arguments.keys()
+    given = [
+        _argument(name, argument, variables, tool) for name, argument in tool.arguments.items()
+    ]
+    known = {
+        argument.wire_name for argument in given if argument.location == "path"
+    } | tool.arguments.keys()
     implied = [name for name in dict.fromkeys(variables) if name not in known]
     return Endpoint(
         name=tool.name,
@@ -41,10 +52,14 @@ def taken_by(service: ServiceConfig, tool: HttpToolConfig) -> Taken:
     fixed = {name.lower() for name in (*service.headers, *tool.headers)}
     if credential is None:
         return Taken(FRAMING | fixed, frozenset(tool.query))
-    return Taken(FRAMING | credential.headers() | fixed, credential.queries() | frozenset(tool.query))
+    return Taken(
+        FRAMING | credential.headers() | fixed, credential.queries() | frozenset(tool.query)
+    )
 
 
-def _argument(name: str, argument: HttpArgument, variables: list[str], tool: HttpToolConfig) -> Argument:
+def _argument(
+    name: str, argument: HttpArgument, variables: list[str], tool: HttpToolConfig
+) -> Argument:
     wire_name = argument.wire_name or name
     return Argument(
         name=name,

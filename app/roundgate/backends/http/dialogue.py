@@ -34,11 +34,15 @@ def exchange_of(send: Send, outgoing: Outgoing, context: Context) -> Exchange:
 
 def _asked(answer: Answer) -> Kept:
     if answer.status != 200:  # as an ordinary answer it would show its state
-        raise BackendError(f"The service asked for input with the status {answer.status}, which has to be 200")
+        raise BackendError(
+            f"The service asked for input with the status {answer.status}, which has to be 200"
+        )
     try:
         return asked(json.decode(answer.body))
     except ParseError:
-        raise BackendError("The service asked for input in a form that the gateway does not know") from None
+        raise BackendError(
+            "The service asked for input in a form that the gateway does not know"
+        ) from None
 
 
 def _answering(outgoing: Outgoing, answering: Answering) -> Outgoing:

@@ -20,7 +20,17 @@ from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
 
 FRAMING: Final = frozenset(
-    {"host", "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive", "expect"}
+    {
+        "host",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "te",
+        "trailer",
+        "upgrade",
+        "keep-alive",
+        "expect",
+    }
 )
 """Headers that say where a request goes and where it ends, which no argument may decide."""
 PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
@@ -101,8 +111,12 @@ class Endpoint:
                 f"path {self.path!r} needs {sorted(variables)}, but the arguments in path are {sorted(in_path)}"
             )
         whole = [argument for argument in self.arguments if argument.location == "whole_body"]
-        if len(whole) > 1 or (whole and any(argument.location == "body" for argument in self.arguments)):
-            raise ValueError("whole_body is for one argument, and leaves no room for others in body")
+        if len(whole) > 1 or (
+            whole and any(argument.location == "body" for argument in self.arguments)
+        ):
+            raise ValueError(
+                "whole_body is for one argument, and leaves no room for others in body"
+            )
         if self.output_schema is not None:
             object.__setattr__(self, "_output", Schema.compile(self.output_schema))
 
@@ -118,7 +132,9 @@ class Endpoint:
         hints = {
             "readOnlyHint": safe if self.read_only is None else self.read_only,
             **without_none(destructiveHint=self._destructive_hint()),
-            "idempotentHint": self.method not in ("POST", "PATCH") if self.idempotent is None else self.idempotent,
+            "idempotentHint": self.method not in ("POST", "PATCH")
+            if self.idempotent is None
+            else self.idempotent,
             "openWorldHint": True,
         }
         return {
@@ -136,7 +152,12 @@ class Endpoint:
             for argument in self.arguments
         }
         required = [a.name for a in self.arguments if a.required or a.location == "path"]
-        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
         """Place arguments that conform to the input schema.
@@ -197,16 +218,23 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
     for argument in placed:
         wire_name = argument.wire_name
         if argument.location == "header" and not _HEADER_NAME.fullmatch(wire_name):
-            raise ValueError(f"argument {argument.name!r}: {wire_name!r} is not a header name; set `as`")
+            raise ValueError(
+                f"argument {argument.name!r}: {wire_name!r} is not a header name; set `as`"
+            )
         if (argument.location == "header" and wire_name.lower() in taken.headers) or (
             argument.location == "query" and wire_name in taken.query
         ):
             raise ValueError(
                 f"argument {argument.name!r}: the {argument.location} {wire_name!r} is the gateway's own; set `as`"
             )
-        place = (argument.location, wire_name.lower() if argument.location == "header" else wire_name)
+        place = (
+            argument.location,
+            wire_name.lower() if argument.location == "header" else wire_name,
+        )
         if place in seen:
-            raise ValueError(f"arguments {seen[place]!r} and {argument.name!r} are both {wire_name!r} in {place[0]}")
+            raise ValueError(
+                f"arguments {seen[place]!r} and {argument.name!r} are both {wire_name!r} in {place[0]}"
+            )
         seen[place] = argument.name
 
 
@@ -231,5 +259,7 @@ def _path_text(placed: Argument, value: Any) -> str:
 def _header_value(name: str, value: Any) -> str:
     text = _text(value)
     if not _HEADER_VALUE.fullmatch(text):
-        raise ToolError(f"arguments.{name}: goes into an HTTP header and may only have visible ASCII characters")
+        raise ToolError(
+            f"arguments.{name}: goes into an HTTP header and may only have visible ASCII characters"
+        )
     return text

@@ -26,7 +26,9 @@ def check_job(job: HttpJobConfig) -> None:
     """
     for path in filter(None, (job.poll, job.fetch)):
         if unknown := sorted(set(_VARIABLE.findall(path)) - job.variables.keys()):
-            raise ValueError(f"job path {path!r} needs {', '.join(unknown)}, which job.variables does not have")
+            raise ValueError(
+                f"job path {path!r} needs {', '.join(unknown)}, which job.variables does not have"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ class HttpJob:
         try:
             return json.decode(_good(await self.send(self.outgoing), "starting the job").body)
         except ParseError:
-            raise BackendError("The service started a job but did not say where to follow it") from None
+            raise BackendError(
+                "The service started a job but did not say where to follow it"
+            ) from None
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
         """Ask how it is.
@@ -66,7 +70,9 @@ class HttpJob:
         try:
             return json.decode(_good(answer, "following the job").body), answer.kept()
         except ParseError:
-            raise BackendError("The service told of the job in something that is not JSON") from None
+            raise BackendError(
+                "The service told of the job in something that is not JSON"
+            ) from None
 
     async def fetch(self, values: Mapping[str, str]) -> Kept:
         """Ask for the result.
@@ -103,5 +109,9 @@ def _request(template: str, values: Mapping[str, str], started: Outgoing) -> Out
             raise BackendError(
                 f"The service started a job with {name} = {shown}, which cannot be part of a path"
             ) from None
-    headers = {name: value for name, value in started.headers.items() if name.lower() not in ("content-type", KEY)}
+    headers = {
+        name: value
+        for name, value in started.headers.items()
+        if name.lower() not in ("content-type", KEY)
+    }
     return Outgoing("GET", path, [], headers, None)

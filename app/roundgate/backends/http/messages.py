@@ -47,12 +47,19 @@ class Answer:
     def kept(self) -> dict[str, Any]:
         """As JSON."""
         body = base64.b64encode(self.body).decode()
-        return {"status": self.status, "reason": self.reason, "content_type": self.content_type, "body": body}
+        return {
+            "status": self.status,
+            "reason": self.reason,
+            "content_type": self.content_type,
+            "body": body,
+        }
 
     @classmethod
     def revived(cls, kept: Mapping[str, Any]) -> Answer:
         """From what `kept` returned."""
-        return cls(kept["status"], kept["reason"], kept["content_type"], base64.b64decode(kept["body"]))
+        return cls(
+            kept["status"], kept["reason"], kept["content_type"], base64.b64decode(kept["body"])
+        )
 
 
 Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
@@ -65,7 +72,11 @@ def with_key(outgoing: Outgoing, context: Context, exchange: int = 1) -> Outgoin
     exchange of a dialogue is another request and has another.
     """
     task_id = context.task_id
-    if task_id is None or outgoing.method not in ("POST", "PATCH") or KEY in map(str.lower, outgoing.headers):
+    if (
+        task_id is None
+        or outgoing.method not in ("POST", "PATCH")
+        or KEY in map(str.lower, outgoing.headers)
+    ):
         return outgoing
     key = task_id if exchange == 1 else f"{task_id}-{exchange}"
     return replace(outgoing, headers={KEY: key, **outgoing.headers})

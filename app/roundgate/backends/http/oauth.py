@@ -63,7 +63,11 @@ class TokenSource:
         Raises:
             BackendError: there is none to be had; says why, without secrets.
         """
-        if instead_of is None and self._token is not None and self._clock.monotonic_ms() < self._renew_ms:
+        if (
+            instead_of is None
+            and self._token is not None
+            and self._clock.monotonic_ms() < self._renew_ms
+        ):
             return self._token
         if instead_of is None and self._holds() and self._one_at_a_time.locked():
             return self._token or ""  # somebody renews it already
@@ -76,7 +80,9 @@ class TokenSource:
             except BackendError as error:
                 if not self._holds() or self._token == instead_of:
                     raise
-                log.warning("a token could not be renewed; the old one still holds", extra=_fields(error))
+                log.warning(
+                    "a token could not be renewed; the old one still holds", extra=_fields(error)
+                )
             return self._token or ""
 
     def _holds(self) -> bool:
@@ -122,7 +128,10 @@ class TokenSource:
         import httpx
 
         client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust_store())
-        async with client, client.stream("POST", self._config.token_url, **self._request()) as response:
+        async with (
+            client,
+            client.stream("POST", self._config.token_url, **self._request()) as response,
+        ):
             body = bytearray()
             async for piece in response.aiter_raw():
                 body += piece
@@ -169,7 +178,13 @@ def _checked(said: Any, server: str) -> tuple[str, float]:
 def _reason(said: Any) -> str:
     """`error` of RFC 6749 section 5.2, which is one of a few words; no description, which may echo anything."""
     error = said.get("error") if isinstance(said, dict) else None
-    known = ("invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "invalid_scope")
+    known = (
+        "invalid_request",
+        "invalid_client",
+        "invalid_grant",
+        "unauthorized_client",
+        "invalid_scope",
+    )
     return f" {error}" if error in known else ""
 
 

@@ -21,7 +21,9 @@ from roundgate.backends.http.messages import Answer
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
-_SECRET_NAME: Final = re.compile(r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile(
+    r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,10 @@ class Redactor:
 
     @classmethod
     def of(
-        cls, config: RemoteConfig, more: Iterable[Mapping[str, SecretStr]] = (), slots: Iterable[Credential] = ()
+        cls,
+        config: RemoteConfig,
+        more: Iterable[Mapping[str, SecretStr]] = (),
+        slots: Iterable[Credential] = (),
     ) -> Redactor:
         """Of everything secret that requests to a service may carry; `more` has the fixed headers of its tools, and
         `slots` the credentials besides the general one."""
@@ -45,7 +50,12 @@ class Redactor:
     @classmethod
     def of_secrets(cls, secrets: Iterable[str]) -> Redactor:
         """Of these."""
-        spellings = {spelling for secret in secrets if len(secret) >= MIN_CHARS for spelling in _spellings(secret)}
+        spellings = {
+            spelling
+            for secret in secrets
+            if len(secret) >= MIN_CHARS
+            for spelling in _spellings(secret)
+        }
         return cls(tuple(sorted(spellings, key=len, reverse=True)))
 
     def __call__(self, answer: Answer) -> Answer:
@@ -63,7 +73,9 @@ class Redactor:
 
 
 def _of_headers(headers: Mapping[str, SecretStr]) -> set[str]:
-    values = [value.get_secret_value() for name, value in headers.items() if _SECRET_NAME.search(name)]
+    values = [
+        value.get_secret_value() for name, value in headers.items() if _SECRET_NAME.search(name)
+    ]
     # "Bearer …", "Token …": the word before a secret is none
     return {part for value in values for part in (value, value.partition(" ")[2])}
 
@@ -72,4 +84,10 @@ def _spellings(secret: str) -> set[bytes]:
     """How a secret may come back: as it is, in JSON, in a URL, in base64, alone or in the middle of more."""
     plain = secret.encode()
     in_json = json.encode(secret)[1:-1]
-    return {plain, in_json, quote(secret, safe="").encode(), quote_plus(secret).encode(), base64.b64encode(plain)}
+    return {
+        plain,
+        in_json,
+        quote(secret, safe="").encode(),
+        quote_plus(secret).encode(),
+        base64.b64encode(plain),
+    }

@@ -29,7 +29,11 @@ class Service:
     """The pooled client of one service."""
 
     def __init__(
-        self, config: RemoteConfig, base_url: str, credentials: Sequence[Credential], redacted: Redactor
+        self,
+        config: RemoteConfig,
+        base_url: str,
+        credentials: Sequence[Credential],
+        redacted: Redactor,
     ) -> None:
         """`credentials` go with every request; `redacted` takes secrets out of answers."""
         self.name = config.name
@@ -64,7 +68,9 @@ class Service:
                 f"{what} did not answer within {timeout_s:g} s; try again later or ask for less"
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise BackendError(f"{what} failed: the service could not be reached ({type(error).__name__})") from None
+            raise BackendError(
+                f"{what} failed: the service could not be reached ({type(error).__name__})"
+            ) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         client = self._ready_client()
@@ -85,7 +91,9 @@ class Service:
                 if response.next_request is None:
                     return await self._read(response, what)
                 if not _same_origin(str(response.next_request.url), self._base_url):
-                    raise BackendError(f"{what} redirects to another host, which the gateway does not follow")
+                    raise BackendError(
+                        f"{what} redirects to another host, which the gateway does not follow"
+                    )
                 request = response.next_request
             finally:
                 await response.aclose()
@@ -100,11 +108,17 @@ class Service:
                 unpacker.feed(piece)
             body = unpacker.body()
         except AnswerTooLarge:
-            raise BackendError(f"{what} answered more than {limit} bytes; ask for less at once") from None
+            raise BackendError(
+                f"{what} answered more than {limit} bytes; ask for less at once"
+            ) from None
         except UnknownEncoding:
-            raise BackendError(f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}") from None
+            raise BackendError(
+                f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
+            ) from None
         content_type = response.headers.get("content-type", "")
-        answer = self._redacted(Answer(response.status_code, response.reason_phrase, content_type, body))
+        answer = self._redacted(
+            Answer(response.status_code, response.reason_phrase, content_type, body)
+        )
         return answer if self._tokens is None else Redactor.of_secrets(self._tokens.recent)(answer)
 
     def _ready_client(self) -> httpx.AsyncClient:
@@ -120,13 +134,17 @@ class Service:
             self._client = httpx.AsyncClient(
                 headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED, **fixed},
                 auth=AllOf(self._credentials, self._tokens),
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # one caller's must not reach another
+                cookies=CookieJar(
+                    DefaultCookiePolicy(allowed_domains=())
+                ),  # one caller's must not reach another
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
                 transport=httpx.AsyncHTTPTransport(
                     verify=trust_store(),
                     retries=1,  # of the connection only: nothing has been sent then
-                    limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+                    limits=httpx.Limits(
+                        max_connections=connections, max_keepalive_connections=connections
+                    ),
                 ),
             )
         return self._client

@@ -64,8 +64,14 @@ class OpenApiBackend:
         if problems := self._unfilled(index, rows):
             raise ConfigError(problems)
         if index.problems:
-            log.warning("operations are left out", extra={"fields": {"backend": self.name, "n": len(index.problems)}})
-        files = {path, *(self._origin.base_dir / where for where, _, _ in index.sources if "://" not in where)}
+            log.warning(
+                "operations are left out",
+                extra={"fields": {"backend": self.name, "n": len(index.problems)}},
+            )
+        files = {
+            path,
+            *(self._origin.base_dir / where for where, _, _ in index.sources if "://" not in where),
+        }
         return Offering(tools=list(tools.values()), files=frozenset(files), left_out=index.problems)
 
     async def aclose(self) -> None:
@@ -97,13 +103,17 @@ class OpenApiBackend:
     def _tool(self, index: Index, row: Row) -> Tool:
         about = ToolAbout(row.tags, row.method, row.path, row.extensions)
         definition = index.definition(row, hints(row.method))
-        return with_approval(Tool(definition, _Operation(self, index, row, definition), about=about), self._config)
+        return with_approval(
+            Tool(definition, _Operation(self, index, row, definition), about=about), self._config
+        )
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
         """The service at a URL, with the credentials of these schemes; made once."""
         key = (base_url, names)
         if key not in self._services:
-            self._services[key] = Service(self._config, base_url, self.credentials(names), self._redacted)
+            self._services[key] = Service(
+                self._config, base_url, self.credentials(names), self._redacted
+            )
         return self._services[key]
 
     def credentials(self, names: frozenset[str]) -> Sequence[Credential]:
@@ -132,7 +142,9 @@ class _Ready:
 class _Operation:
     """Calls one operation (`roundgate.backends.base.CallTool`)."""
 
-    def __init__(self, backend: OpenApiBackend, index: Index, row: Row, definition: Mapping[str, Any]) -> None:
+    def __init__(
+        self, backend: OpenApiBackend, index: Index, row: Row, definition: Mapping[str, Any]
+    ) -> None:
         self._backend = backend
         self._index = index
         self._row = row
@@ -144,7 +156,9 @@ class _Operation:
         outgoing = request(ready.plan, arguments)
         _check_names(outgoing, ready.taken)
         await context.continue_as_task()
-        answer = await ready.service.send(with_key(outgoing, context), self._backend.config.timeout_s)
+        answer = await ready.service.send(
+            with_key(outgoing, context), self._backend.config.timeout_s
+        )
         about = {"upstream": self._backend.name, "method": outgoing.method, "status": answer.status}
         await context.log("debug", about)
         if len(answer.body) > _LARGE:
@@ -157,7 +171,9 @@ class _Operation:
     def _made_ready(self) -> _Ready:
         if self._ready is None:
             backend, row = self._backend, self._row
-            alternative = chosen(self._index.security[row.security], backend.config.credentials) or {}
+            alternative = (
+                chosen(self._index.security[row.security], backend.config.credentials) or {}
+            )
             names = frozenset(alternative)
             taken = [one.queries() | one.cookies() for one in backend.credentials(names)]
             output = self._definition.get("outputSchema")

@@ -21,7 +21,10 @@ FILE: Final[Mapping[str, Any]] = {
         "base64": {"type": "string", "description": "The file's bytes in base64."},
         "text": {"type": "string", "description": "The file's text, instead of base64."},
         "file_name": {"type": "string", "maxLength": 255},
-        "media_type": {"type": "string", "pattern": "^[A-Za-z0-9!#$&^_.+-]{1,80}/[A-Za-z0-9!#$&^_.+-]{1,80}$"},
+        "media_type": {
+            "type": "string",
+            "pattern": "^[A-Za-z0-9!#$&^_.+-]{1,80}/[A-Za-z0-9!#$&^_.+-]{1,80}$",
+        },
     },
     "oneOf": [{"required": ["base64"]}, {"required": ["text"]}],
     "additionalProperties": False,
@@ -66,7 +69,11 @@ def _form(body: Body, value: Mapping[str, Any]) -> str:
 
 
 def _multipart(body: Body, value: Mapping[str, Any]) -> tuple[bytes, str]:
-    parts = [part for name, item in value.items() for part in _parts(name, item, body.encoding.get(name, Member()))]
+    parts = [
+        part
+        for name, item in value.items()
+        for part in _parts(name, item, body.encoding.get(name, Member()))
+    ]
     # of what is in it, so that a step that is run again sends the same bytes; and nobody can write it into a part
     boundary = f"roundgate-{hashlib.sha256(b''.join(parts)).hexdigest()[:40]}"
     opening = f"--{boundary}\r\n".encode()
@@ -97,7 +104,10 @@ def _single(media_type: str | None) -> str | None:
 
 def _part(name: str, about: str, media_type: str | None, data: bytes) -> bytes:
     kind = f"\r\nContent-Type: {media_type}" if media_type else ""
-    return f'Content-Disposition: form-data; name="{_quoted(name)}"{about}{kind}\r\n\r\n'.encode() + data
+    return (
+        f'Content-Disposition: form-data; name="{_quoted(name)}"{about}{kind}\r\n\r\n'.encode()
+        + data
+    )
 
 
 def _quoted(name: str) -> str:
@@ -114,5 +124,7 @@ def _file(name: str, value: Any) -> tuple[bytes, str | None, str | None]:
     try:
         data = base64.b64decode(value["base64"], validate=True)
     except (binascii.Error, ValueError):
-        raise ToolError(f"arguments.{name}: base64 is not base64; encode the file's bytes") from None
+        raise ToolError(
+            f"arguments.{name}: base64 is not base64; encode the file's bytes"
+        ) from None
     return data, value.get("file_name"), value.get("media_type")

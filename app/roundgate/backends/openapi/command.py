@@ -24,7 +24,9 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
     index = compiled(config, origin, fetches=True)
     data = write(index)
     path = index_path(config, origin)
-    fresh = path.with_name(f"{path.name}.new")  # a gateway that starts meanwhile reads the old one, or the new one
+    fresh = path.with_name(
+        f"{path.name}.new"
+    )  # a gateway that starts meanwhile reads the old one, or the new one
     fresh.write_bytes(data)
     os.replace(fresh, path)
     told = [str(problem) for problem in index.problems]
@@ -48,4 +50,6 @@ def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> 
 
 
 def _is_remote(config: OpenApiBackendConfig) -> bool:
-    return any(one.startswith(("http://", "https://")) for one in (config.document, *config.references))
+    return any(
+        one.startswith(("http://", "https://")) for one in (config.document, *config.references)
+    )

@@ -32,7 +32,9 @@ from roundgate.protocol import Schema
 MAX_NAME: Final = 64
 
 
-def compile_index(config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None) -> Index:
+def compile_index(
+    config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None
+) -> Index:
     """The index of a back end's documents; without `fetch` from files only.
 
     Raises:
@@ -54,7 +56,10 @@ class _Compiler:
         self._config = config
         self._origin = origin
         self._root = _uri(config.document, origin.base_dir)
-        allowed = [*_own_folder(self._root), *(_uri(one, origin.base_dir) for one in config.references)]
+        allowed = [
+            *_own_folder(self._root),
+            *(_uri(one, origin.base_dir) for one in config.references),
+        ]
         self._sources = Sources(allowed, fetch)
         self._references = References(self._sources)
         self._requests = Schemas(self._references, self._is_old, "request")
@@ -69,7 +74,9 @@ class _Compiler:
 
     def index(self) -> Index:
         documents = self._documents()
-        operations = [_Named(document, found) for document in documents for found in self._found(document)]
+        operations = [
+            _Named(document, found) for document in documents for found in self._found(document)
+        ]
         longest = MAX_NAME - len(self._config.effective_prefix)
         identities = [self._identity(one, len(documents) > 1) for one in operations]
         for name, one in zip(tool_names(identities, longest), operations, strict=True):
@@ -80,23 +87,35 @@ class _Compiler:
         if self._problems and self._config.strict:
             raise ConfigError(self._problems)
         if not self._writer.rows:
-            problem = self._here("has no operation that can be offered", "see the other problems, or its `paths`")
+            problem = self._here(
+                "has no operation that can be offered", "see the other problems, or its `paths`"
+            )
             raise ConfigError([problem, *self._problems])
-        sources = [(self._shown(one.uri), one.size, one.sha256) for one in self._sources.read.values()]
+        sources = [
+            (self._shown(one.uri), one.size, one.sha256) for one in self._sources.read.values()
+        ]
         security = [offered for _, offered in self._security.values()]
         print_ = fingerprint(self._config)
-        return self._writer.index(print_, sources, list(self._urls), security, self._slots, self._problems)
+        return self._writer.index(
+            print_, sources, list(self._urls), security, self._slots, self._problems
+        )
 
     def _documents(self) -> list[Document]:
         """Every description: the document itself, or those in the folder that have `paths`."""
         path = None if urlsplit(self._root).scheme != "file" else path_of(self._root)
-        uris = [one.resolve().as_uri() for one in documents_in(path)] if path is not None and path.is_dir() else []
+        uris = (
+            [one.resolve().as_uri() for one in documents_in(path)]
+            if path is not None and path.is_dir()
+            else []
+        )
         found: list[Document] = []
         for uri in uris or [self._root]:
             try:
                 value = self._sources.document(uri)
             except UnreadableDocument as error:
-                raise ConfigError([self._here(str(error), "correct `document`, or mend the file")]) from None
+                raise ConfigError(
+                    [self._here(str(error), "correct `document`, or mend the file")]
+                ) from None
             if _is_description(value):
                 found.append(self._document(uri, value))
         if not found:
@@ -106,14 +125,30 @@ class _Compiler:
         return found
 
     def _document(self, uri: str, value: Mapping[str, Any]) -> Document:
-        plain = Document(uri, value, self._references, self._requests, self._answers, self._config.media_types, {})
+        plain = Document(
+            uri,
+            value,
+            self._references,
+            self._requests,
+            self._answers,
+            self._config.media_types,
+            {},
+        )
         try:
             slots = [slot_of(name, one) for name, one in plain.security_schemes().items()]
         except UnusableOperation as error:
             raise ConfigError([self._here(f"security schemes: {error}", error.remedy)]) from None
         self._slots |= {slot.name: slot for slot in slots}
         taken = taken_names(self._config, slots)
-        return Document(uri, value, self._references, self._requests, self._answers, self._config.media_types, taken)
+        return Document(
+            uri,
+            value,
+            self._references,
+            self._requests,
+            self._answers,
+            self._config.media_types,
+            taken,
+        )
 
     def _is_old(self, uri: str) -> bool:
         value = self._sources.document(uri)
@@ -165,7 +200,11 @@ class _Compiler:
         schema = dict(operation.input_schema)
         definitions = schema.pop("$defs", {})
         title = {} if operation.title is None else {"title": operation.title}
-        members = {**title, "description": operation.description, "annotations": hints(operation.identity.method)}
+        members = {
+            **title,
+            "description": operation.description,
+            "annotations": hints(operation.identity.method),
+        }
         head = b"," + encode(members)[1:-1] + b',"inputSchema":' + encode(schema)[:-1]
         output = operation.output_schema
         tail = b"}}" if output is None else b'},"outputSchema":' + encode(dict(output)) + b"}"
@@ -176,8 +215,14 @@ class _Compiler:
         key = encode([dict(one) for one in security])
         return self._security.setdefault(key, (len(self._security), security))[0]
 
-    def _leave_out(self, uri: str, pointer: str, identity: Identity | None, error: UnusableOperation) -> None:
-        what = "the path is left out" if identity is None else f"{identity.method} {identity.path} is left out"
+    def _leave_out(
+        self, uri: str, pointer: str, identity: Identity | None, error: UnusableOperation
+    ) -> None:
+        what = (
+            "the path is left out"
+            if identity is None
+            else f"{identity.method} {identity.path} is left out"
+        )
         self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
 
     def _here(self, message: str, remedy: str) -> Problem:
@@ -205,7 +250,9 @@ def _own_folder(uri: str) -> list[str]:
 
 
 def _is_description(value: Any) -> bool:
-    return isinstance(value, dict) and ("openapi" in value or "swagger" in value) and "paths" in value
+    return (
+        isinstance(value, dict) and ("openapi" in value or "swagger" in value) and "paths" in value
+    )
 
 
 def _is_old(document: Mapping[str, Any]) -> bool:

@@ -8,7 +8,12 @@ from pydantic import Field
 
 from roundgate.backends.http.config import BaseUrl, Credential, RemoteConfig
 
-MEDIA_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
+MEDIA_TYPES = (
+    "application/json",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data",
+    "text/plain",
+)
 
 
 class OpenApiBackendConfig(RemoteConfig):
@@ -21,10 +26,15 @@ class OpenApiBackendConfig(RemoteConfig):
         min_length=1,
     )
     index: str | None = Field(
-        None, description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.index."
+        None,
+        description="The file that `roundgate compile` writes, relative to gateway.yaml. Unset: NAME.index.",
     )
-    base_url: BaseUrl | None = Field(None, description="Where the service is, instead of the document's servers.")
-    variables: dict[str, str] = Field({}, description="Values of variables in the URLs of the document's servers.")
+    base_url: BaseUrl | None = Field(
+        None, description="Where the service is, instead of the document's servers."
+    )
+    variables: dict[str, str] = Field(
+        {}, description="Values of variables in the URLs of the document's servers."
+    )
     origins: list[str] = Field(
         [],
         description="Other origins that operations may have servers at, such as https://uploads.example.com or"
@@ -38,9 +48,13 @@ class OpenApiBackendConfig(RemoteConfig):
         {}, description="What fills the document's security schemes, by their names there."
     )
     media_types: list[str] = Field(
-        list(MEDIA_TYPES), description="Which kind of body is sent where an operation takes several, best first."
+        list(MEDIA_TYPES),
+        description="Which kind of body is sent where an operation takes several, best first.",
     )
     output_schemas: list[str] = Field(
-        [], description='Tools (names without prefix, "*" for any text) that advertise the schema of their result.'
+        [],
+        description='Tools (names without prefix, "*" for any text) that advertise the schema of their result.',
     )
-    strict: bool = Field(False, description="Whether an operation that cannot be offered is an error.")
+    strict: bool = Field(
+        False, description="Whether an operation that cannot be offered is an error."
+    )

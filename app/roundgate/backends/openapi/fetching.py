@@ -17,20 +17,26 @@ TIMEOUT_S: Final = 60.0
 @contextmanager
 def fetching() -> Iterator[Fetch]:
     """What fetches documents within the block. Redirects are not followed: they lead where nothing was allowed."""
-    with httpx.Client(timeout=TIMEOUT_S, trust_env=False, headers={"accept": "application/json, */*"}) as client:
+    with httpx.Client(
+        timeout=TIMEOUT_S, trust_env=False, headers={"accept": "application/json, */*"}
+    ) as client:
 
         def fetch(url: str, max_bytes: int) -> bytes:
             body = bytearray()
             try:
                 with client.stream("GET", url) as response:
                     if response.status_code != 200:
-                        raise UnreadableDocument(f"{url} answers {response.status_code}{_where(response)}")
+                        raise UnreadableDocument(
+                            f"{url} answers {response.status_code}{_where(response)}"
+                        )
                     for piece in response.iter_bytes(65_536):
                         body += piece
                         if len(body) > max_bytes:
                             raise UnreadableDocument(f"{url} has more than {max_bytes:,} bytes")
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise UnreadableDocument(f"{url} cannot be fetched ({type(error).__name__})") from None
+                raise UnreadableDocument(
+                    f"{url} cannot be fetched ({type(error).__name__})"
+                ) from None
             return bytes(body)
 
         yield fetch

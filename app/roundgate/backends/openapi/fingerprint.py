@@ -16,7 +16,16 @@ from roundgate.json import encode
 VERSION: Final = 1
 """Of what an index has for a document; another one makes all indexes out of date."""
 _COMPILED_WITH: Final = (
-    *("document", "base_url", "variables", "origins", "references", "media_types", "output_schemas", "strict"),
+    *(
+        "document",
+        "base_url",
+        "variables",
+        "origins",
+        "references",
+        "media_types",
+        "output_schemas",
+        "strict",
+    ),
 )
 
 
@@ -29,7 +38,9 @@ def fingerprint(config: OpenApiBackendConfig) -> str:
     """Of the settings that an index depends on; no secret is among them."""
     settings = {name: getattr(config, name) for name in _COMPILED_WITH}
     taken = {place: sorted(names) for place, names in taken_names(config, ()).items()}
-    return hashlib.sha256(encode([VERSION, settings, taken, len(config.effective_prefix)])).hexdigest()[:32]
+    return hashlib.sha256(
+        encode([VERSION, settings, taken, len(config.effective_prefix)])
+    ).hexdigest()[:32]
 
 
 def is_current(index: Index, path: Path, base_dir: Path) -> bool:
@@ -56,7 +67,10 @@ def _digest(path: Path) -> str:
 
 def taken_names(config: OpenApiBackendConfig, slots: Iterable[Slot]) -> dict[str, frozenset[str]]:
     """By place, what no parameter may be called, because the gateway sends it itself."""
-    filled = [*config.credentials.values(), *(() if config.credential is None else (config.credential,))]
+    filled = [
+        *config.credentials.values(),
+        *(() if config.credential is None else (config.credential,)),
+    ]
     headers = {name.lower() for name in config.headers}
     queries: set[str] = set()
     cookies: set[str] = set()

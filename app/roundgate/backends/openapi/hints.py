@@ -10,7 +10,13 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 def hints(method: str) -> dict[str, bool]:
     """The tool's annotations. What is neither safe nor DELETE leaves `destructiveHint` out, which is taken for true."""
     safe = method in SAFE
-    destroys = {"destructiveHint": False} if safe else {"destructiveHint": True} if method == "DELETE" else {}
+    destroys = (
+        {"destructiveHint": False}
+        if safe
+        else {"destructiveHint": True}
+        if method == "DELETE"
+        else {}
+    )
     return {
         "readOnlyHint": safe,
         **destroys,

@@ -71,7 +71,9 @@ class Index:
         """The definition of a tool."""
         shared = [self._piece(self.schemas[number]) for number in row.schemas]
         middle = b',"$defs":{' + b",".join(shared) + b"}" if shared else b""
-        return StoredDefinition(row.name, hints, self._piece(row.head) + middle + self._piece(row.tail))
+        return StoredDefinition(
+            row.name, hints, self._piece(row.head) + middle + self._piece(row.tail)
+        )
 
     def plan(self, row: Row) -> Plan:
         """How to call it."""
@@ -116,7 +118,17 @@ class Writer:
     ) -> Index:
         """All of it."""
         pieces = b"".join(self._pieces)
-        return Index(fingerprint, sources, servers, security, slots, self.rows, self._schemas, problems, pieces)
+        return Index(
+            fingerprint,
+            sources,
+            servers,
+            security,
+            slots,
+            self.rows,
+            self._schemas,
+            problems,
+            pieces,
+        )
 
 
 def write(index: Index) -> bytes:
@@ -126,10 +138,20 @@ def write(index: Index) -> bytes:
         "sources": [list(one) for one in index.sources],
         "servers": list(index.servers),
         "security": [[dict(one) for one in offered] for offered in index.security],
-        "slots": [[s.name, s.description, s.header, s.query, s.cookie] for s in index.slots.values()],
+        "slots": [
+            [s.name, s.description, s.header, s.query, s.cookie] for s in index.slots.values()
+        ],
         "rows": [
             [
-                *(row.name, row.method, row.path, list(row.tags), row.server, row.security, dict(row.extensions)),
+                *(
+                    row.name,
+                    row.method,
+                    row.path,
+                    list(row.tags),
+                    row.server,
+                    row.security,
+                    dict(row.extensions),
+                ),
                 *(list(row.head), list(row.tail), list(row.schemas), list(row.plan)),
             ]
             for row in index.rows
@@ -155,7 +177,9 @@ def read(path: Path) -> Index:
     size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
     start = len(MAGIC) + len(size) + 1
     try:
-        table: Mapping[str, Any] = json.loads(data[start : start + int(size)])  # ours: without the checks of `decode`
+        table: Mapping[str, Any] = json.loads(
+            data[start : start + int(size)]
+        )  # ours: without the checks of `decode`
         pieces = data[start + int(size) :]
         if hashlib.sha256(pieces).hexdigest() != table["sha256"]:
             raise UnusableIndex("is not whole")
@@ -176,7 +200,9 @@ def _from_table(table: Mapping[str, Any], pieces: bytes) -> Index:
                 *(name, method, path, tuple(tags), server, security, extensions),
                 *(Span(*head), Span(*tail), tuple(schemas), Span(*plan)),
             )
-            for name, method, path, tags, server, security, extensions, head, tail, schemas, plan in table["rows"]
+            for name, method, path, tags, server, security, extensions, head, tail, schemas, plan in table[
+                "rows"
+            ]
         ],
         schemas=[Span(*span) for span in table["schemas"]],
         problems=[Problem(*one) for one in table["problems"]],

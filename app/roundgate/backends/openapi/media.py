@@ -20,7 +20,16 @@ _MEDIA_TYPE: Final = re.compile(
     r"[A-Za-z0-9!#$&^_.+*-]+/[A-Za-z0-9!#$&^_.+*-]+(?:\s*;\s*[A-Za-z0-9_.-]+=[A-Za-z0-9_.\"-]+)*"
 )
 _PLAIN: Final = frozenset(
-    {"type", "properties", "required", "description", "title", "additionalProperties", "examples", "default"}
+    {
+        "type",
+        "properties",
+        "required",
+        "description",
+        "title",
+        "additionalProperties",
+        "examples",
+        "default",
+    }
 )
 """What a schema may have whose members can be arguments of their own, with nothing lost."""
 
@@ -53,24 +62,36 @@ class MadeBody:
 
 def media_types(contents: Iterable[Content]) -> list[str]:
     """Those that can stand in a header, each once."""
-    return list(dict.fromkeys(kind for content in contents for kind in content if _MEDIA_TYPE.fullmatch(kind)))
+    return list(
+        dict.fromkeys(
+            kind for content in contents for kind in content if _MEDIA_TYPE.fullmatch(kind)
+        )
+    )
 
 
 def kind_of(media_type: str) -> BodyKind:
     """How a body of a media type is written."""
     plain = media_type.partition(";")[0].strip().lower()
-    if plain == "application/json" or plain.endswith("+json") or plain in ("*/*", "application/*", "text/json"):
+    if (
+        plain == "application/json"
+        or plain.endswith("+json")
+        or plain in ("*/*", "application/*", "text/json")
+    ):
         return "json"
     if plain == "application/x-www-form-urlencoded":
         return "form"
     if plain.startswith("multipart/"):
         return "multipart"
-    if plain.startswith("text/") or plain.endswith(("/xml", "+xml", "/yaml", "+yaml", "ndjson", "jsonl")):
+    if plain.startswith("text/") or plain.endswith(
+        ("/xml", "+xml", "/yaml", "+yaml", "ndjson", "jsonl")
+    ):
         return "text"
     return "binary"
 
 
-def body_of(document: Documented, uri: str, content: Content, *, required: bool, taken: set[str]) -> MadeBody:
+def body_of(
+    document: Documented, uri: str, content: Content, *, required: bool, taken: set[str]
+) -> MadeBody:
     """The body of an operation, in the media type that is preferred; `taken` are names that other arguments have.
 
     Raises:
@@ -91,18 +112,25 @@ def body_of(document: Documented, uri: str, content: Content, *, required: bool,
     sent = "application/json" if "*" in media_type else media_type
     if kind == "json":
         body = Body("json", sent, required)
-        return _members(document, media_uri, given, body, taken) or _converted(document, media_uri, given, body, taken)
+        return _members(document, media_uri, given, body, taken) or _converted(
+            document, media_uri, given, body, taken
+        )
     schema_uri, schema = document.references.follow(media_uri, given)
     encoding = _encoding(document, schema_uri, schema, media.get("encoding"), kind)
     body = Body(kind, sent, required, encoding=encoding)
-    made = _members(document, media_uri, given, body, taken) or _converted(document, media_uri, given, body, taken)
+    made = _members(document, media_uri, given, body, taken) or _converted(
+        document, media_uri, given, body, taken
+    )
     return _with_files(made)
 
 
 def _rank(media_type: str, preferred: Sequence[str]) -> tuple[int, int]:
     plain = media_type.partition(";")[0].strip().lower()
     kinds = ("json", "form", "multipart", "text", "binary")
-    named = next((index for index, one in enumerate(preferred) if fnmatchcase(plain, one.lower())), len(preferred))
+    named = next(
+        (index for index, one in enumerate(preferred) if fnmatchcase(plain, one.lower())),
+        len(preferred),
+    )
     return named, kinds.index(kind_of(media_type))
 
 
@@ -118,19 +146,26 @@ def _converted(document: Documented, uri: str, given: Any, body: Body, taken: se
     schema, uses = document.requests.convert(uri, given)
     made = _whole(body, schema if isinstance(schema, dict) else {}, taken)
     if body.kind != "json":  # a form has members
-        made.properties[made.body.argument] = {"type": "object", **made.properties[made.body.argument]}
+        made.properties[made.body.argument] = {
+            "type": "object",
+            **made.properties[made.body.argument],
+        }
     made.uses |= uses
     return made
 
 
-def _members(document: Documented, uri: str, given: Any, body: Body, taken: set[str]) -> MadeBody | None:
+def _members(
+    document: Documented, uri: str, given: Any, body: Body, taken: set[str]
+) -> MadeBody | None:
     """The members of a plain object as arguments; `None` where it is more than that."""
     uri, found = document.references.follow(uri, given)
     schema, uses = document.requests.convert(uri, found)
     if not isinstance(schema, dict) or not set(schema) <= _PLAIN or "properties" not in schema:
         return None
     properties, required = schema["properties"], schema.get("required", [])
-    if schema.get("type", "object") != "object" or schema.get("additionalProperties", False) not in (False, {}):
+    if schema.get("type", "object") != "object" or schema.get(
+        "additionalProperties", False
+    ) not in (False, {}):
         return None
     if not set(required) <= set(properties) or (required and not body.required) or "body" in taken:
         return None
@@ -142,23 +177,36 @@ def _members(document: Documented, uri: str, given: Any, body: Body, taken: set[
     arguments = {argument: properties[name] for argument, name in names.items()}
     arguments = {name: one if isinstance(one, dict) else {} for name, one in arguments.items()}
     flat = Body(body.kind, body.media_type, body.required, names, body.argument, body.encoding)
-    return MadeBody(flat, arguments, [argument for argument, name in names.items() if name in required], set(uses))
+    return MadeBody(
+        flat,
+        arguments,
+        [argument for argument, name in names.items() if name in required],
+        set(uses),
+    )
 
 
-def _encoding(document: Documented, uri: str, schema: Any, given: Any, kind: str) -> dict[str, Member]:
+def _encoding(
+    document: Documented, uri: str, schema: Any, given: Any, kind: str
+) -> dict[str, Member]:
     members = schema.get("properties") if isinstance(schema, dict) else None
     found: dict[str, Member] = {}
     for name, member in (members or {}).items():
         _, described = document.references.follow(uri, member)
         said = given.get(name) if isinstance(given, dict) else None
-        found[name] = _member(document, uri, described, said if isinstance(said, dict) else {}, kind)
+        found[name] = _member(
+            document, uri, described, said if isinstance(said, dict) else {}, kind
+        )
     return {name: member for name, member in found.items() if member != Member()}
 
 
-def _member(document: Documented, uri: str, described: Any, said: Mapping[str, Any], kind: str) -> Member:
+def _member(
+    document: Documented, uri: str, described: Any, said: Mapping[str, Any], kind: str
+) -> Member:
     media_type = said.get("contentType")
     media_type = (
-        media_type if isinstance(media_type, str) and "\n" not in media_type and "\r" not in media_type else None
+        media_type
+        if isinstance(media_type, str) and "\n" not in media_type and "\r" not in media_type
+        else None
     )
     if kind == "multipart":
         item = described.get("items") if isinstance(described, dict) else None
@@ -166,10 +214,14 @@ def _member(document: Documented, uri: str, described: Any, said: Mapping[str, A
         return Member(media_type=media_type, is_file=_is_file(one))
     style = said.get("style")
     if style in ("form", "spaceDelimited", "pipeDelimited", "deepObject"):
-        return Member(cast("Style", style), said.get("explode", style in ("form", "deepObject")) is True)
+        return Member(
+            cast("Style", style), said.get("explode", style in ("form", "deepObject")) is True
+        )
     if "explode" in said:
         return Member("form", said["explode"] is True)
-    is_object = isinstance(described, dict) and ("properties" in described or described.get("type") == "object")
+    is_object = isinstance(described, dict) and (
+        "properties" in described or described.get("type") == "object"
+    )
     return Member(media_type=media_type or ("application/json" if is_object else None))
 
 
@@ -180,7 +232,9 @@ def _is_file(schema: Any) -> bool:
         return True
     kind = schema.get("contentMediaType", "")
     return (
-        "contentEncoding" not in schema and isinstance(kind, str) and kind.startswith(("application/octet", "image/"))
+        "contentEncoding" not in schema
+        and isinstance(kind, str)
+        and kind.startswith(("application/octet", "image/"))
     )
 
 

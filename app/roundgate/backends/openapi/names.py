@@ -34,13 +34,17 @@ def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
     wanted = [_wanted(one) for one in operations]
     often = Counter(name.lower() for name in wanted)
     return [
-        name if len(name) <= longest and often[name.lower()] == 1 else _with_digest(name, one, longest)
+        name
+        if len(name) <= longest and often[name.lower()] == 1
+        else _with_digest(name, one, longest)
         for name, one in zip(wanted, operations, strict=True)
     ]
 
 
 def _wanted(operation: Identity) -> str:
-    if operation.operation_id and (name := _NOT_IN_TOOLS.sub("_", operation.operation_id).strip("_")):
+    if operation.operation_id and (
+        name := _NOT_IN_TOOLS.sub("_", operation.operation_id).strip("_")
+    ):
         return name
     path = _NOT_IN_TOOLS.sub("_", operation.path).strip("_")
     return f"{operation.method.lower()}_{path}" if path else operation.method.lower()

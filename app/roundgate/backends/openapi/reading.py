@@ -24,7 +24,13 @@ from roundgate.errors import UnusableOperation
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 MAX_DESCRIPTION: Final = 2_000
 _MAX_TITLE: Final = 100
-_USUAL_STYLE: Final = {"path": "simple", "query": "form", "header": "simple", "cookie": "form", "querystring": "form"}
+_USUAL_STYLE: Final = {
+    "path": "simple",
+    "query": "form",
+    "header": "simple",
+    "cookie": "form",
+    "querystring": "form",
+}
 _STYLES: Final = {
     "path": ("simple", "label", "matrix"),
     "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
@@ -32,7 +38,9 @@ _STYLES: Final = {
     "cookie": ("form", "cookie"),
     "querystring": ("form",),
 }
-_OF_OPENAPI: Final = frozenset({"accept", "content-type", "authorization", "proxy-authorization", "cookie"})
+_OF_OPENAPI: Final = frozenset(
+    {"accept", "content-type", "authorization", "proxy-authorization", "cookie"}
+)
 """Header parameters that are none: the first three "shall be ignored"."""
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
@@ -94,7 +102,9 @@ class Document:
             return swagger2.security_schemes(self.value)
         components = self.value.get("components")
         found = components.get("securitySchemes") if isinstance(components, dict) else None
-        return {name: self.references.follow(self.uri, one)[1] for name, one in (found or {}).items()}
+        return {
+            name: self.references.follow(self.uri, one)[1] for name, one in (found or {}).items()
+        }
 
     def operations(self) -> Iterator[Found | tuple[str, UnusableOperation]]:
         """All in `paths`, in order; for a path that cannot be read, its pointer and why."""
@@ -114,15 +124,27 @@ class Document:
         uri, found = self.references.follow(self.uri, item)
         if not isinstance(found, dict):
             raise UnusableOperation("a path item is not an object")
-        beside = {key: value for key, value in item.items() if key != "$ref"} if found is not item else {}
+        beside = (
+            {key: value for key, value in item.items() if key != "$ref"}
+            if found is not item
+            else {}
+        )
         return uri, {**found, **beside}
 
-    def _in_item(self, path: str, item: Mapping[str, Any], uri: str, pointer: str) -> Iterator[Found]:
+    def _in_item(
+        self, path: str, item: Mapping[str, Any], uri: str, pointer: str
+    ) -> Iterator[Found]:
         more = item.get("additionalOperations")
         named = {method: item[method] for method in METHODS if method in item}
         for method, given in (*named.items(), *(more.items() if isinstance(more, dict) else ())):
-            at = f"{pointer}/{method}" if method in named else f"{pointer}/additionalOperations/{method}"
-            where, value = self.references.follow(uri, given)  # DigitalOcean's operations are files of their own
+            at = (
+                f"{pointer}/{method}"
+                if method in named
+                else f"{pointer}/additionalOperations/{method}"
+            )
+            where, value = self.references.follow(
+                uri, given
+            )  # DigitalOcean's operations are files of their own
             if isinstance(value, dict):
                 operation_id = value.get("operationId")
                 name = operation_id if isinstance(operation_id, str) else None
@@ -165,14 +187,19 @@ class Document:
             own_servers=value.get("servers") or found.item.get("servers"),
             security=scheme,
             extensions={
-                key: item for key, item in value.items() if key.startswith("x-") and isinstance(item, (str, bool, int))
+                key: item
+                for key, item in value.items()
+                if key.startswith("x-") and isinstance(item, (str, bool, int))
             },
         )
 
     def _parameters(self, found: Found) -> list[tuple[str, dict[str, Any]]]:
         """Those of the operation and those of its path, which it may override, each with its document."""
         merged: dict[tuple[Any, Any], tuple[str, dict[str, Any]]] = {}
-        for uri, given in ((found.item_uri, found.item.get("parameters")), (found.uri, found.value.get("parameters"))):
+        for uri, given in (
+            (found.item_uri, found.item.get("parameters")),
+            (found.uri, found.value.get("parameters")),
+        ):
             for one in given if isinstance(given, list) else ():
                 where, parameter = self.references.follow(uri, one)
                 if not isinstance(parameter, dict):
@@ -229,7 +256,9 @@ class _Making:
             )
         if place == "header" and name.lower() in _OF_OPENAPI | FRAMING:
             return
-        if (name.lower() if place == "header" else name) in self._document.taken.get(str(place), ()):
+        if (name.lower() if place == "header" else name) in self._document.taken.get(
+            str(place), ()
+        ):
             return  # the gateway's own: a caller who could send another would be somebody else to the service
         if place == "header" and not _NAME_IN_HEADER.fullmatch(name):
             raise UnusableOperation(f"parameter {name[:100]!r} is no name of a header")
@@ -238,9 +267,17 @@ class _Making:
         style, explode = self._style(name, str(place), given)
         schema, media_type = self._schema_of(uri, given)
         argument = argument_name(name, self._properties)
-        self._put(argument, schema, given, required=place == "path" or given.get("required") is True)
+        self._put(
+            argument, schema, given, required=place == "path" or given.get("required") is True
+        )
         made = Parameter(
-            argument, name, cast("Place", place), style, explode, given.get("allowReserved") is True, media_type
+            argument,
+            name,
+            cast("Place", place),
+            style,
+            explode,
+            given.get("allowReserved") is True,
+            media_type,
         )
         self.parameters.append(made)
 
@@ -286,7 +323,8 @@ class _Making:
         for name in dict.fromkeys(re.findall(r"\{([^{}]*)\}", path)):
             if name not in known:
                 self.add_parameter(
-                    self._document.uri, {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    self._document.uri,
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}},
                 )
 
     def add_body(self, uri: str, given: Any) -> None:
@@ -296,7 +334,11 @@ class _Making:
             UnusableOperation
         """
         uri, value = self._document.references.follow(uri, given)
-        if not isinstance(value, dict) or not isinstance(value.get("content"), dict) or not value["content"]:
+        if (
+            not isinstance(value, dict)
+            or not isinstance(value.get("content"), dict)
+            or not value["content"]
+        ):
             return
         taken = set(self._properties)
         required = value.get("required") is True

@@ -45,7 +45,8 @@ class References:
             self.sources.document(whole)
         except UnreadableDocument as error:
             raise UnusableOperation(
-                f"$ref {reference[:200]!r}: {error}", "add the place to `references`, or put the file there"
+                f"$ref {reference[:200]!r}: {error}",
+                "add the place to `references`, or put the file there",
             ) from None
         if fragment and not fragment.startswith("/"):
             pointer = self._named(whole).get(f"#{fragment}")

@@ -44,7 +44,9 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
                 in_path[parameter.name] = _in_path(parameter, value)
             case "query":
                 quoted = styles.query_quote(parameter.reserved)
-                query += styles.in_query(parameter.name, value, parameter.style, parameter.explode, quoted)
+                query += styles.in_query(
+                    parameter.name, value, parameter.style, parameter.explode, quoted
+                )
             case "querystring":
                 query.append(_whole_query(parameter, value))
             case "header":
@@ -76,7 +78,9 @@ def _in_path(parameter: Parameter, value: Any) -> str:
     except ValueError as error:
         raise ToolError(f"arguments.{parameter.argument}: {error}") from None
     if value in ([], {}) or written in (".", ".."):
-        raise ToolError(f"arguments.{parameter.argument}: may not be empty, because it is part of a path")
+        raise ToolError(
+            f"arguments.{parameter.argument}: may not be empty, because it is part of a path"
+        )
     return written
 
 
@@ -91,11 +95,15 @@ def _in_header(parameter: Parameter, value: Any) -> str:
 
 def _in_cookies(parameter: Parameter, value: Any) -> list[str]:
     if parameter.style != "cookie":
-        return styles.in_query(parameter.name, value, "form", parameter.explode, styles.query_quote(reserved=False))
+        return styles.in_query(
+            parameter.name, value, "form", parameter.explode, styles.query_quote(reserved=False)
+        )
     # OpenAPI 3.2's own style: as the service reads it, not encoded
     pairs = styles.in_query(parameter.name, value, "form", parameter.explode, str)
     if not all(_COOKIE_VALUE.fullmatch(pair) for pair in pairs):
-        raise ToolError(f"arguments.{parameter.argument}: goes into a cookie and may not have blanks, quotes or ;")
+        raise ToolError(
+            f"arguments.{parameter.argument}: goes into a cookie and may not have blanks, quotes or ;"
+        )
     return pairs
 
 
@@ -109,5 +117,9 @@ def _body(body: Body, arguments: Mapping[str, Any]) -> Any:
     """What is sent as the body, before it is written; `ABSENT` for none."""
     if body.members is None:
         return arguments.get(body.argument, ABSENT)
-    members = {name: arguments[argument] for argument, name in body.members.items() if argument in arguments}
+    members = {
+        name: arguments[argument]
+        for argument, name in body.members.items()
+        if argument in arguments
+    }
     return members if members or body.required else ABSENT

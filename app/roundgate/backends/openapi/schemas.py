@@ -94,7 +94,9 @@ class Schemas:
     def _name(self, place: Place) -> str:
         """A name in `$defs`: the last step of the pointer, with a digest where another schema has that already."""
         if place not in self._named:
-            last = place.pointer.rpartition("/")[2] or place.uri.rpartition("/")[2].partition(".")[0]
+            last = (
+                place.pointer.rpartition("/")[2] or place.uri.rpartition("/")[2].partition(".")[0]
+            )
             name = _NAME.sub("_", last)[:80] or "schema"
             if self._names.setdefault(name, place) != place:
                 name = f"{name}_{hashlib.sha256('#'.join(place).encode()).hexdigest()[:8]}"
@@ -149,11 +151,15 @@ class Schemas:
                 made[word] = [inner(one) for one in schema[word]]
         for word in _MAPS:
             if isinstance(schema.get(word), dict):
-                made[word] = {name: inner(one) for name, one in schema[word].items() if self._has(uri, one)}
+                made[word] = {
+                    name: inner(one) for name, one in schema[word].items() if self._has(uri, one)
+                }
         required = schema.get("required")
         if isinstance(required, list):
             hidden = {name for name, one in _members(schema) if not self._has(uri, one)}
-            if kept := [one for one in dict.fromkeys(required) if isinstance(one, str) and one not in hidden]:
+            if kept := [
+                one for one in dict.fromkeys(required) if isinstance(one, str) and one not in hidden
+            ]:
                 made["required"] = kept
         self._tell_apart(uri, schema, made)
         return made
@@ -177,10 +183,14 @@ class Schemas:
             return
         name = told.get("propertyName")
         for word in ("oneOf", "anyOf"):
-            for given, alternative in zip(schema.get(word) or (), made.get(word) or (), strict=False):
+            for given, alternative in zip(
+                schema.get(word) or (), made.get(word) or (), strict=False
+            ):
                 if not (isinstance(given, dict) and isinstance(given.get("$ref"), str)):
                     continue
-                values = [value for value, to in told["mapping"].items() if _same(to, given["$ref"])]
+                values = [
+                    value for value, to in told["mapping"].items() if _same(to, given["$ref"])
+                ]
                 if values and isinstance(name, str) and isinstance(alternative, dict):
                     alternative["properties"] = {name: {"enum": values}}
                     alternative["required"] = [name]
@@ -222,7 +232,9 @@ def _drop_what_is_no_schema(made: Json) -> None:
     if not isinstance(made.get("enum", []), list) or made.get("enum") == []:
         del made["enum"]
     elif "enum" in made:
-        made["enum"] = [one for index, one in enumerate(made["enum"]) if one not in made["enum"][:index]]
+        made["enum"] = [
+            one for index, one in enumerate(made["enum"]) if one not in made["enum"][:index]
+        ]
     for word in ("title", "description", "format", "contentEncoding", "contentMediaType"):
         if word in made and not isinstance(made[word], str):
             del made[word]
@@ -237,7 +249,9 @@ def _examples(schema: Json) -> Json:
     given = schema.get("examples", [schema["example"]] if "example" in schema else [])
     if not isinstance(given, list):
         return {}
-    short = [one for one in given if isinstance(one, (str, int, float)) and len(str(one)) <= _MAX_EXAMPLE]
+    short = [
+        one for one in given if isinstance(one, (str, int, float)) and len(str(one)) <= _MAX_EXAMPLE
+    ]
     return {"examples": short[:3]} if short else {}
 
 
@@ -260,7 +274,9 @@ def _or_null(made: Json) -> Json:
         kinds = made["type"] if isinstance(made["type"], list) else [made["type"]]
         made["type"] = [*kinds, *(() if "null" in kinds else ("null",))]
         return made
-    about: Json = {word: made.pop(word) for word in ("title", "description", "default") if word in made}
+    about: Json = {
+        word: made.pop(word) for word in ("title", "description", "default") if word in made
+    }
     return {**about, "anyOf": [made, {"type": "null"}]} if made else about
 
 

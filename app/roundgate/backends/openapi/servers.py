@@ -36,7 +36,9 @@ class Servers:
                 home = self._first(of_document, document_uri) if of_document else None
                 if home is not None and _origin(home) == _origin(url):
                     return url
-                raise UnusableOperation(f"its server is at {_origin(url)}", f"add {_origin(url)} to `origins`")
+                raise UnusableOperation(
+                    f"its server is at {_origin(url)}", f"add {_origin(url)} to `origins`"
+                )
         if self.base_url is not None:
             return self.base_url
         return self._first(of_document or [{"url": "/"}], document_uri)
@@ -45,9 +47,14 @@ class Servers:
         server = servers[0] if isinstance(servers, list) and servers else None
         if not isinstance(server, dict):
             raise UnusableOperation("its servers are no list of objects", "set `base_url`")
-        url = urljoin(document_uri, _VARIABLE.sub(lambda found: self._value(found[1], server), str(server.get("url"))))
+        url = urljoin(
+            document_uri,
+            _VARIABLE.sub(lambda found: self._value(found[1], server), str(server.get("url"))),
+        )
         if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
-            raise UnusableOperation("the document does not say at which http(s) URL the service is", "set `base_url`")
+            raise UnusableOperation(
+                "the document does not say at which http(s) URL the service is", "set `base_url`"
+            )
         return url.rstrip("/")
 
     def _value(self, name: str, server: Mapping[str, Any]) -> str:
@@ -56,11 +63,14 @@ class Servers:
         value = self.variables.get(name, declared.get("default"))
         if value is None:
             raise UnusableOperation(
-                f"the server's URL needs a value for {name!r}", f"set `variables.{name}`, or `base_url`"
+                f"the server's URL needs a value for {name!r}",
+                f"set `variables.{name}`, or `base_url`",
             )
         allowed = declared.get("enum")
         if allowed and str(value) not in map(str, allowed):
-            raise UnusableOperation(f"{name!r} of the server's URL is one of {allowed}", f"correct `variables.{name}`")
+            raise UnusableOperation(
+                f"{name!r} of the server's URL is one of {allowed}", f"correct `variables.{name}`"
+            )
         return str(value)
 
     def _may_go_to(self, url: str) -> bool:

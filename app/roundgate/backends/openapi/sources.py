@@ -59,7 +59,9 @@ class Sources:
             raw = self._raw(uri)
             self._bytes += len(raw)
             if self._bytes > MAX_BYTES:
-                raise UnreadableDocument(f"the documents have more than {MAX_BYTES:,} bytes together")
+                raise UnreadableDocument(
+                    f"the documents have more than {MAX_BYTES:,} bytes together"
+                )
             self._documents[uri] = parsed(raw, uri)
             self.read[uri] = Source(uri, len(raw), hashlib.sha256(raw).hexdigest())
         return self._documents[uri]
@@ -73,7 +75,9 @@ class Sources:
             except OSError as error:
                 raise UnreadableDocument(f"{uri}: {error.strerror or 'cannot be read'}") from None
         if self.fetch is None:
-            raise UnreadableDocument(f"{uri} is fetched by `roundgate compile` and `roundgate check` only")
+            raise UnreadableDocument(
+                f"{uri} is fetched by `roundgate compile` and `roundgate check` only"
+            )
         return self.fetch(uri, MAX_BYTES)
 
     def _allows(self, uri: str) -> bool:
@@ -84,7 +88,10 @@ class Sources:
         plain = path_of(uri).resolve().as_uri() if parts.scheme == "file" else uri
         if ".." in unquote(urlsplit(plain).path).split("/"):
             return False
-        return any(plain == one or plain.startswith(one if one.endswith("/") else one + "/") for one in self.allowed)
+        return any(
+            plain == one or plain.startswith(one if one.endswith("/") else one + "/")
+            for one in self.allowed
+        )
 
 
 def path_of(uri: str) -> Path:
@@ -94,7 +101,9 @@ def path_of(uri: str) -> Path:
 
 def documents_in(folder: Path) -> list[Path]:
     """The files of a folder that may be documents or parts of them."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
+    )
 
 
 def parsed(raw: bytes, uri: str) -> Any:

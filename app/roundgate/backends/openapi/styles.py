@@ -39,7 +39,9 @@ def in_path(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -
             return "".join(f";{one}={item}" for one, item in _named(name, value, quoted, quoted))
         return f";{quote(name, safe='')}={','.join(_flat(value, quoted))}"
     if style == "label":
-        return "." + (".".join(_exploded(value, quoted)) if explode else ",".join(_flat(value, quoted)))
+        return "." + (
+            ".".join(_exploded(value, quoted)) if explode else ",".join(_flat(value, quoted))
+        )
     return ",".join(_exploded(value, quoted) if explode else _flat(value, quoted))
 
 
@@ -62,7 +64,13 @@ def in_query(name: str, value: Any, style: Style, explode: bool, quoted: Quote) 
 
 
 def _deep(name: str, value: Any, quoted: Quote) -> Iterator[str]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else None
+    )
     if items is None:
         if value is not None:
             yield f"{name}={quoted(text(value))}"
@@ -78,7 +86,12 @@ def _quoted_name(name: str) -> str:
 def _flat(value: Any, quoted: Quote) -> list[str]:
     """`R,100,G,200`, `blue,black` or `blue`, before it is joined."""
     if isinstance(value, dict):
-        return [quoted(one) for name, item in value.items() if item is not None for one in (name, text(item))]
+        return [
+            quoted(one)
+            for name, item in value.items()
+            if item is not None
+            for one in (name, text(item))
+        ]
     if isinstance(value, list):
         return [quoted(text(item)) for item in value if item is not None]
     return [quoted(text(value))]
@@ -87,13 +100,19 @@ def _flat(value: Any, quoted: Quote) -> list[str]:
 def _exploded(value: Any, quoted: Quote) -> list[str]:
     """`R=100`, `G=200`; or as `_flat`."""
     if isinstance(value, dict):
-        return [f"{quoted(name)}={quoted(text(item))}" for name, item in value.items() if item is not None]
+        return [
+            f"{quoted(name)}={quoted(text(item))}"
+            for name, item in value.items()
+            if item is not None
+        ]
     return _flat(value, quoted)
 
 
 def _named(name: str, value: Any, quoted: Quote, key_quoted: Quote) -> list[tuple[str, str]]:
     """Pairs: the members of an object, or the name with each item."""
     if isinstance(value, dict):
-        return [(key_quoted(key), quoted(text(item))) for key, item in value.items() if item is not None]
+        return [
+            (key_quoted(key), quoted(text(item))) for key, item in value.items() if item is not None
+        ]
     items = value if isinstance(value, list) else [value]
     return [(_quoted_name(name), quoted(text(item))) for item in items if item is not None]

@@ -10,8 +10,28 @@ from typing import Any, Final
 _FORM: Final = "application/x-www-form-urlencoded"
 _MULTIPART: Final = "multipart/form-data"
 _OF_SCHEMA: Final = (
-    *("type", "format", "items", "default", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum", "maxLength"),
-    *("minLength", "pattern", "maxItems", "minItems", "uniqueItems", "enum", "multipleOf", "x-nullable", "x-example"),
+    *(
+        "type",
+        "format",
+        "items",
+        "default",
+        "maximum",
+        "exclusiveMaximum",
+        "minimum",
+        "exclusiveMinimum",
+        "maxLength",
+    ),
+    *(
+        "minLength",
+        "pattern",
+        "maxItems",
+        "minItems",
+        "uniqueItems",
+        "enum",
+        "multipleOf",
+        "x-nullable",
+        "x-example",
+    ),
 )
 _FORMATS: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
     {"ssv": ("spaceDelimited", False), "pipes": ("pipeDelimited", False), "multi": ("form", True)}
@@ -33,7 +53,9 @@ def servers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not host:
         return [{"url": base or "/"}]
     schemes = sorted(document.get("schemes") or ["https"], reverse=True)
-    return [{"url": f"{scheme}://{host}{base}"} for scheme in schemes if scheme in ("https", "http")]
+    return [
+        {"url": f"{scheme}://{host}{base}"} for scheme in schemes if scheme in ("https", "http")
+    ]
 
 
 def security_schemes(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +70,10 @@ def _scheme(scheme: Any) -> Any:
         return {**scheme, "type": "http", "scheme": "basic"}
     if scheme.get("type") == "oauth2":
         flow = _FLOWS.get(str(scheme.get("flow")), "implicit")
-        return {"type": "oauth2", "flows": {flow: {"scopes": scheme.get("scopes") or {}, **_urls(scheme)}}}
+        return {
+            "type": "oauth2",
+            "flows": {flow: {"scopes": scheme.get("scopes") or {}, **_urls(scheme)}},
+        }
     return scheme
 
 
@@ -56,12 +81,16 @@ def _urls(scheme: Mapping[str, Any]) -> dict[str, Any]:
     return {name: scheme[name] for name in ("authorizationUrl", "tokenUrl") if name in scheme}
 
 
-def operation(operation: Mapping[str, Any], parameters: list[dict[str, Any]], document: Mapping[str, Any]) -> Any:
+def operation(
+    operation: Mapping[str, Any], parameters: list[dict[str, Any]], document: Mapping[str, Any]
+) -> Any:
     """An operation whose parameters have been looked up: those in body and form become its `requestBody`."""
     consumes = operation.get("consumes") or document.get("consumes") or []
     produces = operation.get("produces") or document.get("produces") or ["application/json"]
     made: dict[str, Any] = {key: value for key, value in operation.items() if key != "parameters"}
-    made["parameters"] = [_parameter(one) for one in parameters if one.get("in") not in ("body", "formData")]
+    made["parameters"] = [
+        _parameter(one) for one in parameters if one.get("in") not in ("body", "formData")
+    ]
     responses = operation.get("responses")
     if isinstance(responses, dict):
         made["responses"] = {code: _response(one, produces) for code, one in responses.items()}
@@ -70,9 +99,15 @@ def operation(operation: Mapping[str, Any], parameters: list[dict[str, Any]], do
     if form:
         made["requestBody"] = _form(form, consumes)
     elif whole is not None:
-        content = {kind: {"schema": whole.get("schema", {})} for kind in consumes or ["application/json"]}
+        content = {
+            kind: {"schema": whole.get("schema", {})} for kind in consumes or ["application/json"]
+        }
         about = {"description": whole["description"]} if "description" in whole else {}
-        made["requestBody"] = {"content": content, "required": whole.get("required") is True, **about}
+        made["requestBody"] = {
+            "content": content,
+            "required": whole.get("required") is True,
+            **about,
+        }
     return made
 
 
@@ -96,7 +131,11 @@ def _style(parameter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {word: parameter[word] for word in ("name", "in", "description", "required") if word in parameter}
+    kept = {
+        word: parameter[word]
+        for word in ("name", "in", "description", "required")
+        if word in parameter
+    }
     return {**kept, "schema": _schema(parameter), **_style(parameter)}
 
 
@@ -104,7 +143,10 @@ def _form(form: list[dict[str, Any]], consumes: list[str]) -> dict[str, Any]:
     has_file = any(one.get("type") == "file" for one in form)
     multipart = has_file or (_MULTIPART in consumes and _FORM not in consumes)
     properties = {
-        str(one.get("name")): {**_schema(one), **({"description": one["description"]} if "description" in one else {})}
+        str(one.get("name")): {
+            **_schema(one),
+            **({"description": one["description"]} if "description" in one else {}),
+        }
         for one in form
     }
     required = [str(one.get("name")) for one in form if one.get("required") is True]

@@ -14,7 +14,15 @@ from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
-from roundgate.backends.declare import Completer, Described, Note, PromptNote, ResourceNote, ToolNote, notes_of
+from roundgate.backends.declare import (
+    Completer,
+    Described,
+    Note,
+    PromptNote,
+    ResourceNote,
+    ToolNote,
+    notes_of,
+)
 from roundgate.backends.policy import with_approval
 from roundgate.backends.python import modules
 from roundgate.backends.python.config import PythonBackendConfig
@@ -23,7 +31,14 @@ from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
-from roundgate.protocol import Completion, PromptMessage, ResourceContents, ToolResult, UriTemplate, without_none
+from roundgate.protocol import (
+    Completion,
+    PromptMessage,
+    ResourceContents,
+    ToolResult,
+    UriTemplate,
+    without_none,
+)
 from roundgate.replay import Context, SyncContext
 
 
@@ -76,7 +91,9 @@ class PythonBackend:
             return loaded.of_file(base / self._config.path, f"roundgate_backend_{self.name}")
         except KeyboardInterrupt:
             raise  # somebody's Ctrl-C
-        except BaseException as error:  # a script that exits, or ends a test, would take the gateway with it
+        except (
+            BaseException
+        ) as error:  # a script that exits, or ends a test, would take the gateway with it
             problem = self._origin.problem(
                 f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
                 "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another",
@@ -110,7 +127,9 @@ class Callee:
         if self.signature.takes_context:
             keywords[self.signature.takes_context] = SyncContext(context)
         value = await self.threads.run(lambda: self.function(**keywords), context.principal)
-        return await value if inspect.isawaitable(value) else value  # it may only have called an async function
+        return (
+            await value if inspect.isawaitable(value) else value
+        )  # it may only have called an async function
 
 
 def _declarations(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Note]]:
@@ -128,8 +147,12 @@ def _tool(callee: Callee, note: ToolNote) -> Tool:
     returns = ToolReturn.of(signature.returns, verbatim)
     definition = {
         **_described(callee, note),
-        "inputSchema": signature.input_schema() if note.input_schema is None else dict(note.input_schema),
-        **without_none(outputSchema=returns.schema, annotations=dict(note.hints) or None, _meta=note.meta),
+        "inputSchema": signature.input_schema()
+        if note.input_schema is None
+        else dict(note.input_schema),
+        **without_none(
+            outputSchema=returns.schema, annotations=dict(note.hints) or None, _meta=note.meta
+        ),
     }
 
     # without a context it cannot say when
@@ -182,7 +205,9 @@ def _resource(callee: Callee, note: ResourceNote) -> Resource:
     signature, template = callee.signature, UriTemplate.parse(note.uri)
     names = [p.name for p in signature.parameters]
     if not signature.takes_any and set(names) != set(template.variables):
-        raise ValueError(f"parameters {names} must be the variables of {note.uri!r}: {list(template.variables)}")
+        raise ValueError(
+            f"parameters {names} must be the variables of {note.uri!r}: {list(template.variables)}"
+        )
     _check_names("complete", note.complete, template.variables)
     definition = {
         "uriTemplate" if template.variables else "uri": note.uri,
@@ -195,7 +220,9 @@ def _resource(callee: Callee, note: ResourceNote) -> Resource:
         ),
     }
 
-    async def read(context: Context, uri: str, values: Mapping[str, Any]) -> Sequence[ResourceContents]:
+    async def read(
+        context: Context, uri: str, values: Mapping[str, Any]
+    ) -> Sequence[ResourceContents]:
         try:
             keywords = signature.bind(values)
         except ValueError:
@@ -248,6 +275,10 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""  # its text has the place already
     frames = traceback.extract_tb(error.__traceback__)
-    ours = max(index for index, frame in enumerate(frames) if frame.filename in (__file__, modules.__file__))
+    ours = max(
+        index
+        for index, frame in enumerate(frames)
+        if frame.filename in (__file__, modules.__file__)
+    )
     theirs = [frame for frame in frames[ours + 1 :] if "importlib" not in frame.filename]
     return f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""

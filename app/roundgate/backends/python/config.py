@@ -14,7 +14,9 @@ class PythonBackendConfig(BackendConfig):
 
     kind: Literal["python"]
     path: str | None = Field(None, description="Python file, relative to gateway.yaml.")
-    module: str | None = Field(None, description="Dotted name of an importable module, instead of path.")
+    module: str | None = Field(
+        None, description="Dotted name of an importable module, instead of path."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> PythonBackendConfig:

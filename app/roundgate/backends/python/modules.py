@@ -81,7 +81,9 @@ class Modules:
             raise FileNotFoundError(f"there is no Python file {file.name} in {file.parent}")
         _prepend_path(file.parent)
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs: dataclasses and pickling look a module up by name
+        sys.modules[name] = (
+            module  # before it runs: dataclasses and pickling look a module up by name
+        )
         spec.loader.exec_module(module)
         self._named[name] = module
         self._note(began_ns)
@@ -127,7 +129,9 @@ class Modules:
         file = _source(module)
         if file is not None and file not in self._stamps:
             found = stamp(file)
-            self._stamps[file] = None if began_ns and found is not None and found[0] > began_ns else found
+            self._stamps[file] = (
+                None if began_ns and found is not None and found[0] > began_ns else found
+            )
 
     def _ours(self) -> Iterator[tuple[str, ModuleType]]:
         """Those in `sys.modules` that are the users'."""

@@ -33,10 +33,14 @@ class Field:
         """The fields of a form in its order."""
         required = question.schema.get("required")
         needed = required if isinstance(required, list) else []
-        return [cls._of(name, one, question, name in needed) for name, one in question.fields.items()]
+        return [
+            cls._of(name, one, question, name in needed) for name, one in question.fields.items()
+        ]
 
     @classmethod
-    def _of(cls, name: str, schema: Mapping[str, Any], question: Question, is_required: bool) -> Field:
+    def _of(
+        cls, name: str, schema: Mapping[str, Any], question: Question, is_required: bool
+    ) -> Field:
         several = schema.get("type") == "array"
         items = schema.get("items") if several else schema
         options = _options(items) if isinstance(items, Mapping) else ()
@@ -53,7 +57,9 @@ class Field:
         default = self.schema.get("default") if current is None else current
         if not self.options:
             return await self._text(prompts, default)
-        return await (self._several(prompts, default) if self.takes_several else self._one(prompts, default))
+        return await (
+            self._several(prompts, default) if self.takes_several else self._one(prompts, default)
+        )
 
     async def _one(self, prompts: Prompts, default: Any) -> Any:
         values = [value for value, _ in self.options]
@@ -86,7 +92,9 @@ class Field:
             except ValueError as error:
                 return str(error)
 
-        shown = default if isinstance(default, str) else "" if default is None else json.dumps(default)
+        shown = (
+            default if isinstance(default, str) else "" if default is None else json.dumps(default)
+        )
         text = await prompts.text(self._label(), shown, check)
         return None if not text and not self.is_required else self._value(text)
 
@@ -130,6 +138,8 @@ def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
         return tuple((value, str(title)) for value, title in zip(values, titles, strict=True))
     for word in ("oneOf", "anyOf"):
         listed = schema.get(word)
-        if isinstance(listed, list) and all(isinstance(one, Mapping) and "const" in one for one in listed):
+        if isinstance(listed, list) and all(
+            isinstance(one, Mapping) and "const" in one for one in listed
+        ):
             return tuple((one["const"], str(one.get("title", one["const"]))) for one in listed)
     return ()

@@ -58,7 +58,12 @@ class Person:
             problems = question.problems(content)
             for problem in problems:
                 self._prompts.say(f"  ! {problem}")
-            ways = [*([] if problems else [SEND]), *([CHANGE] if fields else []), DECLINED, DISMISSED]
+            ways = [
+                *([] if problems else [SEND]),
+                *([CHANGE] if fields else []),
+                DECLINED,
+                DISMISSED,
+            ]
             chosen = ways[await self._prompts.choice("", ways)]
             if chosen == CHANGE:
                 at = await self._prompts.choice("Which?", [field.title for field in fields])
@@ -81,7 +86,9 @@ class Person:
         ways = [OPEN, OPENED, DECLINED, DISMISSED]
         chosen = ways[await self._prompts.choice("", ways, ways.index(DECLINED))]
         if chosen == OPEN and not await asyncio.to_thread(webbrowser.open, url):
-            self._prompts.say("  No browser could be opened. Open the address yourself, then go on.")
+            self._prompts.say(
+                "  No browser could be opened. Open the address yourself, then go on."
+            )
             await self._prompts.text("Enter when that is done")
         return {OPEN: True, OPENED: True, DECLINED: DECLINE, DISMISSED: CANCEL}[chosen]
 
@@ -93,14 +100,18 @@ class Person:
             said = message.get("content") if isinstance(message, dict) else message
             text = said.get("text") if isinstance(said, dict) else None
             role = message.get("role") if isinstance(message, dict) else "?"
-            self._prompts.say(f"  {role}: {_bounded(text if isinstance(text, str) else json.dumps(said))}")
+            self._prompts.say(
+                f"  {role}: {_bounded(text if isinstance(text, str) else json.dumps(said))}"
+            )
         return await self._prompts.text("Answer as the model (Alt-Enter: new line)")
 
     async def _roots(self, question: Question) -> Any:
         """Folders that the server may know of; none is an answer."""
         self._prompts.say("  Which folders may it know of? One a line; an empty line ends.")
         found: list[str] = []
-        while text := await self._prompts.text("Folder", "" if found else str(Path.cwd()), _no_folder):
+        while text := await self._prompts.text(
+            "Folder", "" if found else str(Path.cwd()), _no_folder
+        ):
             found.append(_uri(text))
         return found
 
@@ -114,4 +125,8 @@ def _no_folder(text: str) -> str | None:
 
 
 def _bounded(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]} … ({len(text)} characters)"
+    return (
+        text
+        if len(text) <= MAX_SHOWN_CHARS
+        else f"{text[:MAX_SHOWN_CHARS]} … ({len(text)} characters)"
+    )

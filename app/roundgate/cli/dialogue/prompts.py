@@ -59,14 +59,21 @@ class Prompts:
         """The index of the option that is chosen with the arrow keys and Enter."""
         shown = [(index, escaped(option)) for index, option in enumerate(options)]
         with create_app_session(self._keys, self._screen):
-            asked: ChoiceInput[int] = ChoiceInput(message=escaped(label), options=shown, default=default)
+            asked: ChoiceInput[int] = ChoiceInput(
+                message=escaped(label), options=shown, default=default
+            )
             return await asked.prompt_async()
 
-    async def choices(self, label: str, options: Sequence[str], chosen: set[int], check: Check) -> set[int]:
+    async def choices(
+        self, label: str, options: Sequence[str], chosen: set[int], check: Check
+    ) -> set[int]:
         """The indexes of all options that are chosen, each with Enter; the last entry ends it."""
         at = 0
         while True:
-            marks = [f"[{'x' if index in chosen else ' '}] {option}" for index, option in enumerate(options)]
+            marks = [
+                f"[{'x' if index in chosen else ' '}] {option}"
+                for index, option in enumerate(options)
+            ]
             at = await self.choice(label, [*marks, DONE], at)
             if at < len(options):
                 chosen ^= {at}

@@ -47,7 +47,9 @@ class Bearer:
 
     def __init__(self, token: str, *, allow_http: bool = False) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise ClientError("The bearer token is empty, or has characters that cannot stand in a header")
+            raise ClientError(
+                "The bearer token is empty, or has characters that cannot stand in a header"
+            )
         self._token = token
         self._allow_http = allow_http
 
@@ -73,4 +75,6 @@ def refuse_plain(url: Url) -> None:
         ClientError: they would.
     """
     if url.scheme != "https" and url.host not in LOOPBACK:
-        raise ClientError(f"Credentials are not sent to {url.authority} over plain http: use an https:// URL")
+        raise ClientError(
+            f"Credentials are not sent to {url.authority} over plain http: use an https:// URL"
+        )

@@ -76,7 +76,9 @@ class BrowserLogin(OAuth):
             redirect = f"http://127.0.0.1:{port}{_PATH}"
             await self._identify(fetch, server, kept, redirect, port)
             verifier, state = _random(), _random()
-            challenge = urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+            challenge = (
+                urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+            )
             query = {
                 "response_type": "code",
                 "client_id": kept.registration["client_id"],
@@ -90,10 +92,17 @@ class BrowserLogin(OAuth):
                 query["scope"] = " ".join(kept.scopes)
             mark = "&" if "?" in endpoint.target else "?"
             code = await self._log_in(f"{endpoint}{mark}{urlencode(query)}", arrived, server, state)
-        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect,
+            "code_verifier": verifier,
+        }
         return await self._token(fetch, server, kept, form)
 
-    async def _log_in(self, url: str, arrived: asyncio.Queue[dict[str, str]], server: Server, state: str) -> str:
+    async def _log_in(
+        self, url: str, arrived: asyncio.Queue[dict[str, str]], server: Server, state: str
+    ) -> str:
         opened = self._open_url(url)
         if isawaitable(opened):
             await opened
@@ -105,14 +114,21 @@ class BrowserLogin(OAuth):
                     if hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
                         return _code(answer, server)
         except TimeoutError:
-            raise AuthorizationFailed(401, f"Nobody logged in within {self._login_s:g} s (login_s)") from None
+            raise AuthorizationFailed(
+                401, f"Nobody logged in within {self._login_s:g} s (login_s)"
+            ) from None
 
-    async def _identify(self, fetch: Fetcher, server: Server, kept: Kept, redirect: str, port: int) -> None:
+    async def _identify(
+        self, fetch: Fetcher, server: Server, kept: Kept, redirect: str, port: int
+    ) -> None:
         """Who this client is at the authorization server; a registration is kept with the port that it names."""
         if self._client_id is not None:
             self._issuer = pinned(self._issuer, server)
             kept.registration = {"client_id": self._client_id, "client_secret": self._secret}
-        elif self._metadata_url and server.document.get("client_id_metadata_document_supported") is True:
+        elif (
+            self._metadata_url
+            and server.document.get("client_id_metadata_document_supported") is True
+        ):
             kept.registration = {"client_id": self._metadata_url}
         elif kept.registration.get("port") != port:
             kept.registration = {**await self._register(fetch, server, redirect), "port": port}
@@ -121,10 +137,15 @@ class BrowserLogin(OAuth):
         endpoint = server.endpoint("registration_endpoint")
         if endpoint is None:
             raise AuthorizationFailed(
-                401, "The authorization server registers no clients: give a client_id that is registered there"
+                401,
+                "The authorization server registers no clients: give a client_id that is registered there",
             )
         methods = server.document.get("token_endpoint_auth_methods_supported")
-        method = "none" if not isinstance(methods, list) or "none" in methods or not methods else str(methods[0])
+        method = (
+            "none"
+            if not isinstance(methods, list) or "none" in methods or not methods
+            else str(methods[0])
+        )
         metadata = {
             "client_name": self._client_name,
             "redirect_uris": [redirect],
@@ -137,14 +158,18 @@ class BrowserLogin(OAuth):
             answer = await fetch.post_json(endpoint, json.dumps(metadata).encode())
         except OAuthRefused as error:
             said = f"{error.error} {error.description}".strip() or f"HTTP status {error.status}"
-            raise AuthorizationFailed(401, f"The authorization server does not register this client: {said}") from None
+            raise AuthorizationFailed(
+                401, f"The authorization server does not register this client: {said}"
+            ) from None
         registered: Json = {"client_id": text_member(answer, "client_id", "a registration")}
         for name in ("client_secret", "token_endpoint_auth_method"):
             if isinstance(answer.get(name), str):
                 registered[name] = answer[name]
         return registered
 
-    def _client_authentication(self, server: Server, kept: Kept) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    def _client_authentication(
+        self, server: Server, kept: Kept
+    ) -> tuple[dict[str, str], list[tuple[str, str]]]:
         registration = kept.registration
         return secret_authentication(
             server,
@@ -157,10 +182,17 @@ class BrowserLogin(OAuth):
 def _code(answer: dict[str, str], server: Server) -> str:
     """The code of an authorization response, once it is known whose it is (RFC 9207 section 2.4)."""
     issuer = answer.get("iss")
-    if issuer is None and server.document.get("authorization_response_iss_parameter_supported") is True:
-        raise AuthorizationFailed(401, "The login's answer does not say its issuer, although the server promises to")
+    if (
+        issuer is None
+        and server.document.get("authorization_response_iss_parameter_supported") is True
+    ):
+        raise AuthorizationFailed(
+            401, "The login's answer does not say its issuer, although the server promises to"
+        )
     if issuer is not None and issuer != server.issuer:
-        raise AuthorizationFailed(401, "The login's answer comes from another authorization server; it is not used")
+        raise AuthorizationFailed(
+            401, "The login's answer comes from another authorization server; it is not used"
+        )
     if "error" in answer:
         said = f"{answer['error'][:100]} {answer.get('error_description', '')[:300]}".strip()
         raise AuthorizationFailed(401, f"The login was refused: {said}")
@@ -177,11 +209,15 @@ def _open_browser(url: str) -> None:
     import webbrowser
 
     if not webbrowser.open(url):
-        raise ClientError("There is no browser here: pass open_url=, a function that shows the user the URL")
+        raise ClientError(
+            "There is no browser here: pass open_url=, a function that shows the user the URL"
+        )
 
 
 @asynccontextmanager
-async def _callback(port: int, last_port: Any) -> AsyncGenerator[tuple[int, asyncio.Queue[dict[str, str]]], None]:
+async def _callback(
+    port: int, last_port: Any
+) -> AsyncGenerator[tuple[int, asyncio.Queue[dict[str, str]]], None]:
     """A server on this machine, and the queries with which its callback is called."""
     arrived: asyncio.Queue[dict[str, str]] = asyncio.Queue(16)
 
@@ -193,7 +229,9 @@ async def _callback(port: int, last_port: Any) -> AsyncGenerator[tuple[int, asyn
             url = urlsplit(target)
             is_ours = method == "GET" and url.path == _PATH and not arrived.full()
             if is_ours:
-                arrived.put_nowait({name: values[0] for name, values in parse_qs(url.query).items()})
+                arrived.put_nowait(
+                    {name: values[0] for name, values in parse_qs(url.query).items()}
+                )
             status, body = (b"200 OK", _DONE) if is_ours else (b"404 Not Found", b"")
             writer.write(
                 b"HTTP/1.1 %b\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n"

@@ -36,7 +36,9 @@ class ProofKey:
     def pem(self) -> str:
         """The private key, to be kept with the token that is bound to it."""
         return self._key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         ).decode()
 
     def proof(self, method: str, url: Url, token: str | None = None) -> str:

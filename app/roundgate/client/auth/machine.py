@@ -53,7 +53,9 @@ class ClientCredentials(OAuth):
             form["scope"] = " ".join(kept.scopes)
         return await self._token(fetch, server, kept, form)
 
-    def _client_authentication(self, server: Server, kept: Kept) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    def _client_authentication(
+        self, server: Server, kept: Kept
+    ) -> tuple[dict[str, str], list[tuple[str, str]]]:
         if self._private_key is None:
             return secret_authentication(server, self._client_id, self._secret)
         import jwt
@@ -98,7 +100,9 @@ class WorkloadIdentity(OAuth):
             form["scope"] = " ".join(kept.scopes)
         return await self._token(fetch, server, kept, form)
 
-    def _client_authentication(self, server: Server, kept: Kept) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    def _client_authentication(
+        self, server: Server, kept: Kept
+    ) -> tuple[dict[str, str], list[tuple[str, str]]]:
         return ({"client_id": self._client_id} if self._client_id else {}), []
 
 
@@ -140,11 +144,17 @@ class EnterpriseIdentity(OAuth):
         try:
             granted = await fetch.post_form(self._idp, exchange)
         except OAuthRefused as error:
-            raise AuthorizationFailed(401, f"The identity provider vouches for nobody: {error.error}") from None
+            raise AuthorizationFailed(
+                401, f"The identity provider vouches for nobody: {error.error}"
+            ) from None
         assertion = text_member(granted, "access_token", "an identity assertion")
-        return await self._token(fetch, server, kept, {"grant_type": _JWT_BEARER, "assertion": assertion})
+        return await self._token(
+            fetch, server, kept, {"grant_type": _JWT_BEARER, "assertion": assertion}
+        )
 
-    def _client_authentication(self, server: Server, kept: Kept) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    def _client_authentication(
+        self, server: Server, kept: Kept
+    ) -> tuple[dict[str, str], list[tuple[str, str]]]:
         return secret_authentication(server, self._client_id, self._secret)
 
 
@@ -155,5 +165,7 @@ def pinned(issuer: str | None, server: Server) -> str:
         AuthorizationFailed: the MCP server names another.
     """
     if issuer is not None and issuer != server.issuer:
-        raise AuthorizationFailed(401, "The server names another authorization server than the credentials are for")
+        raise AuthorizationFailed(
+            401, "The server names another authorization server than the credentials are for"
+        )
     return server.issuer

@@ -45,16 +45,22 @@ class Fetcher:
         except OAuthRefused as error:
             if 400 <= error.status < 500:
                 return None
-            raise AuthorizationFailed(401, f"{url.authority} answered with HTTP status {error.status}") from None
+            raise AuthorizationFailed(
+                401, f"{url.authority} answered with HTTP status {error.status}"
+            ) from None
 
-    async def post_form(self, url: Url, form: dict[str, str], headers: Sequence[tuple[str, str]] = ()) -> Json:
+    async def post_form(
+        self, url: Url, form: dict[str, str], headers: Sequence[tuple[str, str]] = ()
+    ) -> Json:
         """POST a form.
 
         Raises:
             OAuthRefused: it was refused.
         """
         kind = ("Content-Type", "application/x-www-form-urlencoded")
-        request = HttpRequest("POST", url, [("Accept", "application/json"), kind, *headers], urlencode(form).encode())
+        request = HttpRequest(
+            "POST", url, [("Accept", "application/json"), kind, *headers], urlencode(form).encode()
+        )
         return await self._fetch(request)
 
     async def post_json(self, url: Url, body: bytes) -> Json:
@@ -64,7 +70,9 @@ class Fetcher:
             OAuthRefused: it was refused.
         """
         kind = ("Content-Type", "application/json")
-        return await self._fetch(HttpRequest("POST", url, [("Accept", "application/json"), kind], body))
+        return await self._fetch(
+            HttpRequest("POST", url, [("Accept", "application/json"), kind], body)
+        )
 
     async def _fetch(self, request: HttpRequest) -> Json:
         response = await self.transport.send(request)
@@ -80,7 +88,9 @@ class Fetcher:
         finally:
             await response.close()
         if not isinstance(found, dict):
-            raise AuthorizationFailed(401, f"{request.url.authority} answered with something that is no JSON object")
+            raise AuthorizationFailed(
+                401, f"{request.url.authority} answered with something that is no JSON object"
+            )
         return document
 
 
@@ -118,7 +128,9 @@ def safe_url(value: str, what: str) -> Url:
     try:
         url = Url.parse(value)
     except ClientError:
-        raise AuthorizationFailed(401, f"The {what} of the authorization server is no URL") from None
+        raise AuthorizationFailed(
+            401, f"The {what} of the authorization server is no URL"
+        ) from None
     if url.scheme != "https" and url.host not in LOOPBACK:
         raise AuthorizationFailed(
             401, f"The {what} of the authorization server is plain http, so nothing is sent to it"
@@ -133,7 +145,9 @@ async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Se
         AuthorizationFailed: there is none that can be believed.
     """
     document = await _resource_metadata(fetch, server, challenge)
-    if document is None:  # revision 2025-03-26 had no such document: the server was its own authorization server
+    if (
+        document is None
+    ):  # revision 2025-03-26 had no such document: the server was its own authorization server
         issuer, resource, scopes = f"{server.scheme}://{server.authority}", str(server), None
     else:
         resource = _checked_resource(document, server)
@@ -151,7 +165,9 @@ async def _resource_metadata(fetch: Fetcher, server: Url, challenge: dict[str, s
     if named is not None:
         document = await fetch.get(safe_url(named, "metadata URL"))
         if document is None:
-            raise AuthorizationFailed(401, "The server names metadata (resource_metadata) that is not there")
+            raise AuthorizationFailed(
+                401, "The server names metadata (resource_metadata) that is not there"
+            )
         return document
     root = f"{server.scheme}://{server.authority}/.well-known/oauth-protected-resource"
     path = urlsplit(server.target).path.rstrip("/")
@@ -169,7 +185,11 @@ def _checked_resource(document: Json, server: Url) -> str:
     except ClientError:
         named = None
     ours = urlsplit(server.target).path
-    if named is None or named.origin != server.origin or not _is_within(ours, urlsplit(named.target).path):
+    if (
+        named is None
+        or named.origin != server.origin
+        or not _is_within(ours, urlsplit(named.target).path)
+    ):
         raise AuthorizationFailed(
             401, f"The server's metadata is for another resource than {server}, so it is not used"
         )
@@ -183,7 +203,10 @@ def _is_within(path: str, above: str) -> bool:
 
 async def _issuer_metadata(fetch: Fetcher, issuer: str) -> Json:
     url = safe_url(issuer, "issuer")
-    base, path = f"{url.scheme}://{url.authority}/.well-known", urlsplit(url.target).path.rstrip("/")
+    base, path = (
+        f"{url.scheme}://{url.authority}/.well-known",
+        urlsplit(url.target).path.rstrip("/"),
+    )
     places = [f"{base}/oauth-authorization-server{path}", f"{base}/openid-configuration{path}"]
     if path:
         places.append(f"{url.scheme}://{url.authority}{path}/.well-known/openid-configuration")
@@ -192,9 +215,13 @@ async def _issuer_metadata(fetch: Fetcher, issuer: str) -> Json:
         if document is None:
             continue
         if document.get("issuer") != issuer:
-            raise AuthorizationFailed(401, f"The metadata at {place} is another issuer's, so it is not used")
+            raise AuthorizationFailed(
+                401, f"The metadata at {place} is another issuer's, so it is not used"
+            )
         return document
-    raise AuthorizationFailed(401, f"The authorization server {url.authority} publishes no metadata")
+    raise AuthorizationFailed(
+        401, f"The authorization server {url.authority} publishes no metadata"
+    )
 
 
 def text_member(document: Json, name: str, what: str) -> str:

@@ -95,7 +95,11 @@ class OAuth:
         async with self._lock:
             if self._kept is not None and self._kept.access_token != seen:
                 return True  # somebody else was refused as well, and has a new token by now
-            if challenge.get("error") == "use_dpop_nonce" and refusal.nonce and self._kept is not None:
+            if (
+                challenge.get("error") == "use_dpop_nonce"
+                and refusal.nonce
+                and self._kept is not None
+            ):
                 self._key(self._kept).nonces[refusal.server.origin] = refusal.nonce
                 return True
             if refusal.status == 403 and challenge.get("error") != "insufficient_scope":
@@ -117,11 +121,15 @@ class OAuth:
         """
         raise NotImplementedError
 
-    def _client_authentication(self, server: Server, kept: Kept) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    def _client_authentication(
+        self, server: Server, kept: Kept
+    ) -> tuple[dict[str, str], list[tuple[str, str]]]:
         """What a request to the token endpoint says of the client: form members and headers."""
         raise NotImplementedError
 
-    async def _token(self, fetch: Fetcher, server: Server, kept: Kept, form: dict[str, str]) -> Json:
+    async def _token(
+        self, fetch: Fetcher, server: Server, kept: Kept, form: dict[str, str]
+    ) -> Json:
         """A request to the token endpoint, for the resource, with the client's authentication and a proof."""
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
@@ -129,7 +137,9 @@ class OAuth:
         about_client, headers = self._client_authentication(server, kept)
         form = {**form, **about_client, "resource": server.resource}
         for attempt in (1, 2):
-            proof = [("DPoP", self._key(kept).proof("POST", endpoint))] if self._binds(server) else []
+            proof = (
+                [("DPoP", self._key(kept).proof("POST", endpoint))] if self._binds(server) else []
+            )
             try:
                 return await fetch.post_form(endpoint, form, [*headers, *proof])
             except OAuthRefused as error:
@@ -149,15 +159,23 @@ class OAuth:
         asked = self._scopes(server, challenge, kept)
         is_step_up = refusal.status == 403
         if is_step_up and refusal.attempt > 1 and set(asked) <= set(kept.scopes):
-            raise AuthorizationFailed(403, f"The server still wants the scope {' '.join(asked)!r}, which was asked for")
+            raise AuthorizationFailed(
+                403, f"The server still wants the scope {' '.join(asked)!r}, which was asked for"
+            )
         try:
             response = None if is_step_up else await self._refreshed(fetch, server, kept)
             kept.scopes = asked
             if response is None:
                 response = await self._grant(fetch, server, kept)
         except OAuthRefused as error:
-            said = f": {error.error} {error.description}".rstrip() if error.error else f" (HTTP status {error.status})"
-            raise AuthorizationFailed(401, f"The authorization server gave no token{said}") from None
+            said = (
+                f": {error.error} {error.description}".rstrip()
+                if error.error
+                else f" (HTTP status {error.status})"
+            )
+            raise AuthorizationFailed(
+                401, f"The authorization server gave no token{said}"
+            ) from None
         self._take(kept, server, response)
         self._kept = kept
         await self._save(refusal.server)
@@ -188,9 +206,13 @@ class OAuth:
         kept.access_token = text_member(response, "access_token", "a token")
         kept.token_type = str(response.get("token_type", "Bearer"))
         if kept.token_type.lower() not in ("bearer", "dpop"):
-            raise AuthorizationFailed(401, "The authorization server gave a token of an unknown type")
+            raise AuthorizationFailed(
+                401, "The authorization server gave a token of an unknown type"
+            )
         if self._dpop and kept.token_type.lower() != "dpop":
-            raise AuthorizationFailed(401, "The authorization server did not bind the token to the key (DPoP)")
+            raise AuthorizationFailed(
+                401, "The authorization server did not bind the token to the key (DPoP)"
+            )
         lasts_s = response.get("expires_in")
         is_number = isinstance(lasts_s, (int, float)) and not isinstance(lasts_s, bool)
         kept.expires_at_ms = self._clock.now_ms() + int(lasts_s * 1_000) if is_number else None  # type: ignore[operator]
@@ -200,7 +222,10 @@ class OAuth:
 
     def _is_over(self, kept: Kept) -> bool:
         # Without a way to a new one it is sent all the same: the server decides, and its refusal leads to a new login.
-        return kept.expires_at_ms is not None and self._clock.now_ms() > kept.expires_at_ms - _LEEWAY_MS
+        return (
+            kept.expires_at_ms is not None
+            and self._clock.now_ms() > kept.expires_at_ms - _LEEWAY_MS
+        )
 
     def _binds(self, server: Server) -> bool:
         if self._dpop is not None:

@@ -10,7 +10,18 @@ from roundgate.protocol.v2025.revisions import Revision
 
 _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
-        "string": frozenset({"type", "title", "description", "minLength", "maxLength", "format", "enum", "enumNames"}),
+        "string": frozenset(
+            {
+                "type",
+                "title",
+                "description",
+                "minLength",
+                "maxLength",
+                "format",
+                "enum",
+                "enumNames",
+            }
+        ),
         "number": frozenset({"type", "title", "description", "minimum", "maximum"}),
         "integer": frozenset({"type", "title", "description", "minimum", "maximum"}),
         "boolean": frozenset({"type", "title", "description", "default"}),
@@ -19,15 +30,22 @@ _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """What a field of a form has in 2025-06-18."""
 
 
-def request_params(revision: Revision, method: str, params: Mapping[str, Any], question_id: str) -> dict[str, Any]:
+def request_params(
+    revision: Revision, method: str, params: Mapping[str, Any], question_id: str
+) -> dict[str, Any]:
     """The params of a question in the shape of a revision; `question_id` names it where it is a page to open."""
     match method:
         case "elicitation/create" if params.get("mode") == "url":
             return {**params, "elicitationId": question_id}
         case "elicitation/create" if not revision.has_rich_forms:
             form = params.get("requestedSchema", {})
-            fields = {name: _plain_field(field) for name, field in form.get("properties", {}).items()}
-            return {"message": params.get("message", ""), "requestedSchema": {**form, "properties": fields}}
+            fields = {
+                name: _plain_field(field) for name, field in form.get("properties", {}).items()
+            }
+            return {
+                "message": params.get("message", ""),
+                "requestedSchema": {**form, "properties": fields},
+            }
     return dict(params)
 
 
@@ -41,23 +59,34 @@ def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in _FIELD:
         choices = ", ".join(_choices(given.get("items", {})))
         said = f"{given['description']} " if "description" in given else ""
-        given |= {"type": "string", "description": f"{said}Several of, with commas between them: {choices}"}
+        given |= {
+            "type": "string",
+            "description": f"{said}Several of, with commas between them: {choices}",
+        }
         kind = "string"
     return {name: value for name, value in given.items() if name in _FIELD[kind]}
 
 
 def _choices(items: Mapping[str, Any]) -> list[str]:
-    return [str(one) for one in items.get("enum") or [option["const"] for option in items.get("anyOf", ())]]
+    return [
+        str(one)
+        for one in items.get("enum") or [option["const"] for option in items.get("anyOf", ())]
+    ]
 
 
-def answer_of(revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+def answer_of(
+    revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]
+) -> dict[str, Any]:
     """What a client answered, as the handler's question takes it."""
     content = result.get("content")
     if method != "elicitation/create" or revision.has_rich_forms or not isinstance(content, dict):
         return result
     fields = params.get("requestedSchema", {}).get("properties", {})
     lists = {name for name, field in fields.items() if field.get("type") == "array"}
-    return {**result, "content": {name: _listed(value, name in lists) for name, value in content.items()}}
+    return {
+        **result,
+        "content": {name: _listed(value, name in lists) for name, value in content.items()},
+    }
 
 
 def _listed(value: Any, is_list: bool) -> Any:

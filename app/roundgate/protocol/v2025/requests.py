@@ -33,7 +33,9 @@ FEATURES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """The methods that any revision has, and what must be served for them."""
-_NAMED: Final = MappingProxyType({"tools/call": "name", "prompts/get": "name", "resources/read": "uri"})
+_NAMED: Final = MappingProxyType(
+    {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+)
 _OF_LATER: Final = ("inputResponses", "requestState")
 
 
@@ -82,7 +84,9 @@ def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise InvalidParams(f"params.capabilities.{name} must be an object")
         found[name] = {part: {} for part in given if f"{name}.{part}" in revision.asks}
-    if "elicitation" in found:  # whoever names no mode has forms (2025-11-25), and before there was nothing else
+    if (
+        "elicitation" in found
+    ):  # whoever names no mode has forms (2025-11-25), and before there was nothing else
         given = declared["elicitation"]
         if "form" in given or not found["elicitation"]:
             found["elicitation"]["form"] = {}

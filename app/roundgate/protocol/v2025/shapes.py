@@ -81,7 +81,9 @@ def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
         case {"contents": list(contents)}:
             shaped["contents"] = [_only(revision.contents, one) for one in contents]
         case {"messages": list(messages)}:
-            shaped["messages"] = [{**one, "content": block(revision, one["content"])} for one in messages]
+            shaped["messages"] = [
+                {**one, "content": block(revision, one["content"])} for one in messages
+            ]
     if not (revision.has_structured and isinstance(shaped.get("structuredContent"), dict)):
         shaped.pop("structuredContent", None)
     return shaped

@@ -73,7 +73,9 @@ def decode_value(header: str, value: str) -> str:
             return decoded.decode()
     except (binascii.Error, ValueError):
         pass
-    raise HeaderMismatch(f"Header mismatch: {header} is not well-formed base64 of UTF-8 between =?base64? and ?=")
+    raise HeaderMismatch(
+        f"Header mismatch: {header} is not well-formed base64 of UTF-8 between =?base64? and ?="
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,20 @@ class ParamHeader:
         Raises:
             HeaderMismatch: one is there without the other, or they differ.
         """
-        value, raw = _value_at(arguments, self.path), read(headers, _PARAM_PREFIX_LOWER + self.key.encode())
+        value, raw = (
+            _value_at(arguments, self.path),
+            read(headers, _PARAM_PREFIX_LOWER + self.key.encode()),
+        )
         where = f"argument {'.'.join(self.path)!r}"
         if value is None or isinstance(value, (dict, list)):
             if raw is not None:
-                raise HeaderMismatch(f"Header mismatch: {self.header} is sent but {where} has no value to mirror")
+                raise HeaderMismatch(
+                    f"Header mismatch: {self.header} is sent but {where} has no value to mirror"
+                )
         elif raw is None:
-            raise HeaderMismatch(f"Header mismatch: {self.header} is missing; it must mirror {where}")
+            raise HeaderMismatch(
+                f"Header mismatch: {self.header} is missing; it must mirror {where}"
+            )
         elif not self._equal(value, decode_value(self.header, raw)):
             raise HeaderMismatch(f"Header mismatch: {self.header} does not match {where}")
 
@@ -137,13 +146,17 @@ def mirrored_arguments(input_schema: Mapping[str, Any]) -> tuple[ParamHeader, ..
 def _param_header(path: tuple[str, ...] | None, schema: Mapping[str, Any]) -> ParamHeader:
     name, kind = schema[ANNOTATION], schema.get("type")
     if not path:
-        raise ValueError(f"{ANNOTATION} {name!r} must be on a property reached through `properties` alone")
+        raise ValueError(
+            f"{ANNOTATION} {name!r} must be on a property reached through `properties` alone"
+        )
     if not isinstance(name, str) or not _TOKEN.fullmatch(name):
         raise ValueError(
             f"{ANNOTATION} of {'.'.join(path)!r} must be an HTTP token (RFC 9110 section 5.6.2), not {name!r}"
         )
     if kind not in ("string", "integer", "boolean"):
-        raise ValueError(f"{ANNOTATION} of {'.'.join(path)!r} needs type string, integer or boolean, not {kind!r}")
+        raise ValueError(
+            f"{ANNOTATION} of {'.'.join(path)!r} needs type string, integer or boolean, not {kind!r}"
+        )
     return ParamHeader(PARAM_PREFIX + name, name.lower(), path, kind)
 
 
@@ -152,10 +165,18 @@ _APPLICATORS: Final = (
     "items", "contains", "unevaluatedItems", "additionalItems", "additionalProperties", "propertyNames",
     "unevaluatedProperties", "not", "if", "then", "else", "contentSchema", "allOf", "anyOf", "oneOf", "prefixItems",
 )  # fmt: skip
-_NAMED_SCHEMAS: Final = ("patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions")
+_NAMED_SCHEMAS: Final = (
+    "patternProperties",
+    "dependentSchemas",
+    "dependencies",
+    "$defs",
+    "definitions",
+)
 
 
-def _positions(root: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...] | None, Mapping[str, Any]]]:
+def _positions(
+    root: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, ...] | None, Mapping[str, Any]]]:
     """Every schema inside a schema, with its chain of `properties` keys; `None` once another keyword is crossed."""
     stack: list[tuple[tuple[str, ...] | None, Any]] = [((), root)]
     while stack:
@@ -166,7 +187,9 @@ def _positions(root: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...] | None
             continue
         yield path, schema
         stack.extend((None, schema.get(keyword)) for keyword in _APPLICATORS)
-        stack.extend((None, one) for keyword in _NAMED_SCHEMAS for one in _members(schema, keyword).values())
+        stack.extend(
+            (None, one) for keyword in _NAMED_SCHEMAS for one in _members(schema, keyword).values()
+        )
         for name, one in _members(schema, "properties").items():
             stack.append((None if path is None else (*path, name), one))
 

@@ -73,5 +73,7 @@ def not_found(method: str) -> MethodNotFound:
     if method in SUCCESSORS:
         return MethodNotFound(f"Method not found: {method} was removed; {SUCCESSORS[method]}")
     if method in METHODS:
-        return MethodNotFound(f"Method not found: this server offers no {METHODS[method].feature}; see server/discover")
+        return MethodNotFound(
+            f"Method not found: this server offers no {METHODS[method].feature}; see server/discover"
+        )
     return MethodNotFound(f"Method not found: {method[:100]}")

@@ -33,7 +33,9 @@ class Results:
         if cache is not None:
             written |= {"ttlMs": cache.ttl_ms, "cacheScope": cache.scope}
         if "_meta" in written:
-            return encode({**written, "_meta": {**written["_meta"], SERVER_INFO: self._server_info}})
+            return encode(
+                {**written, "_meta": {**written["_meta"], SERVER_INFO: self._server_info}}
+            )
         return encode(written)[:-1] + self._end
 
     def rest(self, cache: CacheHint | None = None) -> bytes:

@@ -44,7 +44,9 @@ def validate_request(request: Request, received: Headers, features: Container[st
     Raises:
         ProtocolError: of the first check that fails.
     """
-    if request.method == "initialize":  # an older client can send neither the headers nor `_meta`, and must be told why
+    if (
+        request.method == "initialize"
+    ):  # an older client can send neither the headers nor `_meta`, and must be told why
         raise methods.not_found(request.method)
     _check_method_headers(request, received)
     envelope = _envelope(request.params)
@@ -53,8 +55,14 @@ def validate_request(request: Request, received: Headers, features: Container[st
     method = methods.METHODS.get(request.method)
     if method is None or (method.feature is not None and method.feature not in features):
         raise methods.not_found(request.method)
-    name = None if method.mcp_name is None else _mirrored(request.params.get(method.mcp_name), method, received)
-    return Inbound(request.id, request.method, name, request.params, meta, PROTOCOL_VERSION, received)
+    name = (
+        None
+        if method.mcp_name is None
+        else _mirrored(request.params.get(method.mcp_name), method, received)
+    )
+    return Inbound(
+        request.id, request.method, name, request.params, meta, PROTOCOL_VERSION, received
+    )
 
 
 def _check_method_headers(request: Request, received: Headers) -> None:
@@ -64,28 +72,38 @@ def _check_method_headers(request: Request, received: Headers) -> None:
         raise HeaderMismatch(f"Header mismatch: {headers.PROTOCOL_VERSION} is missing")
     method = headers.read(received, _METHOD_FIELD)
     if method is None:
-        raise HeaderMismatch(f"Header mismatch: {headers.METHOD} is missing; it must mirror the body's method")
+        raise HeaderMismatch(
+            f"Header mismatch: {headers.METHOD} is missing; it must mirror the body's method"
+        )
     if method != request.method:
-        raise HeaderMismatch(f"Header mismatch: {headers.METHOD} does not match the body's method (case counts)")
+        raise HeaderMismatch(
+            f"Header mismatch: {headers.METHOD} does not match the body's method (case counts)"
+        )
 
 
 def _envelope(params: dict[str, Any]) -> dict[str, Any]:
     envelope = params.get("_meta")
     if not isinstance(envelope, dict):
-        raise InvalidParams(f'params._meta must be an object with "{VERSION_KEY}" and "{capabilities.META_KEY}"')
+        raise InvalidParams(
+            f'params._meta must be an object with "{VERSION_KEY}" and "{capabilities.META_KEY}"'
+        )
     for key in (VERSION_KEY, capabilities.META_KEY):
         if key not in envelope:
             raise InvalidParams(f'params._meta lacks the required "{key}"')
     if not isinstance(envelope[VERSION_KEY], str):
         raise InvalidParams(f'params._meta["{VERSION_KEY}"] must be a string')
     if not isinstance(envelope[capabilities.META_KEY], dict):
-        raise InvalidParams(f'params._meta["{capabilities.META_KEY}"] must be an object; {{}} declares no capability')
+        raise InvalidParams(
+            f'params._meta["{capabilities.META_KEY}"] must be an object; {{}} declares no capability'
+        )
     return envelope
 
 
 def _check_version(version: str, received: Headers) -> None:
     if headers.read(received, _VERSION_FIELD) != version:
-        raise HeaderMismatch(f'Header mismatch: {headers.PROTOCOL_VERSION} does not match _meta["{VERSION_KEY}"]')
+        raise HeaderMismatch(
+            f'Header mismatch: {headers.PROTOCOL_VERSION} does not match _meta["{VERSION_KEY}"]'
+        )
     if version not in SUPPORTED_VERSIONS:
         raise UnsupportedVersion(version, SUPPORTED_VERSIONS)
 
@@ -94,16 +112,24 @@ def _meta(envelope: dict[str, Any]) -> Meta:
     declared = ClientCapabilities.parse(envelope[capabilities.META_KEY])
     client_info, log_level = envelope.get(CLIENT_INFO_KEY), envelope.get(LOG_LEVEL_KEY)
     if client_info is not None and not isinstance(client_info, dict):
-        raise InvalidParams(f'params._meta["{CLIENT_INFO_KEY}"] must be an object with name and version')
+        raise InvalidParams(
+            f'params._meta["{CLIENT_INFO_KEY}"] must be an object with name and version'
+        )
     if log_level is not None and log_level not in LOG_LEVELS:
-        raise InvalidParams(f'params._meta["{LOG_LEVEL_KEY}"] must be one of {", ".join(LOG_LEVELS)}')
+        raise InvalidParams(
+            f'params._meta["{LOG_LEVEL_KEY}"] must be one of {", ".join(LOG_LEVELS)}'
+        )
     token = envelope.get("progressToken")
     return Meta(declared, client_info, log_level, token if _is_usable(token) else None, envelope)
 
 
 def _is_usable(token: Any) -> bool:
     """Whether a progress token is one that the protocol allows, and short enough to be repeated with every event."""
-    return len(token) <= MAX_ID if isinstance(token, str) else isinstance(token, int) and not isinstance(token, bool)
+    return (
+        len(token) <= MAX_ID
+        if isinstance(token, str)
+        else isinstance(token, int) and not isinstance(token, bool)
+    )
 
 
 def _mirrored(name: Any, method: Method, received: Headers) -> str:
@@ -112,7 +138,11 @@ def _mirrored(name: Any, method: Method, received: Headers) -> str:
     sent = headers.read(received, _NAME_FIELD)
     if sent is None:
         if method.needs_mcp_name:
-            raise HeaderMismatch(f"Header mismatch: {headers.NAME} is missing; it must mirror params.{method.mcp_name}")
+            raise HeaderMismatch(
+                f"Header mismatch: {headers.NAME} is missing; it must mirror params.{method.mcp_name}"
+            )
     elif headers.decode_value(headers.NAME, sent) != name:
-        raise HeaderMismatch(f"Header mismatch: {headers.NAME} does not match params.{method.mcp_name}")
+        raise HeaderMismatch(
+            f"Header mismatch: {headers.NAME} does not match params.{method.mcp_name}"
+        )
     return name

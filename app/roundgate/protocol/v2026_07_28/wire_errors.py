@@ -40,7 +40,9 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         TransportError: WireError(-32600, 400),
         Unavailable: WireError(-32600, 503),
         InternalError: WireError(-32603, 200),
-        ProtocolError: WireError(-32600, 400),  # of ours each has its row above; a handler may raise one of its own
+        ProtocolError: WireError(
+            -32600, 400
+        ),  # of ours each has its row above; a handler may raise one of its own
     }
 )
 

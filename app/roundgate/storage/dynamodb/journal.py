@@ -62,7 +62,9 @@ def chunk_of(ref: str, data: bytes) -> Chunk:
     return Chunk(ref, len(data), data if len(data) * FAN <= PART else None)
 
 
-def lengthened(log: Log, entries: Sequence[bytes], room: int, draft: Draft) -> tuple[dict[str, Any], Log]:
+def lengthened(
+    log: Log, entries: Sequence[bytes], room: int, draft: Draft
+) -> tuple[dict[str, Any], Log]:
     """What a longer journal sets in a root item that has so much room for its tail, and what it then is."""
     if not entries:
         return {}, log

@@ -25,10 +25,37 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.protocol import TERMINAL, Event, Status, sources, target
-from roundgate.storage.dynamodb.journal import Log, chunk_of, lengthened, packed, room_of, unpacked, with_chunk
-from roundgate.storage.dynamodb.table import ROOT, SMALL, Append, Change, Draft, Expression, Kept, Row, is_spilled, load
+from roundgate.storage.dynamodb.journal import (
+    Log,
+    chunk_of,
+    lengthened,
+    packed,
+    room_of,
+    unpacked,
+    with_chunk,
+)
+from roundgate.storage.dynamodb.table import (
+    ROOT,
+    SMALL,
+    Append,
+    Change,
+    Draft,
+    Expression,
+    Kept,
+    Row,
+    is_spilled,
+    load,
+)
 from roundgate.storage.noted import Noted
-from roundgate.storage.tasks import Added, Answered, NewTask, NotClaimed, OpenTask, TaskRecord, TaskRef
+from roundgate.storage.tasks import (
+    Added,
+    Answered,
+    NewTask,
+    NotClaimed,
+    OpenTask,
+    TaskRecord,
+    TaskRef,
+)
 
 FORGET_AFTER_S: Final = 2 * 86_400
 """How long after its end a task stays in the table, for its operator."""
@@ -55,9 +82,14 @@ _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
 )
 NO_BLAME: Final[Mapping[str, Any]] = MappingProxyType({"deaths": None, "suspect": None})
-PROGRESS: Final[Mapping[str, Any]] = MappingProxyType({**NO_BLAME, "attempts": 0, "declined_ms": None})
+PROGRESS: Final[Mapping[str, Any]] = MappingProxyType(
+    {**NO_BLAME, "attempts": 0, "declined_ms": None}
+)
 BLAMED: Final[Mapping[str, Any]] = MappingProxyType(
-    {"suspect": 1, "deaths": Expression("if_not_exists(#deaths, :none) + if_not_exists(#alone, :none)")}
+    {
+        "suspect": 1,
+        "deaths": Expression("if_not_exists(#deaths, :none) + if_not_exists(#alone, :none)"),
+    }
 )
 """A lease ended badly; if its worker had nothing else, it is a death. Expressions see the row as it was."""
 
@@ -122,7 +154,13 @@ def is_held(root: Row, fence: int) -> bool:
 
 
 def values_of(now_ms: int, **more: Any) -> dict[str, Any]:
-    return {**_STATUSES, ":now": now_ms, ":none": 0, ":one": 1, **{f":{name}": value for name, value in more.items()}}
+    return {
+        **_STATUSES,
+        ":now": now_ms,
+        ":none": 0,
+        ":one": 1,
+        **{f":{name}": value for name, value in more.items()},
+    }
 
 
 def unexpired(root: Row | None, now_ms: int) -> Row | None:
@@ -212,10 +250,16 @@ def new_root_item(task: NewTask, draft: Draft, shards: int) -> Row:
     if task.status.is_terminal:
         return row
     index = {"shard": _shard(task.ref, shards), "due_ms": task.due_ms, "owner": task.ref.owner}
-    return {**row, **index, **work(task.call, task.journal, task.state, task.journal_version, draft)}
+    return {
+        **row,
+        **index,
+        **work(task.call, task.journal, task.state, task.journal_version, draft),
+    }
 
 
-def work(call: bytes, journal: Sequence[bytes], state: bytes, journal_version: int, draft: Draft) -> Row:
+def work(
+    call: bytes, journal: Sequence[bytes], state: bytes, journal_version: int, draft: Draft
+) -> Row:
     """What an open task has to work with."""
     chunk = packed(journal)
     fits = len(chunk) <= TAIL
@@ -243,7 +287,10 @@ def _chunks(refs: Sequence[str], rows: Mapping[str, Row]) -> tuple[Any, ...]:
 
 def entries_of(root: Row, rows: Mapping[str, Row]) -> list[bytes]:
     """The journal, in order."""
-    return [*(entry for ref in root["chunks"] for entry in unpacked(load(ref, rows))), *root["tail"]]
+    return [
+        *(entry for ref in root["chunks"] for entry in unpacked(load(ref, rows))),
+        *root["tail"],
+    ]
 
 
 def answers_of(root: Row, rows: Mapping[str, Row]) -> dict[str, bytes]:
@@ -256,7 +303,12 @@ def answers_of(root: Row, rows: Mapping[str, Row]) -> dict[str, bytes]:
 def refs_for_work(root: Row) -> list[Kept]:
     """What a root item refers to that a worker needs."""
     values = [root.get("call", b""), root.get("state", b"")]
-    return [*values, *root.get("chunks", []), *root.get("settled", []), *root.get("answers", {}).values()]
+    return [
+        *values,
+        *root.get("chunks", []),
+        *root.get("settled", []),
+        *root.get("answers", {}).values(),
+    ]
 
 
 def refs_shown(root: Row | None) -> list[Kept]:
@@ -272,10 +324,16 @@ def step(known: Known, added: Added, sets: Mapping[str, Any], now_ms: int, draft
     superseded = [] if added.state is None else [known.root.get("state", b"")]
     settled, older_answers = _settled(known, added, draft)
     root = _after(known.root, {**changes, **settled})
-    grown, journal = lengthened(known.journal, added.entries, room_of({**root, "chunks": known.journal.refs}), draft)
+    grown, journal = lengthened(
+        known.journal, added.entries, room_of({**root, "chunks": known.journal.refs}), draft
+    )
     grown |= _lightened(root, grown, draft)
     plain = {name: value for name, value in grown.items() if name != "tail"}
-    return Step({**changes, **settled, **grown}, Known(_after(root, plain), journal, older_answers), superseded)
+    return Step(
+        {**changes, **settled, **grown},
+        Known(_after(root, plain), journal, older_answers),
+        superseded,
+    )
 
 
 def _lightened(root: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
@@ -289,7 +347,9 @@ def _lightened(root: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, A
 
 def _after(root: Row, sets: Mapping[str, Any]) -> Row:
     """A root item with plain values set in it; what DynamoDB computes is of no other size than before."""
-    plain = {name: value for name, value in sets.items() if not isinstance(value, (Expression, Append))}
+    plain = {
+        name: value for name, value in sets.items() if not isinstance(value, (Expression, Append))
+    }
     return {name: value for name, value in {**root, **plain}.items() if value is not None}
 
 
@@ -313,7 +373,9 @@ def _settled(known: Known, added: Added, draft: Draft) -> tuple[dict[str, Any], 
     return {"settled": grown.refs, "answers": moved, "answered": 0}, grown
 
 
-def answers_taken(root: Row, taken: Mapping[str, Kept], now_ms: int, due_ms: int) -> tuple[Change, Answered]:
+def answers_taken(
+    root: Row, taken: Mapping[str, Kept], now_ms: int, due_ms: int
+) -> tuple[Change, Answered]:
     """What answers make of a root item, which must still be as it was seen."""
     left = {key: asked for key, asked in root["requests"].items() if key not in taken}
     size = sum(len(value) for value in taken.values() if isinstance(value, bytes))

@@ -42,10 +42,22 @@ class DynamoDbSessions:
             draft = self._table.draft(pk, ttl)
             kept = draft.spill("1", value)
             await self._table.put(draft)
-        row = {"pk": pk, "sk": ROOT, "ttl": ttl, "value": kept, "revision": 1, "forget_ms": forget_ms}
+        row = {
+            "pk": pk,
+            "sk": ROOT,
+            "ttl": ttl,
+            "value": kept,
+            "revision": 1,
+            "forget_ms": forget_ms,
+        }
         match await self._table.put_new(row):
             case ConditionFailed(row=dict() as old) if old["forget_ms"] < self._clock.now_ms():
-                sets = {"value": kept, "revision": Expression("#revision + :one"), "forget_ms": forget_ms, "ttl": ttl}
+                sets = {
+                    "value": kept,
+                    "revision": Expression("#revision + :one"),
+                    "forget_ms": forget_ms,
+                    "ttl": ttl,
+                }
                 return await self._change(pk, sets, old["revision"])
             case ConditionFailed():
                 return False
@@ -54,7 +66,12 @@ class DynamoDbSessions:
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
         """See `SessionStore`."""
         ttl = _ttl(forget_ms)
-        sets = {"value": value, "revision": Expression("#revision + :one"), "forget_ms": forget_ms, "ttl": ttl}
+        sets = {
+            "value": value,
+            "revision": Expression("#revision + :one"),
+            "forget_ms": forget_ms,
+            "ttl": ttl,
+        }
         return await self._change(f"U#{key}", sets, version)
 
     async def _change(self, pk: str, sets: Row, version: int) -> bool:

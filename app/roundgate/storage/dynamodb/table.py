@@ -96,7 +96,14 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
                 ],
                 "Projection": {
                     "ProjectionType": "INCLUDE",
-                    "NonKeyAttributes": ["tool", "status", "created_ms", "expires_ms", "resends", "unsent"],
+                    "NonKeyAttributes": [
+                        "tool",
+                        "status",
+                        "created_ms",
+                        "expires_ms",
+                        "resends",
+                        "unsent",
+                    ],
                 },
             },
             {
@@ -116,9 +123,13 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
 def create_table(client: Any, name: str) -> None:
     """Make the table at DynamoDB Local, for development: deployed ones are made from `infra/table.json`."""
     elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
-    client.create_table(TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere})
+    client.create_table(
+        TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere}
+    )
     client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
-    client.update_time_to_live(TableName=name, TimeToLiveSpecification=TABLE["TimeToLiveSpecification"])
+    client.update_time_to_live(
+        TableName=name, TimeToLiveSpecification=TABLE["TimeToLiveSpecification"]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,21 +194,30 @@ class Table:
     async def put_new(self, row: Row) -> Applied | ConditionFailed:
         """Put a row where there is none."""
         version = self._clock.new_id()
-        put = {"Item": _encoded({**row, "version": version}), "ConditionExpression": "attribute_not_exists(pk)"}
+        put = {
+            "Item": _encoded({**row, "version": version}),
+            "ConditionExpression": "attribute_not_exists(pk)",
+        }
         return await self._write("put_item", put, version)
 
-    async def update(self, pk: str, change: Change, *, returns: Returned = "NONE") -> Applied | ConditionFailed:
+    async def update(
+        self, pk: str, change: Change, *, returns: Returned = "NONE"
+    ) -> Applied | ConditionFailed:
         """Change a root item where the conditions hold."""
         version = self._clock.new_id()
         sets = {**change.sets, "version": version}
         # Not when it is sent again: it has happened.
         is_news = "#version <> :itself"
         values = {**change.values, ":itself": version}
-        expressions = _expressions(replace(change, sets=sets, when=[*change.when, is_news], values=values))
+        expressions = _expressions(
+            replace(change, sets=sets, when=[*change.when, is_news], values=values)
+        )
         update = {"Key": _key(pk), "ReturnValues": returns, **expressions}
         return await self._write("update_item", update, version)
 
-    async def _write(self, operation: str, arguments: dict[str, Any], version: str) -> Applied | ConditionFailed:
+    async def _write(
+        self, operation: str, arguments: dict[str, Any], version: str
+    ) -> Applied | ConditionFailed:
         arguments |= {"TableName": self._name, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 
         def attempt(client: Any) -> Applied | ConditionFailed:
@@ -215,7 +235,9 @@ class Table:
 
     async def root(self, pk: str) -> Row | None:
         """A root item without the rows beside it, strongly consistent."""
-        answer = await self._aws.call("get_item", TableName=self._name, Key=_key(pk), ConsistentRead=True)
+        answer = await self._aws.call(
+            "get_item", TableName=self._name, Key=_key(pk), ConsistentRead=True
+        )
         return _decoded(answer.get("Item"))
 
     async def read(self, pk: str) -> dict[str, Row]:
@@ -238,7 +260,9 @@ class Table:
             answer = await self._aws.call(
                 "batch_get_item", RequestItems={self._name: {"Keys": left, "ConsistentRead": True}}
             )
-            found = [row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))]
+            found = [
+                row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))
+            ]
             rows |= {row["sk"]: row for row in found}
             left = answer.get("UnprocessedKeys", {}).get(self._name, {}).get("Keys", [])
             tried = 0 if found else tried + 1  # an answer of 16 MB has left some, too
@@ -248,11 +272,17 @@ class Table:
 
     async def names_shown(self, pk: str) -> list[str]:
         """The names of all rows beside a root item that who reads the task gets, live or not."""
-        rows = await self._rows("#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "1#"})
+        rows = await self._rows(
+            "#pk = :pk AND begins_with(#sk, :space)", {":pk": pk, ":space": "1#"}
+        )
         return list(rows)
 
     async def _rows(self, key: str, values: Mapping[str, Any]) -> dict[str, Row]:
-        query = {"KeyConditionExpression": key, **_placeholders(key, values), "ConsistentRead": True}
+        query = {
+            "KeyConditionExpression": key,
+            **_placeholders(key, values),
+            "ConsistentRead": True,
+        }
         return {row["sk"]: row for row in await self._pages("query", query, None)}
 
     async def drop(self, pk: str, names: Sequence[str]) -> None:
@@ -262,12 +292,20 @@ class Table:
             for start in range(0, len(left), BATCH):
                 await self._put_batch(left[start : start + BATCH])
         except Unavailable as error:
-            log.info("rows that nobody needs are left to their time", extra={"fields": {"error": str(error)}})
+            log.info(
+                "rows that nobody needs are left to their time",
+                extra={"fields": {"error": str(error)}},
+            )
 
     async def count(self, owner: str, up_to: int) -> int:
         """How many rows the index `owned` has for an owner, up to a bound."""
         key = "#owner = :owner"
-        arguments = {"TableName": self._name, "IndexName": OWNED, "KeyConditionExpression": key, "Select": "COUNT"}
+        arguments = {
+            "TableName": self._name,
+            "IndexName": OWNED,
+            "KeyConditionExpression": key,
+            "Select": "COUNT",
+        }
         arguments |= _placeholders(key, {":owner": owner})
         found = 0
         while True:
@@ -281,19 +319,25 @@ class Table:
         """Rows of one shard of the index `due`, by their `due_ms`, up to one."""
         key = "#shard = :shard" if until_ms is None else "#shard = :shard AND #due_ms <= :until"
         placeholders = _placeholders(key, {":shard": shard, ":until": until_ms})
-        return await self._pages("query", {"IndexName": DUE, "KeyConditionExpression": key, **placeholders}, limit)
+        return await self._pages(
+            "query", {"IndexName": DUE, "KeyConditionExpression": key, **placeholders}, limit
+        )
 
     async def scan(self, when: Sequence[str], values: Mapping[str, Any], limit: int) -> list[Row]:
         """Heads in the whole table for which all of this holds."""
         text = " AND ".join([*when, "#sk = :root"])
         placeholders = _placeholders(text, {**values, ":root": ROOT})
-        return await self._pages("scan", {"FilterExpression": text, **placeholders, "ConsistentRead": True}, limit)
+        return await self._pages(
+            "scan", {"FilterExpression": text, **placeholders, "ConsistentRead": True}, limit
+        )
 
     async def _pages(self, operation: str, query: dict[str, Any], limit: int | None) -> list[Row]:
         """Page after page of at most 1 MB each, until there are `limit` rows."""
         arguments: dict[str, Any] = {"TableName": self._name, **query}
         if limit is not None and operation == "query":
-            arguments["Limit"] = limit  # of a scan it would limit what is looked at, not what is found
+            arguments["Limit"] = (
+                limit  # of a scan it would limit what is looked at, not what is found
+            )
         rows: list[Row] = []
         while True:
             page = await self._aws.call(operation, **arguments)
@@ -307,7 +351,9 @@ class Table:
         """Put the rows of a draft, if any; it has none afterwards."""
         rows, draft.rows = draft.rows, []
         for start in range(0, len(rows), BATCH):
-            await self._put_batch([{"PutRequest": {"Item": _encoded(row)}} for row in rows[start : start + BATCH]])
+            await self._put_batch(
+                [{"PutRequest": {"Item": _encoded(row)}} for row in rows[start : start + BATCH]]
+            )
 
     async def _put_batch(self, left: list[Any]) -> None:
         for tried in range(_BATCH_TRIES):
@@ -348,21 +394,32 @@ class Draft:
 
     def spill_if_large(self, space: Space, value: bytes, room: int | None = None) -> Kept:
         """The value itself if there is room for it in the root item, else the reference to rows that will have it."""
-        return value if len(value) <= (SMALL[space] if room is None else room) else self.spill(space, value)
+        return (
+            value
+            if len(value) <= (SMALL[space] if room is None else room)
+            else self.spill(space, value)
+        )
 
     def spill(self, space: Space, value: bytes) -> str:
         """The reference to rows that will have the value."""
         blob = f"{space}#{self._clock.new_id()[:_NAME]}"
         cuts = range(0, len(value), PART)
         self.rows += [
-            {"pk": self._pk, "sk": f"{blob}#{part:04}", "ttl": self._ttl, "b": value[start : start + PART]}
+            {
+                "pk": self._pk,
+                "sk": f"{blob}#{part:04}",
+                "ttl": self._ttl,
+                "b": value[start : start + PART],
+            }
             for part, start in enumerate(cuts)
         ]
         reference = f"{blob}#{len(cuts)}"
         self.names += names_of(reference)
         return reference
 
-    def keep_each(self, space: Space, values: Mapping[str, bytes], room: int) -> Iterator[tuple[str, Kept]]:
+    def keep_each(
+        self, space: Space, values: Mapping[str, bytes], room: int
+    ) -> Iterator[tuple[str, Kept]]:
         """The same for several, which share the room."""
         for name, value in values.items():
             kept = self.spill_if_large(space, value, min(SMALL["1"], max(room, 0)))
@@ -416,7 +473,9 @@ def _expressions(change: Change) -> dict[str, Any]:
     return {"UpdateExpression": update, "ConditionExpression": condition, **placeholders}
 
 
-def _placeholders(text: str, values: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> Row:
+def _placeholders(
+    text: str, values: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})
+) -> Row:
     """What the names and values in expressions stand for.
 
     No name stands for itself: which words DynamoDB reserves nobody needs to know. It refuses values that are not used.
@@ -469,7 +528,9 @@ class DynamoDbOnce:
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    async def claim(self, token_id: str, answers: str, give_up_ms: int, forget_ms: int) -> OnceRecord | None:
+    async def claim(
+        self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
+    ) -> OnceRecord | None:
         """See `OnceStore`."""
         pk = f"O#{token_id}"
         ttl = -(-forget_ms // 1000)  # rounded up: not a moment too early

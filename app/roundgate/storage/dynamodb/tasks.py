@@ -120,10 +120,14 @@ class DynamoDbTasks:
             # a question was answered and its rows deleted while they were read
         raise Unavailable("The task changes faster than it can be read")
 
-    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+    async def answer(
+        self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
+    ) -> Answered:
         """See `TaskStore`."""
         if not fit_in_root(answers):
-            return await self._answer_some(ref, await self._table.root(pk_of(ref)), answers, now_ms, due_ms)
+            return await self._answer_some(
+                ref, await self._table.root(pk_of(ref)), answers, now_ms, due_ms
+            )
         match await self._answer_all(ref, answers, now_ms, due_ms):
             case ConditionFailed(row=root):
                 return await self._answer_some(ref, root, answers, now_ms, due_ms)
@@ -172,7 +176,11 @@ class DynamoDbTasks:
 
     async def _drop_draft(self, pk: str, draft: Draft, root: Row | None) -> None:
         """Of a write that did not happen; or it had, and botocore sent it again when others had written since."""
-        live = {name for kept in (*refs_shown(root), *refs_for_work(root or {})) for name in names_of(kept)}
+        live = {
+            name
+            for kept in (*refs_shown(root), *refs_for_work(root or {}))
+            for name in names_of(kept)
+        }
         names = [name for name in draft.names if name not in live]
         if names:
             await self._table.drop(pk, names)
@@ -191,7 +199,9 @@ class DynamoDbTasks:
             fresh = {key: answers[key] for key in taken if key not in kept}
             kept |= draft.keep_each("2", fresh, ROOM - root["answered"])
             await self._table.put(draft)
-            change, answered = answers_taken(root, {key: kept[key] for key in taken}, now_ms, due_ms)
+            change, answered = answers_taken(
+                root, {key: kept[key] for key in taken}, now_ms, due_ms
+            )
             match await self._update_and_drop(ref, change):
                 case Applied():
                     return answered
@@ -230,7 +240,9 @@ class DynamoDbTasks:
         values = values_of(now_ms, lapsed=lapsed_ms)
         is_lapsed = False
         while True:
-            change = Change({**sets, **(BLAMED if is_lapsed else {})}, may_be_claimed(is_lapsed, alone), values)
+            change = Change(
+                {**sets, **(BLAMED if is_lapsed else {})}, may_be_claimed(is_lapsed, alone), values
+            )
             match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
                 case Applied(row=dict() as root):
                     return await self._claimed(ref, root, is_lapsed)
@@ -261,7 +273,12 @@ class DynamoDbTasks:
             await self._table.drop(pk_of(ref), names)
 
     async def checkpoint(
-        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        until_ms: int | None = None,
+        due_ms: int | None = None,
     ) -> None:
         """See `TaskStore`."""
         sets: dict[str, Any] = dict(PROGRESS) if added.entries else {}
@@ -270,14 +287,24 @@ class DynamoDbTasks:
         await self._write(lease, added, now_ms, lambda draft: sets)
 
     async def suspend(
-        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+        self,
+        lease: Lease,
+        added: Added,
+        requests: Mapping[str, bytes],
+        now_ms: int,
+        *,
+        wake_ms: int = 0,
     ) -> None:
         """See `TaskStore`."""
 
         def asked(draft: Draft) -> Mapping[str, Any]:
             kept = draft.keep_each("1", requests, ROOM)
             questions = {key: {"n": place, "b": value} for place, (key, value) in enumerate(kept)}
-            due = {"due_ms": wake_ms or Expression("#expires_ms"), "wake_ms": wake_ms, "unsent": None}
+            due = {
+                "due_ms": wake_ms or Expression("#expires_ms"),
+                "wake_ms": wake_ms,
+                "unsent": None,
+            }
             status = {"status": target(Event.ASK).value, "requests": questions}
             return {**NOT_LEASED, **PROGRESS, **seen(now_ms), **due, **status}
 
@@ -317,7 +344,12 @@ class DynamoDbTasks:
 
         def begun(draft: Draft) -> Mapping[str, Any]:
             due = {"due_ms": due_ms, "unsent": None}
-            return {**NOT_LEASED, **PROGRESS, **due, **work(call, journal, state, journal_version, draft)}
+            return {
+                **NOT_LEASED,
+                **PROGRESS,
+                **due,
+                **work(call, journal, state, journal_version, draft),
+            }
 
         await self._write(lease, NOTHING, now_ms, begun)
         await self._drop(lease.ref, before)
@@ -328,14 +360,21 @@ class DynamoDbTasks:
         sets = {**NOT_LEASED, "wake_ms": end, "due_ms": end}
         await self._write(lease, Added(status_message=status_message), now_ms, lambda draft: sets)
 
-    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+    async def let_go(
+        self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
+    ) -> bool:
         """See `TaskStore`."""
         sets = {**NOT_LEASED, "due_ms": due_ms, "unsent": 1, **(BLAMED if blame else {})}
         change = Change(sets, [IS_FOUND, *lease_holds()], values_of(now_ms, fence=fence))
         return isinstance(await self._table.update(pk_of(ref), change), Applied)
 
     async def finish(
-        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+        self,
+        lease: Lease,
+        status: Status,
+        outcome: bytes | None,
+        status_message: str | None,
+        now_ms: int,
     ) -> None:
         """See `TaskStore`."""
 
@@ -345,7 +384,9 @@ class DynamoDbTasks:
 
         await self._write(lease, NOTHING, now_ms, ended)
 
-    async def _write(self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]) -> None:
+    async def _write(
+        self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]
+    ) -> None:
         """One write under a lease, of what is made with a draft for its large values, and of what is added.
 
         Raises:
@@ -359,7 +400,12 @@ class DynamoDbTasks:
                     return
 
     async def _attempt(
-        self, lease: Lease, notes: Notes, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]
+        self,
+        lease: Lease,
+        notes: Notes,
+        added: Added,
+        now_ms: int,
+        make: Callable[[Draft], Mapping[str, Any]],
     ) -> Doubt[Known] | None:
         """`None` if the write has happened now; else one before it that had happened already.
 
@@ -372,7 +418,10 @@ class DynamoDbTasks:
         await self._table.put(draft)
         values = values_of(now_ms, fence=lease.fence, noted=notes.noted.happened)
         number = notes.noted.attempt(added.entries, this.known) if has_entries else 0
-        sets = {**this.sets, **({"noted": number} if has_entries and "noted" not in this.sets else {})}
+        sets = {
+            **this.sets,
+            **({"noted": number} if has_entries and "noted" not in this.sets else {}),
+        }
         match await self._table.update(pk, Change(sets, lease_holds(has_entries), values)):
             case ConditionFailed(row=root):
                 await self._drop_draft(pk, draft, root)
@@ -397,7 +446,9 @@ class DynamoDbTasks:
 
     async def late_shards(self, now_ms: int) -> Sequence[int]:
         """See `TaskStore`."""
-        firsts = await asyncio.gather(*(self._table.index(f"{shard}", now_ms, 1) for shard in range(self.shards)))
+        firsts = await asyncio.gather(
+            *(self._table.index(f"{shard}", now_ms, 1) for shard in range(self.shards))
+        )
         return [shard for shard, first in enumerate(firsts) if first]
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
@@ -417,7 +468,11 @@ class DynamoDbTasks:
 
     async def _move(self, move: Move) -> bool:
         change = Change(
-            {"due_ms": move.due_ms, "unsent": 1 if move.unsent else None, "resends": move.resends or None},
+            {
+                "due_ms": move.due_ms,
+                "unsent": 1 if move.unsent else None,
+                "resends": move.resends or None,
+            },
             # Whoever moved it before us does what is to be done; what is terminal has none.
             when=["#due_ms = :due"],
             values={":due": move.task.due_ms},
@@ -512,7 +567,11 @@ def _what_had_happened(lease: Lease, root: Row | None) -> Doubt[Known]:
         LeaseLost
     """
     notes: Notes = lease.notes
-    doubt = notes.noted.settle(root["noted"]) if root is not None and is_held(root, lease.fence) else None
+    doubt = (
+        notes.noted.settle(root["noted"])
+        if root is not None and is_held(root, lease.fence)
+        else None
+    )
     if doubt is None:
         raise LeaseLost(str(lease.ref))
     return doubt

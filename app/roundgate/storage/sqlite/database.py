@@ -139,7 +139,9 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._limiter = CapacityLimiter(MAX_CONNECTIONS)
         self._writing = _writing.setdefault(path.absolute(), threading.Lock())
-        weakref.finalize(self, _close, self._idle)  # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
+        weakref.finalize(
+            self, _close, self._idle
+        )  # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`read`, for work that writes: one at a time in this process.
@@ -187,7 +189,9 @@ class Database:
             # Only a file that is not there yet: to close one that others here have open drops their locks (POSIX).
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         # autocommit: every statement is its own transaction; any thread may use the connection after another
-        db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(
+            self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
         try:
             _use_wal(db)
             db.execute(f"pragma synchronous = {self._synchronous}")
@@ -233,13 +237,19 @@ class SqliteOnce:
         self._clock = clock
         self._swept_ms = 0
 
-    async def claim(self, token_id: str, answers: str, give_up_ms: int, forget_ms: int) -> OnceRecord | None:
+    async def claim(
+        self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
+    ) -> OnceRecord | None:
         """See `OnceStore`."""
 
         def write(db: sqlite3.Connection) -> OnceRecord | None:
             self._sweep(db)
-            insert = "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)"
-            won = db.execute(f"{insert} on conflict do nothing", (token_id, answers, give_up_ms, forget_ms))
+            insert = (
+                "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)"
+            )
+            won = db.execute(
+                f"{insert} on conflict do nothing", (token_id, answers, give_up_ms, forget_ms)
+            )
             return None if won.rowcount else _read(db, token_id)
 
         return await self._database.write(write)
@@ -266,7 +276,9 @@ class SqliteOnce:
 
 
 def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
-    row = db.execute("select answers, outcome, give_up_ms from once where token_id = ?", (token_id,)).fetchone()
+    row = db.execute(
+        "select answers, outcome, give_up_ms from once where token_id = ?", (token_id,)
+    ).fetchone()
     return None if row is None else OnceRecord(*row)
 
 

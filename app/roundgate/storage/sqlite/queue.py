@@ -51,7 +51,9 @@ class SqliteQueue:
         if refs:
             await self._send(refs, 0)
 
-    async def receive(self, limit: int, wait_ms: int, *, skip: Collection[str] = ()) -> Sequence[Message]:
+    async def receive(
+        self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
+    ) -> Sequence[Message]:
         """See `TaskQueue`."""
         until_ms = self._clock.monotonic_ms() + wait_ms
         while True:
@@ -66,12 +68,16 @@ class SqliteQueue:
 
     async def delete(self, messages: Sequence[Message]) -> None:
         """See `TaskQueue`."""
-        await self._for_each("delete from waiting where n = ? and receipt = ?", map(_receipt, messages))
+        await self._for_each(
+            "delete from waiting where n = ? and receipt = ?", map(_receipt, messages)
+        )
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
         """See `TaskQueue`."""
         visible_ms = self._clock.now_ms() + delay_ms
-        statement = "update waiting set visible_ms = ?, taken = 0 where n = ? and receipt = ? and taken"
+        statement = (
+            "update waiting set visible_ms = ?, taken = 0 where n = ? and receipt = ? and taken"
+        )
         await self._for_each(statement, ((visible_ms, *_receipt(message)) for message in messages))
         self._sent.set()
 
@@ -82,7 +88,9 @@ class SqliteQueue:
             "select (select count(*) from waiting where turn is not null)"
             " + (select count(*) from waiting where turn is null and visible_ms <= ?)"
         )
-        count: int = await self._database.read(lambda db: db.execute(select, (now_ms,)).fetchone()[0])
+        count: int = await self._database.read(
+            lambda db: db.execute(select, (now_ms,)).fetchone()[0]
+        )
         return count
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:

@@ -40,7 +40,9 @@ class SqliteSessions:
         """See `SessionStore`."""
         # The row that was read is the row that is there.
         is_same = "key = ? and version = ?"
-        statement = f"update sessions set value = ?, version = version + 1, forget_ms = ? where {is_same}"
+        statement = (
+            f"update sessions set value = ?, version = version + 1, forget_ms = ? where {is_same}"
+        )
         arguments = (value, forget_ms, key, version)
         return await self._database.write(lambda db: db.execute(statement, arguments).rowcount == 1)
 
@@ -56,7 +58,9 @@ class SqliteSessions:
         marks = ", ".join("?" * len(keys))
         statement = f"select key, value from sessions where key in ({marks}) and forget_ms >= ?"
         arguments = (*keys, self._clock.now_ms())
-        return dict(await self._database.read(lambda db: db.execute(statement, arguments).fetchall()))
+        return dict(
+            await self._database.read(lambda db: db.execute(statement, arguments).fetchall())
+        )
 
     async def aclose(self) -> None:
         """Close the connections."""

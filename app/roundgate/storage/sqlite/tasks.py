@@ -84,7 +84,9 @@ class SqliteTasks:
     async def count_open(self, owner: str, up_to: int) -> int:
         """See `TaskStore`. Exact."""
         select = "select count(*) from (select 1 from tasks where owner = ? and due_ms is not null limit ?)"
-        count: int = await self._database.read(lambda db: db.execute(select, (owner, up_to)).fetchone()[0])
+        count: int = await self._database.read(
+            lambda db: db.execute(select, (owner, up_to)).fetchone()[0]
+        )
         return count
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
@@ -97,7 +99,9 @@ class SqliteTasks:
 
         return await self._database.read(look)
 
-    async def answer(self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int) -> Answered:
+    async def answer(
+        self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
+    ) -> Answered:
         """See `TaskStore`."""
 
         to_go_on_ms = due_ms
@@ -115,7 +119,8 @@ class SqliteTasks:
                     return Answered.NOT_NEEDED
                 for name in taken:
                     db.execute(
-                        "delete from payloads where task = ? and kind = 'request' and name = ?", (row["n"], name)
+                        "delete from payloads where task = ? and kind = 'request' and name = ?",
+                        (row["n"], name),
                     )
                 _put(db, row["n"], "answer", ((name, answers[name]) for name in taken))
                 fully = taken == outstanding
@@ -181,7 +186,12 @@ class SqliteTasks:
         return await self._database.write(write)
 
     async def checkpoint(
-        self, lease: Lease, added: Added, now_ms: int, until_ms: int | None = None, due_ms: int | None = None
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        until_ms: int | None = None,
+        due_ms: int | None = None,
     ) -> None:
         """See `TaskStore`."""
         changes: dict[str, Any] = {}
@@ -192,7 +202,13 @@ class SqliteTasks:
         await self._under_lease(lease, added, changes, now_ms)
 
     async def suspend(
-        self, lease: Lease, added: Added, requests: Mapping[str, bytes], now_ms: int, *, wake_ms: int = 0
+        self,
+        lease: Lease,
+        added: Added,
+        requests: Mapping[str, bytes],
+        now_ms: int,
+        *,
+        wake_ms: int = 0,
     ) -> None:
         """See `TaskStore`."""
 
@@ -219,7 +235,12 @@ class SqliteTasks:
         keeps_blame: bool = False,
     ) -> None:
         """See `TaskStore`."""
-        changes = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": is_for_a_sweep(wake_ms, due_ms)}
+        changes = {
+            "lease_until_ms": 0,
+            "wake_ms": wake_ms,
+            "due_ms": due_ms,
+            "unsent": is_for_a_sweep(wake_ms, due_ms),
+        }
         told = {"attempts": attempts, "declined_ms": declined_ms}
         blame = {} if keeps_blame else _CLEARED
         await self._under_lease(lease, added, {**changes, **told, **blame}, now_ms)
@@ -242,7 +263,12 @@ class SqliteTasks:
             _put(db, n, "state", [("", state)])
             _put(db, n, "journal", (("", entry) for entry in journal))
 
-        changes = {"lease_until_ms": 0, "wake_ms": 0, "due_ms": due_ms, "journal_version": journal_version}
+        changes = {
+            "lease_until_ms": 0,
+            "wake_ms": 0,
+            "due_ms": due_ms,
+            "journal_version": journal_version,
+        }
         changes |= {"unsent": 0}
         await self._under_lease(lease, NOTHING, {**changes, **_PROGRESS}, now_ms, replace)
 
@@ -250,12 +276,16 @@ class SqliteTasks:
         """See `TaskStore`."""
 
         def put_aside(db: sqlite3.Connection, n: int) -> None:
-            db.execute("update tasks set wake_ms = expires_ms, due_ms = expires_ms where n = ?", (n,))
+            db.execute(
+                "update tasks set wake_ms = expires_ms, due_ms = expires_ms where n = ?", (n,)
+            )
 
         message = Added(status_message=status_message)
         await self._under_lease(lease, message, {"lease_until_ms": 0}, now_ms, put_aside)
 
-    async def let_go(self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool) -> bool:
+    async def let_go(
+        self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
+    ) -> bool:
         """See `TaskStore`."""
         (working,) = sources(Event.RUN)
         statement = (
@@ -267,7 +297,12 @@ class SqliteTasks:
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def finish(
-        self, lease: Lease, status: Status, outcome: bytes | None, status_message: str | None, now_ms: int
+        self,
+        lease: Lease,
+        status: Status,
+        outcome: bytes | None,
+        status_message: str | None,
+        now_ms: int,
     ) -> None:
         """See `TaskStore`."""
 
@@ -287,17 +322,23 @@ class SqliteTasks:
         """See `TaskStore`."""
         part = "" if shard is None else f" and n % {self._shards} = {shard}"
         select = f"select {_OPEN_TASK} from tasks where due_ms <= ?{part} order by due_ms limit ?"
-        return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))])
+        return await self._database.read(
+            lambda db: [_open_task(row) for row in db.execute(select, (now_ms, limit))]
+        )
 
     async def late_shards(self, now_ms: int) -> Sequence[int]:
         """See `TaskStore`."""
         select = f"select distinct n % {self._shards} from tasks where due_ms <= ?"
-        return await self._database.read(lambda db: [shard for (shard,) in db.execute(select, (now_ms,))])
+        return await self._database.read(
+            lambda db: [shard for (shard,) in db.execute(select, (now_ms,))]
+        )
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
         held = "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
-        if await self._database.read(lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()):
+        if await self._database.read(
+            lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()
+        ):
             return False  # without a lock that whoever has it would have to wait for
         statement = (
             "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
@@ -313,7 +354,9 @@ class SqliteTasks:
 
         def write(db: sqlite3.Connection) -> list[bool]:
             with transaction(db):
-                facts = ((move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves)
+                facts = (
+                    (move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves
+                )
                 return [db.execute(statement, one).rowcount == 1 for one in facts]
 
         return await self._database.write(write) if moves else []
@@ -324,7 +367,11 @@ class SqliteTasks:
         def write(db: sqlite3.Connection) -> None:
             with transaction(db):
                 row = _row(db, ref)
-                if row is not None and row["expires_ms"] <= now_ms and row["status"] in sources(Event.EXPIRE):
+                if (
+                    row is not None
+                    and row["expires_ms"] <= now_ms
+                    and row["status"] in sources(Event.EXPIRE)
+                ):
                     _end(db, row["n"], target(Event.EXPIRE), "expired", now_ms)
 
         await self._database.write(write)
@@ -345,7 +392,9 @@ class SqliteTasks:
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
         """See `TaskStore`."""
         select = f"select {_OPEN_TASK} from tasks where due_ms is not null order by due_ms limit ?"
-        return await self._database.read(lambda db: [_open_task(row) for row in db.execute(select, (limit,))])
+        return await self._database.read(
+            lambda db: [_open_task(row) for row in db.execute(select, (limit,))]
+        )
 
     async def find(
         self,
@@ -356,12 +405,19 @@ class SqliteTasks:
         limit: int = 100,
     ) -> Sequence[TaskRecord]:
         """See `TaskStore`."""
-        wanted = {"owner = ?": owner, "status = ?": status and status.value, "created_ms < ?": created_before_ms}
+        wanted = {
+            "owner = ?": owner,
+            "status = ?": status and status.value,
+            "created_ms < ?": created_before_ms,
+        }
         asked = {condition: value for condition, value in wanted.items() if value is not None}
         select = f"select {_HEAD} from tasks where {' and '.join(asked) or 'true'} order by n desc limit ?"
 
         def look(db: sqlite3.Connection) -> list[TaskRecord]:
-            return [_to_record(_named(row), {}, None) for row in db.execute(select, (*asked.values(), limit))]
+            return [
+                _to_record(_named(row), {}, None)
+                for row in db.execute(select, (*asked.values(), limit))
+            ]
 
         return await self._database.read(look)
 
@@ -401,7 +457,12 @@ class SqliteTasks:
         await self._database.aclose()
 
     async def _under_lease(
-        self, lease: Lease, added: Added, changes: Mapping[str, Any], now_ms: int, also: _Also | None = None
+        self,
+        lease: Lease,
+        added: Added,
+        changes: Mapping[str, Any],
+        now_ms: int,
+        also: _Also | None = None,
     ) -> None:
         """One transaction that holds only while the lease does.
 
@@ -442,7 +503,11 @@ def _add(db: sqlite3.Connection, row: Mapping[str, Any], added: Added, now_ms: i
         statement = "update payloads set value = ? where task = ? and kind = 'state'"
         db.execute(statement, (added.state, row["n"]))
     if added.status_message is not None and added.status_message != row["status_message"]:
-        seen = {"status_message": added.status_message, "updated_ms": now_ms, "revision": row["revision"] + 1}
+        seen = {
+            "status_message": added.status_message,
+            "updated_ms": now_ms,
+            "revision": row["revision"] + 1,
+        }
         _set(db, row["n"], seen)
 
 
@@ -452,7 +517,9 @@ def _holds(lease: Lease, row: dict[str, Any]) -> bool:
     return is_the_last_claim and row["status"] in sources(Event.RUN) and row["lease_until_ms"] > 0
 
 
-def _why_not(row: dict[str, Any] | None, now_ms: int, lapsed_ms: int, alone: bool) -> NotClaimed | None:
+def _why_not(
+    row: dict[str, Any] | None, now_ms: int, lapsed_ms: int, alone: bool
+) -> NotClaimed | None:
     """Why a task cannot be claimed, if it cannot."""
     if row is None or row["expires_ms"] <= now_ms:
         return NotClaimed.GONE
@@ -482,7 +549,9 @@ def _claimed(db: sqlite3.Connection, ref: TaskRef) -> Claimed:
 
 
 def _row(db: sqlite3.Connection, ref: TaskRef) -> dict[str, Any] | None:
-    found = db.execute(f"select {_HEAD} from tasks where owner = ? and id = ?", (ref.owner, ref.id)).fetchone()
+    found = db.execute(
+        f"select {_HEAD} from tasks where owner = ? and id = ?", (ref.owner, ref.id)
+    ).fetchone()
     return None if found is None else _named(found)
 
 
@@ -492,20 +561,28 @@ def _named(row: tuple[Any, ...]) -> dict[str, Any]:
 
 def _record(db: sqlite3.Connection, row: dict[str, Any]) -> TaskRecord:
     outcome = [value for _, value in _payloads(db, row["n"], "outcome")]
-    return _to_record(row, dict(_payloads(db, row["n"], "request")), outcome[0] if outcome else None)
+    return _to_record(
+        row, dict(_payloads(db, row["n"], "request")), outcome[0] if outcome else None
+    )
 
 
-def _to_record(row: dict[str, Any], requests: Mapping[str, bytes], outcome: bytes | None) -> TaskRecord:
+def _to_record(
+    row: dict[str, Any], requests: Mapping[str, bytes], outcome: bytes | None
+) -> TaskRecord:
     facts = {name: value for name, value in row.items() if name not in _NO_FIELDS}
     facts |= {"suspect": bool(row["suspect"]), "alone": bool(row["alone"])}
     ref = TaskRef(row["owner"], row["id"])
-    return TaskRecord(ref=ref, status=Status(row["status"]), requests=requests, outcome=outcome, **facts)
+    return TaskRecord(
+        ref=ref, status=Status(row["status"]), requests=requests, outcome=outcome, **facts
+    )
 
 
 def _open_task(row: tuple[Any, ...]) -> OpenTask:
     owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
     ref = TaskRef(owner, task_id)
-    return OpenTask(ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent))
+    return OpenTask(
+        ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent)
+    )
 
 
 def _key(task: OpenTask) -> tuple[str, str, int]:
@@ -520,7 +597,9 @@ def _payloads(db: sqlite3.Connection, task: int, kind: str) -> list[tuple[str, b
     ).fetchall()
 
 
-def _put(db: sqlite3.Connection, task: int | None, kind: str, values: Iterable[tuple[str, bytes]]) -> None:
+def _put(
+    db: sqlite3.Connection, task: int | None, kind: str, values: Iterable[tuple[str, bytes]]
+) -> None:
     rows = [(task, kind, name, value) for name, value in values]
     if rows:
         db.executemany("insert into payloads (task, kind, name, value) values (?, ?, ?, ?)", rows)
