@@ -192,14 +192,14 @@ async def test_a_question_that_the_client_cannot_answer_fails_the_task_and_names
     shared: Shared,
 ) -> None:
     async def wants_more(ctx: Context) -> None:
-        raise MissingCapability("asking needs more", {"sampling": {"tools": {}}})
+        raise MissingCapability("the question", {"sampling": {"tools": {}}})
 
     shop = shared.workshop(wants_more=wants_more)
     ref = await shop.begin("wants_more")
     await shop.turns()
     expected: Any = (
         -32021,
-        "asking needs more",
+        "the question needs client capabilities that this request does not declare: sampling.tools",
         {"requiredCapabilities": {"sampling": {"tools": {}}}},
     )
     assert await failure_of(shop, ref) == expected

@@ -50,6 +50,7 @@ from roundgate.errors import (
     Unanswered,
     Unauthenticated,
     Unavailable,
+    UnexpectedAnswer,
     UnsupportedVersion,
     UsageError,
 )
@@ -86,6 +87,7 @@ NEVER_ON_THE_WIRE = {
     GatewayError: "the base of the tree",
     ToolError: "a result with isError",
     BackendError: "a result with isError",
+    UnexpectedAnswer: "a result with isError",
     CallTimeout: "a result with isError",
     ConfigError: "ends the start",
     UsageError: "ends a command of the command line",
