@@ -66,11 +66,13 @@ GATEWAY = (
     "app/roundgate/http/session_calls.py",
     "app/roundgate/methods/once.py",
     "app/roundgate/methods/sessions.py",
+    "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
     "app/roundgate/tasks/checkpointer.py",
     "app/roundgate/tasks/ending.py",
+    "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/worker.py",
 )
