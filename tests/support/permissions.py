@@ -147,7 +147,7 @@ def named_operations() -> set[str]:
     operations = {xform_name(name) for model in models for name in model.operation_names}
     found: set[str] = set()
     holders = [
-        *(ROOT / "app/roundgate/storage").glob("*.py"),
+        *(ROOT / "app/roundgate/storage").rglob("*.py"),
         ROOT / "app/roundgate/tokens/keys.py",
         *(ROOT / "infra/rotation").glob("*.py"),
     ]
@@ -160,7 +160,7 @@ def named_operations() -> set[str]:
 
 
 def _uses(module: str) -> Iterator[tuple[str, str]]:
-    """Store and method of each `self._store.method` and the like."""
+    """Store and method of each `self._store.method` and the like, and of what is called `queue`."""
     for node in ast.walk(_parsed(module)):
         match node:
             case ast.Attribute(
@@ -168,6 +168,8 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
                 value=ast.Attribute(attr="_store" | "_once" | "_queue" | "_rows" as store),
             ):
                 yield store, method
+            case ast.Attribute(attr=method, value=ast.Name("queue")):
+                yield "_queue", method
             case ast.Attribute(
                 attr=method, value=ast.Attribute(value=ast.Name("stores"), attr=name)
             ):
