@@ -136,7 +136,7 @@ async def test_two_arguments_may_change_names() -> None:
         ({"arguments": {"item": {"hidden": True}}}, "give a fixed value or a default with hidden"),
         ({"arguments": {"item": {"name": "note"}}}, "two arguments would be called 'note'"),
         ({"result": "a["}, "is no JMESPath expression"),
-        ({"ask_for": ["gone"]}, "ask names gone"),
+        ({"ask_for": ["gone"]}, "ask_for names gone"),
     ],
 )
 def test_an_override_that_does_not_fit_is_a_problem_with_its_place(
