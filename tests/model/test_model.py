@@ -33,6 +33,17 @@ def test_every_promise_holds_whatever_dies_stands_still_or_goes_unanswered(profi
     assert all(ran.counts["claims"] >= PROFILES[profile].tasks // 2 for ran in worlds)
 
 
+@pytest.mark.parametrize(
+    ("seed", "profile"),
+    [
+        # a worker that had stood still gave its task back while a checkpoint was under way, and wrote its entry again
+        (1365755195, "stops"),
+    ],
+)
+def test_a_world_in_which_something_was_wrong_once_is_right_now(seed: int, profile: str) -> None:
+    assert run(seed, profile).counts["claims"] > 0
+
+
 def test_a_seed_tells_the_same_story_again() -> None:
     assert run(3, "everything") == run(3, "everything")
 

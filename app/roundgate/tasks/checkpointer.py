@@ -236,10 +236,9 @@ class Checkpointer:
             LeaseLost, Unavailable
         """
         wire = {key: encode(request) for key, request in requests.items()}
-        rest = self._rest()
         wake_ms = wake_ms or 0
-        await self._last(
-            lambda: self._store.suspend(
+        await self._last_with_rest(
+            lambda rest: self._store.suspend(
                 self._lease, rest, wire, self._clock.now_ms(), wake_ms=wake_ms
             )
         )
@@ -254,9 +253,8 @@ class Checkpointer:
         Raises:
             LeaseLost, Unavailable
         """
-        rest = self._rest()
-        await self._last(
-            lambda: self._store.release(
+        await self._last_with_rest(
+            lambda rest: self._store.release(
                 self._lease, rest, self._clock.now_ms(), wake_ms=wake_ms, due_ms=due_ms
             )
         )
@@ -293,6 +291,16 @@ class Checkpointer:
             LeaseLost, Unavailable
         """
         await self._last(lambda: self._store.park(self._lease, why, self._clock.now_ms()))
+
+    async def _last_with_rest(self, write: Callable[[Added], Awaitable[None]]) -> None:
+        """Write what is left. A checkpoint that is under way ends first, or its entries would be written twice."""
+
+        async def when_kept() -> None:
+            async with self._keeping:
+                rest = self._rest()
+                await self._last(lambda: write(rest))
+
+        await to_its_end(when_kept())
 
     async def _last(self, write: Callable[[], Awaitable[None]]) -> None:
         await to_its_end(self._patience.attempt("the last write of a turn", write))
