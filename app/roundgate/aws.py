@@ -107,9 +107,10 @@ def client(service: str, **config: Any) -> Any:
         ConfigError: boto3 is not installed, or no region is set.
     """
     try:
+        # an extra, and a large one: only for what is kept at AWS
         from botocore.config import (
             Config,
-        )  # an extra, and a large one: only for what is kept at AWS
+        )
     except ImportError:
         missing, remedy = (
             "is a service of AWS, and boto3 is not installed",

@@ -163,9 +163,8 @@ def _fitting(event: Event, response: Response) -> Response:
         return response
     if (size := _size(response)) <= MAX_ANSWER_BYTES:
         return response
-    if event.get("version") == "2.0" and not response.get(
-        "isBase64Encoded"
-    ):  # a REST API would have to be told
+    # a REST API would have to be told
+    if event.get("version") == "2.0" and not response.get("isBase64Encoded"):
         encoded = {
             **response,
             "body": base64.b64encode(body.encode()).decode(),

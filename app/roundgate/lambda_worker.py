@@ -40,9 +40,8 @@ NAMESPACE: Final = "roundgate"
 
 log = logging.getLogger("roundgate.tasks")
 measured = logging.getLogger("roundgate.metrics")
-measured.setLevel(
-    "INFO"
-)  # whatever is logged otherwise: CloudWatch makes its metrics of these lines
+# whatever is logged otherwise: CloudWatch makes its metrics of these lines
+measured.setLevel("INFO")
 
 
 class LambdaContext(Protocol):
@@ -138,9 +137,8 @@ class Function:
             ref = TaskRef.parse(record.get("body", ""))
             turn = await self._worker.work(ref, deadline, alone=alone)
             if turn is Turn.SUSPECT:
-                await self._worker.remind(
-                    ref
-                )  # its message is hidden for long if this process dies before its turn
+                # its message is hidden for long if this process dies before its turn
+                await self._worker.remind(ref)
             return turn
         except Exception as error:
             log.error(

@@ -223,11 +223,12 @@ class _Gateway:
         """Around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
+            # last to first
             for aclose in (
                 self.core.aclose,
                 self._watch.aclose,
                 self._once.aclose,
-            ):  # last to first
+            ):
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)
             if self._pool is not None:

@@ -69,7 +69,6 @@ async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
             held.append(limiter)
         return await to_thread.run_sync(run, abandon_on_cancel=True, limiter=CapacityLimiter(1))
     finally:
-        if owner.acquire(
-            blocking=False
-        ):  # the thread never took the places over, and will not any more
+        # the thread never took the places over, and will not any more
+        if owner.acquire(blocking=False):
             release()

@@ -60,10 +60,11 @@ _latest: tuple[ref[asyncio.AbstractEventLoop], CoarseTimer] | None = None
 def of_this_loop() -> CoarseTimer:
     """The coarse timer of the running event loop."""
     global _latest
+    # one look at it: other threads may have other loops
     loop, latest = (
         asyncio.get_running_loop(),
         _latest,
-    )  # one look at it: other threads may have other loops
+    )
     if latest is not None and latest[0]() is loop:
         return latest[1]
     found = _timers.get(loop)

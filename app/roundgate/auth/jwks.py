@@ -61,9 +61,8 @@ class KeySet:
                 return  # somebody else has just asked
             self._asked_ms = self.clock.monotonic_ms()
             try:
-                async with asyncio.timeout(
-                    self.timeout_s
-                ):  # httpx's own is for each read, and bytes may drip
+                # httpx's own is for each read, and bytes may drip
+                async with asyncio.timeout(self.timeout_s):
                     self._keys = _parse(await self.fetch(self.url))
                 self._read_ms = self.clock.monotonic_ms()
             except Exception as error:  # whatever it is, the keys we have go on serving
@@ -81,9 +80,8 @@ def _parse(document: bytes) -> dict[str, PyJWK]:
     entries: list[Any] = json.decode(document)["keys"]
     for entry in entries:
         try:
-            if (
-                entry["kty"] != "oct" and entry.get("use", "sig") == "sig"
-            ):  # never a secret, nor a key to encrypt with
+            # never a secret, nor a key to encrypt with
+            if entry["kty"] != "oct" and entry.get("use", "sig") == "sig":
                 keys[entry["kid"]] = PyJWK(entry)
         except Exception:  # noqa: S112  a key that we cannot use, for whatever reason, is none to lose the others
             continue

@@ -276,9 +276,8 @@ def _prefixed(item: T, prefix: str) -> T:
 
 
 def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
-    if isinstance(
-        tool.definition, StoredDefinition
-    ):  # it was checked when it was compiled, and mirrors no header
+    # it was checked when it was compiled, and mirrors no header
+    if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)
     schema = tool.definition["inputSchema"]
     try:

@@ -99,9 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         "--log-level", choices=("debug", "info", "warning", "error"), help="as for serve"
     )
     worker.add_argument("--reload", action="store_true", help="as for serve")
-    worker.add_argument(
-        "--parent", type=int, help=argparse.SUPPRESS
-    )  # for processes that this program begins
+    # for processes that this program begins
+    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
     _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))
 

@@ -39,9 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     into_environment(arguments)
     using, file = read_configuration(os.environ)
     _check_exposure(file, using, arguments.host)
-    app = main.build_app(
-        file, using
-    )  # with several workers each makes its own; this one finds the problems, once
+    # with several workers each makes its own; this one finds the problems, once
+    app = main.build_app(file, using)
     logging.getLogger("roundgate").info("serving http://%s:%d", arguments.host, arguments.port)
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))

@@ -67,9 +67,8 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
 async def _work_alone(parts: startup.Core, using: GatewayConfig, parent: socket.socket) -> None:
     clock, stop = Clock(), asyncio.Event()
     _on_signals(stop.set)
-    if hasattr(
-        signal, "SIGHUP"
-    ):  # a whole process group may get it; the other process begins another child
+    # a whole process group may get it; the other process begins another child
+    if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     worker = parts.worker(using, clock)
     watchdog = parts.watchdog(worker, using, clock)

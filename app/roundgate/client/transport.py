@@ -178,9 +178,8 @@ class SocketTransport:
         return None
 
     async def _connect(self, url: Url) -> _Connection:
-        if (
-            len(self._open) >= self._limits.max_connections
-        ):  # no more requests than that are under way: some are idle
+        # no more requests than that are under way: some are idle
+        if len(self._open) >= self._limits.max_connections:
             for idle in self._idle.values():
                 while idle:
                     self._drop(idle.pop())

@@ -170,9 +170,8 @@ class Tool:
 
 
 def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
-    if b'"x-mcp-header"' not in encode(
-        schema
-    ):  # as in most schemas: what reads the others is not even imported
+    # as in most schemas: what reads the others is not even imported
+    if b'"x-mcp-header"' not in encode(schema):
         return ()
     from roundgate.client.annotations import mirrored_arguments
 

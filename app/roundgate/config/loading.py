@@ -48,9 +48,8 @@ def load(
     try:
         config = GatewayConfig.model_validate(value)
     except ValidationError as error:
-        told = {
-            problem.path for problem in unresolved
-        }  # what is wrong with the nothing in its place is no news
+        # what is wrong with the nothing in its place is no news
+        told = {problem.path for problem in unresolved}
         raise ConfigError(
             [*unresolved, *(one for one in invalid(error, origin) if one.path not in told)]
         ) from None

@@ -48,9 +48,8 @@ class ProtectedResource:
 
     def challenge(self, error: AuthError) -> bytes:
         """The value of WWW-Authenticate for an error."""
-        scopes = dict.fromkeys(
-            (*self.config.scopes, *error.scopes)
-        )  # all at once: a token with these will do
+        # all at once: a token with these will do
+        scopes = dict.fromkeys((*self.config.scopes, *error.scopes))
         members = {
             "error": error.error,
             "error_description": str(error) if error.error else None,

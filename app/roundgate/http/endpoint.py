@@ -95,10 +95,11 @@ class McpEndpoint:
         trace = context_of(inbound.meta.raw)
         exchange.trace = trace.get("traceparent")
         span_around = self._tracing.request(inbound.method, inbound.name, trace, inbound.version)
+        # not before: the body has one reader
         with (
             DisconnectWatch(receive) as watch,
             span_around as span,
-        ):  # not before: the body has one reader
+        ):
             responder.give_up = watch.hang_up
             notify = (
                 responder.notify if _wants_notifications(inbound.meta, exchange.accepted) else None

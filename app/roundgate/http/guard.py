@@ -66,9 +66,8 @@ class Guard:
         # a name that `*` alone lets pass may be anybody's: pages from there are not from here
         self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
-        self._known_hosts: set[bytes] = (
-            set()
-        )  # spellings that passed, at most a few: a Host is parsed once
+        # spellings that passed, at most a few: a Host is parsed once
+        self._known_hosts: set[bytes] = set()
         self._loopback_only = loopback_only
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -91,9 +90,8 @@ class Guard:
     def _refusal(self, headers: Headers, server: Any) -> str | None:
         if self._loopback_only and not _is_loopback(server):
             return _EXPOSED
-        if not _ONCE.isdisjoint(
-            headers.repeated
-        ):  # who is in front of us, or behind, might look at the other one
+        # who is in front of us, or behind, might look at the other one
+        if not _ONCE.isdisjoint(headers.repeated):
             return "Host and Origin may be sent once"
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host not in self._known_hosts:
@@ -157,9 +155,8 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
 
 def _is_loopback(server: Any) -> bool:
     """Whether the address at which a connection was accepted is this machine's own; a name or a path says nothing."""
-    if (
-        not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES
-    ):  # AWS Lambda has the Host header there
+    # AWS Lambda has the Host header there
+    if not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES:
         return True
     return _is_own(server[0])
 

@@ -81,9 +81,8 @@ class Responder:
             with Limit(self._send_s):
                 if self.state is State.NOTHING_SENT:
                     await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
-                    self.state = (
-                        State.STREAMING
-                    )  # only now: a call can be ended while it waits for a slow client
+                    # only now: a call can be ended while it waits for a slow client
+                    self.state = State.STREAMING
                 await self._body(event, more=True)
         except TimeoutError:
             self.state = State.DONE

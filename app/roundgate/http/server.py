@@ -144,9 +144,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)  # tells the request that came last
         self.pipeline.clear()
-        if (
-            self._running is not None
-        ):  # which may wait behind another one: that is the one being served
+        # which may wait behind another one: that is the one being served
+        if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
 
@@ -163,9 +162,8 @@ class BoundedProtocol(HttpToolsProtocol):
         except HttpParserUpgrade:  # to what we do not speak; the request is answered as any other
             pass
         if self._part is _Part.NONE:
-            if (
-                self._due == inf
-            ):  # a line end between two requests stops uvicorn's timer, but is no request
+            # a line end between two requests stops uvicorn's timer, but is no request
+            if self._due == inf:
                 self._due = self.loop.time() + self._bounds.head_s
         elif self._has_begun or self._has_body:
             self._loose_bytes = 0

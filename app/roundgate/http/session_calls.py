@@ -252,9 +252,8 @@ class SessionCalls:
             requests, state = read_asked(reply.result)
             until_ms = self._clock.now_ms() + int(self._answer_timeout_s * 1000)
             call = OpenCall(call.request, requests, state, self._clock.new_id(), until_ms)
-            if (
-                not requests and stream.can_tell and stream.resumes
-            ):  # its handler wants a turn of its own
+            # its handler wants a turn of its own
+            if not requests and stream.can_tell and stream.resumes:
                 await stream.leave(await self._event_id(call, caller, 0))
                 return None
 
@@ -280,9 +279,8 @@ class SessionCalls:
                 if number >= told:
                     message = self._question(asked, number, request, caller)
                     await stream.message(message, _after(event_id, number + 1))
-            if (
-                not stream.holds and not stream.is_resumed
-            ):  # what waits for the body gets it when it has ended
+            # what waits for the body gets it when it has ended
+            if not stream.holds and not stream.is_resumed:
                 await stream.responder.end()
                 return None
             found = await self._wait(asked, news, call, caller, stream)

@@ -69,9 +69,8 @@ class _Watch:
         looked_s = time.monotonic()
         while not self._is_over.wait(LOOK_EVERY_S):
             now_s, beat_s = time.monotonic(), self._beat_s
-            stood_still = (
-                now_s - looked_s > 2 * LOOK_EVERY_S
-            )  # all of the process did, as under SIGSTOP
+            # all of the process did, as under SIGSTOP
+            stood_still = now_s - looked_s > 2 * LOOK_EVERY_S
             looked_s = now_s
             if told_s is not None and beat_s > told_s:
                 log.warning(

@@ -124,9 +124,8 @@ class ToolMethods:
                 return self._results.input_required(outcome)
             case BecomesTask(journal, message):
                 return await self._create_task(served, round_, call, journal, message=message)
-            case Failed(
-                MissingCapability() as error
-            ):  # the call can be sent again with it, a task could not
+            # the call can be sent again with it, a task could not
+            case Failed(MissingCapability() as error):
                 raise error
             case Completed(TaskView() as view) if call.meta.capabilities.has(REQUIRED):
                 return self._hand_over(served, view, call)

@@ -153,9 +153,8 @@ class _Expression:
             - starts_later
         )
         separator = frozenset({self.operator.separator})
-        if (
-            self.exploded
-        ):  # only a list reads on over separators, or nothing would say where it begins
+        # only a list reads on over separators, or nothing would say where it begins
+        if self.exploded:
             alphabet -= separator
         for index, name in enumerate(self.names):
             if text := self.operator.separator if index else self.operator.first:
@@ -281,9 +280,8 @@ def _parse_part(text: str, found: re.Match[str]) -> _Part:
         raise _fault(
             text, bad.start(), f"{bad[0]!r} cannot stand in a URI", "percent-encode it ('%' is %25)"
         )
-    return _Literal(
-        quote(found[0], safe=_RESERVED + "%")
-    )  # section 3.1: "é" stands for its triplets
+    # section 3.1: "é" stands for its triplets
+    return _Literal(quote(found[0], safe=_RESERVED + "%"))
 
 
 def _parse_expression(text: str, at: int, body: str) -> _Expression:

@@ -280,9 +280,8 @@ class Driven(Coroutine[Any, Any, T]):
     __next__ = send  # one call less: most handlers are over at the first
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(
-            self._coroutine, name
-        )  # its names and cr_frame, for who shows where a task stands
+        # its names and cr_frame, for who shows where a task stands
+        return getattr(self._coroutine, name)
 
     def _give_up(self) -> NoReturn:
         name = getattr(self._coroutine, "__qualname__", "handler")
@@ -295,9 +294,8 @@ def _end(error: BaseException) -> NoReturn:
     """The exception to end with, instead of one that would leave the event loop."""
     if isinstance(error, Suspend):
         task = asyncio.current_task()
-        if isinstance(
-            task, _BranchTask
-        ):  # perhaps nobody waits for this branch, and looks at how it ended
+        # perhaps nobody waits for this branch, and looks at how it ended
+        if isinstance(task, _BranchTask):
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error
     said = (
@@ -346,9 +344,8 @@ class TaskFactory:
         kind: type[asyncio.Task[Any]] = asyncio.Task,
     ) -> Any:
         if self._before is not None:
-            with inside(
-                None
-            ):  # it may end in a factory of ours that was set before: the branch is known already
+            # it may end in a factory of ours that was set before: the branch is known already
+            with inside(None):
                 return self._before(loop, coroutine, **options)
         return kind(coroutine, loop=loop, **options)
 

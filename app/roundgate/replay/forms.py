@@ -96,9 +96,8 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
 
 def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
     """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may be left out."""
-    schema: dict[str, Any] = (
-        dict(found) if isinstance(found, Mapping) else {}
-    )  # `true` is a schema too
+    # `true` is a schema too
+    schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
     if "anyOf" in schema:
         options = [option for option in schema["anyOf"] if option.get("type") != "null"]
         if len(options) == 1:

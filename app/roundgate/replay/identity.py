@@ -81,9 +81,8 @@ def _values(value: Any, room: int = MAX_DEPTH) -> Any:
         return "…"
     if isinstance(value, Mapping):
         pairs = [[_values(key, room - 1), _values(item, room - 1)] for key, item in value.items()]
-        return sorted(
-            pairs, key=repr
-        )  # a client may send the members of its arguments in another order
+        # a client may send the members of its arguments in another order
+        return sorted(pairs, key=repr)
     if isinstance(value, (list, tuple)):
         return [_values(item, room - 1) for item in value]
     if isinstance(value, (set, frozenset)):

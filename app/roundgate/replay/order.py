@@ -124,9 +124,8 @@ class Order:
         future = self._loop.create_future()
         self._arrivals += 1
         heapq.heappush(self._waiting, (rank, self._arrivals, future))
-        if not (
-            self.is_over and self._is_settling
-        ):  # of what has just become known the ranks say all
+        # of what has just become known the ranks say all
+        if not (self.is_over and self._is_settling):
             self._settle()
         await future
 
@@ -141,9 +140,8 @@ class Order:
         """Look who is next when whatever follows from the last thing told has happened, and nobody new has come."""
         self._is_settling = True
         self._generation += 1
-        if (
-            not self._is_open and not self._loop.is_closed()
-        ):  # as when Python closes what is left of a handler
+        # as when Python closes what is left of a handler
+        if not self._is_open and not self._loop.is_closed():
             self._loop.call_soon(self._look, self._generation, TURNS * (self._depth + LEVELS))
 
     def _look(self, generation: int, turns: int) -> None:

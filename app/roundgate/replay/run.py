@@ -214,9 +214,8 @@ class Run:
         is_hopeless = self._refusals > MAX_REFUSALS or is_late
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
-        if (
-            is_hopeless and not is_in_thread
-        ):  # also when nobody drives it any more and Python closes it
+        # also when nobody drives it any more and Python closes it
+        if is_hopeless and not is_in_thread:
             await END
         raise Suspend
 

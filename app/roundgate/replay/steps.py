@@ -74,9 +74,8 @@ async def attempt(
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
-        return _raised(
-            task, f"CancelledError: {_text(error)}"
-        )  # its own: nobody has cancelled the step
+        # its own: nobody has cancelled the step
+        return _raised(task, f"CancelledError: {_text(error)}")
     except ToolError as error:
         return Raised(task.key, _text(error), told=True, what=task.what)
     except TimeoutError as error:
@@ -113,9 +112,8 @@ def outcome_of(entry: Step, name: str) -> Any:
 
 
 def _logged(task: Task, error: BaseException) -> Raised:
-    log.warning(
-        "step %s raised", task.key, exc_info=error
-    )  # the journal has the text; only the log has the traceback
+    # the journal has the text; only the log has the traceback
+    log.warning("step %s raised", task.key, exc_info=error)
     return _raised(task, f"{type(error).__name__}: {_text(error)}")
 
 

@@ -288,9 +288,8 @@ class SyncContext:
             raise RuntimeError(
                 "ctx was used in a thread that its handler started by itself; use ctx.map for threads"
             )
-        if (
-            self._run.is_hopeless
-        ):  # it swallows whatever ends it: at least it shall not keep a processor busy
+        # it swallows whatever ends it: at least it shall not keep a processor busy
+        if self._run.is_hopeless:
             threading.Event().wait(HOPELESS_PAUSE_S)
         with inside(None):  # what carries the question over to the event loop is no branch
             return from_thread.run(self._asked_from, place, partial(function, *args))

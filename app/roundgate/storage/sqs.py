@@ -109,9 +109,8 @@ class SqsQueue:
             QueueUrl=self._url, MaxNumberOfMessages=limit, WaitTimeSeconds=wait_s
         )
         messages: list[Any] = answer.get("Messages", [])
-        if (
-            messages and given_up.is_set()
-        ):  # nobody waits for them any more: somebody else is to get them at once
+        # nobody waits for them any more: somebody else is to get them at once
+        if messages and given_up.is_set():
             visible = [
                 _entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0}
                 for n, one in enumerate(messages)

@@ -125,9 +125,8 @@ class Checkpointer:
         """
         try:
             self._account(entries)
-            async with (
-                self._keeping
-            ):  # of a write that failed nobody knows whether it happened: no other before that
+            # of a write that failed nobody knows whether it happened: no other before that
+            async with self._keeping:
                 added = self._added(entries)
                 await self._patience.attempt("a checkpoint", lambda: self._write(added))
                 self._saved.update((_place(entry), entry) for entry in entries)

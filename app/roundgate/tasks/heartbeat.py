@@ -39,9 +39,8 @@ class Heartbeat:
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait(
-                [self._task]
-            )  # unlike `await task`, this tells its end from a cancellation of ours
+            # unlike `await task`, this tells its end from a cancellation of ours
+            await asyncio.wait([self._task])
 
     def _start(self) -> None:
         self._task = asyncio.create_task(self._go_on())

@@ -143,9 +143,8 @@ class Pool:
                 await self._free.acquire()
                 self._begin(message)
             if messages and all(message.ref.owner in busy for message in messages):
-                await asyncio.sleep(
-                    PUT_BACK_MS / 1000
-                )  # a queue that cannot skip them would give us the next ones
+                # a queue that cannot skip them would give us the next ones
+                await asyncio.sleep(PUT_BACK_MS / 1000)
 
     def _busy(self) -> Sequence[str]:
         """Owners that already have as many turns as one may."""

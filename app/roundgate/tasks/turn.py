@@ -117,9 +117,8 @@ class Running:
         run = self.checkpointer.run
         if run.call.deadline.is_past:
             return Failed(CallTimeout("The call did not finish within the time of its worker"))
-        if (
-            run.stopped is Stop.SUSPENDED
-        ):  # it asked something, was told to wait, and went on all the same
+        # it asked something, was told to wait, and went on all the same
+        if run.stopped is Stop.SUSPENDED:
             return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
         return Failed(RuntimeError("the handler cancelled itself"))
 

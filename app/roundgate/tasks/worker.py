@@ -176,9 +176,8 @@ class Worker:
     async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
         try:
             self._check(claimed.record)
-            with (
-                self._catalogs.use() as catalog
-            ):  # to the end of the turn, whatever is swapped meanwhile
+            # to the end of the turn, whatever is swapped meanwhile
+            with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
                 return await self._carry(
                     self._begin(claimed, task_call, deadline), task_call, served

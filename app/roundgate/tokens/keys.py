@@ -89,9 +89,8 @@ def from_file(path: Path) -> list[Key]:
 def _make_file(path: Path) -> None:
     """Written whole under another name and then linked: of several processes one wins, and none reads half a key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number, draft = tempfile.mkstemp(
-        prefix=f"{path.name}.", dir=path.parent
-    )  # 0600, and nobody else's
+    # 0600, and nobody else's
+    number, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     with os.fdopen(number, "w") as file:
         file.write(new_key())
     try:

@@ -60,9 +60,8 @@ class KeyRing:
     audience: str = "roundgate"
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.keys, (list, tuple)) and not self.keys
-        ):  # others are read when they are needed
+        # others are read when they are needed
+        if isinstance(self.keys, (list, tuple)) and not self.keys:
             raise ValueError("a key ring needs at least one key; make one: roundgate keys new")
 
     def seal(self, plaintext: bytes, owner: Principal) -> str:

@@ -78,10 +78,11 @@ class Unpacker:
         except zlib.error:
             if not self._may_be_raw or self._body:
                 raise UnknownEncoding from None
+        # as some have it, not RFC 9110
         self._may_be_raw, self._inflate = (
             False,
             zlib.decompressobj(-zlib.MAX_WBITS),
-        )  # as some have it, not RFC 9110
+        )
         return self._unpacked(piece)
 
 

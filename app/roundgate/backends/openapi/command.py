@@ -24,9 +24,8 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
     index = compiled(config, origin, fetches=True)
     data = write(index)
     path = index_path(config, origin)
-    fresh = path.with_name(
-        f"{path.name}.new"
-    )  # a gateway that starts meanwhile reads the old one, or the new one
+    # a gateway that starts meanwhile reads the old one, or the new one
+    fresh = path.with_name(f"{path.name}.new")
     fresh.write_bytes(data)
     os.replace(fresh, path)
     told = [str(problem) for problem in index.problems]

@@ -177,9 +177,8 @@ def read(path: Path) -> Index:
     size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
     start = len(MAGIC) + len(size) + 1
     try:
-        table: Mapping[str, Any] = json.loads(
-            data[start : start + int(size)]
-        )  # ours: without the checks of `decode`
+        # ours: without the checks of `decode`
+        table: Mapping[str, Any] = json.loads(data[start : start + int(size)])
         pieces = data[start + int(size) :]
         if hashlib.sha256(pieces).hexdigest() != table["sha256"]:
             raise UnusableIndex("is not whole")

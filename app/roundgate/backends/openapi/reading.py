@@ -142,9 +142,8 @@ class Document:
                 if method in named
                 else f"{pointer}/additionalOperations/{method}"
             )
-            where, value = self.references.follow(
-                uri, given
-            )  # DigitalOcean's operations are files of their own
+            # DigitalOcean's operations are files of their own
+            where, value = self.references.follow(uri, given)
             if isinstance(value, dict):
                 operation_id = value.get("operationId")
                 name = operation_id if isinstance(operation_id, str) else None

@@ -127,9 +127,8 @@ class Callee:
         if self.signature.takes_context:
             keywords[self.signature.takes_context] = SyncContext(context)
         value = await self.threads.run(lambda: self.function(**keywords), context.principal)
-        return (
-            await value if inspect.isawaitable(value) else value
-        )  # it may only have called an async function
+        # it may only have called an async function
+        return await value if inspect.isawaitable(value) else value
 
 
 def _declarations(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Note]]:

@@ -145,9 +145,8 @@ async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Se
         AuthorizationFailed: there is none that can be believed.
     """
     document = await _resource_metadata(fetch, server, challenge)
-    if (
-        document is None
-    ):  # revision 2025-03-26 had no such document: the server was its own authorization server
+    # revision 2025-03-26 had no such document: the server was its own authorization server
+    if document is None:
         issuer, resource, scopes = f"{server.scheme}://{server.authority}", str(server), None
     else:
         resource = _checked_resource(document, server)

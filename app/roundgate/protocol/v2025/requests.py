@@ -84,9 +84,8 @@ def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise InvalidParams(f"params.capabilities.{name} must be an object")
         found[name] = {part: {} for part in given if f"{name}.{part}" in revision.asks}
-    if (
-        "elicitation" in found
-    ):  # whoever names no mode has forms (2025-11-25), and before there was nothing else
+    # whoever names no mode has forms (2025-11-25), and before there was nothing else
+    if "elicitation" in found:
         given = declared["elicitation"]
         if "form" in given or not found["elicitation"]:
             found["elicitation"]["form"] = {}

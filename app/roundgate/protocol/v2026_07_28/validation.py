@@ -44,9 +44,8 @@ def validate_request(request: Request, received: Headers, features: Container[st
     Raises:
         ProtocolError: of the first check that fails.
     """
-    if (
-        request.method == "initialize"
-    ):  # an older client can send neither the headers nor `_meta`, and must be told why
+    # an older client can send neither the headers nor `_meta`, and must be told why
+    if request.method == "initialize":
         raise methods.not_found(request.method)
     _check_method_headers(request, received)
     envelope = _envelope(request.params)

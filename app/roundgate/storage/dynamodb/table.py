@@ -226,9 +226,8 @@ class Table:
             except client.exceptions.ConditionalCheckFailedException as error:
                 row = _decoded(error.response.get("Item"))
                 was_us = row is not None and row.get("version") == version
-                return (
-                    Applied(row) if was_us else ConditionFailed(row)
-                )  # of an old row that was asked for, the new one is what is left
+                # of an old row that was asked for, the new one is what is left
+                return Applied(row) if was_us else ConditionFailed(row)
 
         ended: Applied | ConditionFailed = await self._aws.do(attempt)
         return ended

@@ -139,9 +139,8 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._limiter = CapacityLimiter(MAX_CONNECTIONS)
         self._writing = _writing.setdefault(path.absolute(), threading.Lock())
-        weakref.finalize(
-            self, _close, self._idle
-        )  # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
+        # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
+        weakref.finalize(self, _close, self._idle)
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`read`, for work that writes: one at a time in this process.
