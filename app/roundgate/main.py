@@ -80,9 +80,18 @@ def build_app(
     *,
     clock: Clock | None = None,
     stores: Stores | None = None,
+    verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """The app for a configuration. With `owns_process` it may begin processes of the same environment, and end its own.
+    """The app for a configuration. `app.state.core` is what it serves, and its stores.
+
+    Args:
+        file: the configuration.
+        using: the settings of the environment.
+        clock: whose time it is.
+        stores: where it keeps things; those of the settings unless given.
+        verifier: finds out who is calling; as the configuration says unless given.
+        owns_process: it may begin processes of the same environment, and end its own.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
@@ -96,13 +105,16 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_middleware(gateway, using, resource, clock),
+        middleware=_middleware(
+            gateway, using, resource, verifier or make_verifier(resource, clock), clock
+        ),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
     _add_routes(app, gateway, resource)
+    app.state.core = gateway.core
     return app
 
 
@@ -320,7 +332,11 @@ def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
 
 
 def _middleware(
-    gateway: _Gateway, using: Settings, resource: ProtectedResource | None, clock: Clock
+    gateway: _Gateway,
+    using: Settings,
+    resource: ProtectedResource | None,
+    verifier: Verifier,
+    clock: Clock,
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = gateway.config.http
@@ -348,7 +364,7 @@ def _middleware(
         Middleware(HeadMiddleware),
         Middleware(
             AuthenticationMiddleware,
-            verifier=make_verifier(resource, clock),
+            verifier=verifier,
             nothing=_nothing(http.path),
             operator_scope=None if resource is None else resource.config.operator_scope,
             local_operates=loopback_only,

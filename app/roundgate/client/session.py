@@ -475,7 +475,7 @@ class Client:
                                 questions, self._sources(answers), request_state
                             )
                         case Pause(ms):
-                            await asyncio.sleep(ms / 1_000)
+                            await self._clock.sleep(ms / 1_000)
                         case Show(task):
                             if on_task is not None and inspect.isawaitable(done := on_task(task)):
                                 await done
