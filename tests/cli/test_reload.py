@@ -457,7 +457,8 @@ async def test_what_a_view_has_is_reloaded_and_where_it_is_needs_a_restart(
     app = build_app(load(config), using)
     async with stoppable(app), client(app) as mcp:
         few = Client(mcp.http, "/few/mcp")
-        await until(["hello"], lambda: names(few))
+        await asyncio.sleep(0)  # and it has begun to watch
+        assert await names(few) == ["hello"]
         save(config, BACKENDS + "views: [{name: few, include: [{name: count}]}]\n")
         await until(["count"], lambda: names(few))
         assert not await told()

@@ -64,7 +64,8 @@ def test_a_view_is_found_behind_a_stage(environ: dict[str, str]) -> None:
     with closing(lambda_http.make_handler(environ)) as http:
         for path, has_all in (("/mcp", True), ("/few/mcp", False), ("/prod/few/mcp", False)):
             event = asking("http_api_v2", "tools/list", path=path)
-            found = json.loads(http(event, LambdaContext())["body"])["result"]["tools"]
+            answer = cast("Any", http)(event, LambdaContext())
+            found = json.loads(answer["body"])["result"]["tools"]
             assert ([one["name"] for one in found] != ["greet"]) is has_all, path
 
 

@@ -208,7 +208,7 @@ async def test_a_task_of_one_view_is_unknown_at_another(tmp_path: Path, method: 
     ):
         admin = TaskClient(at(everything.http, "/for/admins"), DECLARED)
         created = await admin.begin("dig", depth=3)
-        more = {"inputResponses": {}} if method == "tasks/update" else {}
+        more: dict[str, Any] = {"inputResponses": {}} if method == "tasks/update" else {}
         for path in ("/mcp", "/support/mcp"):
             response = await at(everything.http, path).post(
                 method, {"taskId": created, **more}, clientCapabilities=DECLARED
@@ -234,7 +234,7 @@ async def test_a_task_runs_as_its_view_has_the_tool(tmp_path: Path) -> None:
 
 async def test_a_key_of_one_view_does_not_find_the_outcome_of_another(tmp_path: Path) -> None:
     ran.clear()
-    key = {"roundgate/idempotencyKey": "same"}
+    key: dict[str, Any] = {"roundgate/idempotencyKey": "same"}
     params = {"name": "wipe", "arguments": {"disk": "k"}}
     plain = {"name": "a", "override": {"wipe": {"once": True}}}
     approving = {"name": "b", "override": {"wipe": {"approve": "always"}}}
