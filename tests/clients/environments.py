@@ -1,4 +1,4 @@
-"""Makes the environment of each client once, one after the other, from PyPI or npm; it is kept until what it needs changes."""
+"""Makes the environment of each client once, from PyPI or npm; it is kept until what it needs changes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _python(folder: Path) -> Path:
 def _run(line: list[str]) -> None:
     try:
         done = subprocess.run(
-            ["nice", *line],  # noqa: S607
+            ["nice", *line],
             capture_output=True,
             text=True,
             check=False,

@@ -1,6 +1,6 @@
 """Runs each client against replicas behind a balancer that sends every request to another one.
 
-    client ─▶ balancer ─▶ replica 1, 2, 3, 1 …     which have one store and one key in common
+client ─▶ balancer ─▶ replica 1, 2, 3, 1 …     which have one store and one key in common
 """
 
 from __future__ import annotations

@@ -61,10 +61,18 @@ SUBJECTS: Final = (
     _npm("typescript-1.32", "@modelcontextprotocol/sdk", "1.32.2", "typescript_1.mjs"),
     _npm("typescript-2", "@modelcontextprotocol/client", "2.4.0", "typescript_2.mjs"),
     _npm("inspector", "@modelcontextprotocol/inspector", "2.12.0", "inspector.mjs"),
-    _npm("mcp-remote", "mcp-remote", "0.15.1", "mcp_remote.mjs", "@modelcontextprotocol/sdk@1.32.2"),
+    _npm(
+        "mcp-remote", "mcp-remote", "0.15.1", "mcp_remote.mjs", "@modelcontextprotocol/sdk@1.32.2"
+    ),
     _pip("langchain", "langchain-mcp-adapters", "0.3.2", "langchain_adapters.py"),
     _pip("mcp-use", "mcp-use", "1.7.1", "mcp_use_client.py"),
     _pip("openai-agents", "openai-agents", "0.24.0", "openai_agents.py"),
-    _pip("pydantic-ai", "pydantic-ai-slim", "2.68.0", "pydantic_ai_client.py", package="pydantic-ai-slim[mcp]"),
+    _pip(
+        "pydantic-ai",
+        "pydantic-ai-slim",
+        "2.68.0",
+        "pydantic_ai_client.py",
+        package="pydantic-ai-slim[mcp]",
+    ),
     _pip("strands", "strands-agents", "1.62.0", "strands_client.py"),
 )

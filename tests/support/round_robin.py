@@ -14,7 +14,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final
@@ -76,18 +76,20 @@ class RoundRobin:
     def __enter__(self) -> RoundRobin:
         self._held = reserved_port()
         self._port = self._held.__enter__()
-        routes = [Route("/{path:path}", self._pass_on, methods=["GET", "POST", "DELETE", "OPTIONS"])]
+        routes = [
+            Route("/{path:path}", self._pass_on, methods=["GET", "POST", "DELETE", "OPTIONS"])
+        ]
         self._server = uvicorn.Server(
             uvicorn.Config(
-                Starlette(routes=routes),
+                Starlette(routes=routes, lifespan=self._speaking),
                 host="127.0.0.1",
                 port=self._port,
                 log_config=None,
-                lifespan="off",
+                lifespan="on",
+                loop="asyncio",
                 timeout_graceful_shutdown=1,
             )
         )
-        self._http = httpx.AsyncClient(timeout=None, verify=False, trust_env=False)  # noqa: S501, S113
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._server.run, name="round robin", daemon=True)
         self._thread.start()
@@ -111,6 +113,15 @@ class RoundRobin:
     def url(self) -> str:
         """Where clients are to go."""
         return f"http://127.0.0.1:{self._port}{self._path}"
+
+    @asynccontextmanager
+    async def _speaking(self, app: Starlette) -> AsyncIterator[None]:
+        # a connection for each request: one that a replica has just closed would look like its death
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(
+            timeout=None, verify=False, trust_env=False, limits=limits
+        ) as self._http:
+            yield
 
     async def _pass_on(self, request: Request) -> Response:
         body = await request.body()

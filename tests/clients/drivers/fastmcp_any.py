@@ -54,9 +54,7 @@ async def connected(url):
                 from mcp.types import PromptReference
             except ImportError:
                 from mcp_types import PromptReference
-            found = await mcp.complete(
-                PromptReference(**ref), {"name": "language", "value": "p"}
-            )
+            found = await mcp.complete(PromptReference(**ref), {"name": "language", "value": "p"})
             return found.values
 
         yield {

@@ -47,7 +47,10 @@ async def connected(url):
         async def resources():
             listed = [str(one.uri) for one in (await mcp.list_resources()).resources]
             templates = (await mcp.list_resource_templates()).resourceTemplates
-            read = [(await mcp.read_resource(uri)).contents[0].text for uri in ("note://today", "note://monday/first")]
+            read = [
+                (await mcp.read_resource(uri)).contents[0].text
+                for uri in ("note://today", "note://monday/first")
+            ]
             return [*listed, *(one.uriTemplate for one in templates), *read]
 
         async def prompts():

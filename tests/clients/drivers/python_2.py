@@ -43,7 +43,10 @@ async def connected(url):
         async def resources():
             listed = [str(one.uri) for one in (await mcp.list_resources()).resources]
             templates = (await mcp.list_resource_templates()).resource_templates
-            read = [(await mcp.read_resource(uri)).contents[0].text for uri in ("note://today", "note://monday/first")]
+            read = [
+                (await mcp.read_resource(uri)).contents[0].text
+                for uri in ("note://today", "note://monday/first")
+            ]
             return [*listed, *(one.uri_template for one in templates), *read]
 
         async def prompts():

@@ -1,4 +1,4 @@
-"""`python run.py DRIVER URL`, in the environment of a client: does with it what its driver can, and prints what came back.
+"""`python run.py DRIVER URL`, in the environment of a client: has its driver do what it can, and prints what came back.
 
 A driver has `connected(url)`, an async context manager that yields what it can do: a step for each capability
 (`tests.clients.capabilities`), each of which returns what the client has made of the answer. `None` is said of what the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
@@ -36,6 +38,7 @@ async def count(ctx: Context) -> str:
     """Reports three times how far it is."""
     for done in (1, 2, 3):
         await ctx.progress(done, total=3, message=f"{done} of 3")
+        await asyncio.sleep(0.2)  # mcp-remote loses reports that its own client has no time to read
     return "counted"
 
 
