@@ -72,7 +72,7 @@ async def test_a_step_may_be_named() -> None:
 async def test_a_handler_that_goes_another_way_each_time_is_found() -> None:
     @tool(task="required")
     async def odd(ctx: Context) -> str:
-        await ctx.step("charge", send, str(random.random()))  # noqa: S311
+        await ctx.step("charge", send, str(random.random()))
         await ctx.step("ship", send, "shipped")
         return "done"
 
@@ -88,7 +88,7 @@ async def test_a_handler_whose_result_is_not_remembered_is_found() -> None:
     @tool
     async def lottery(ctx: Context) -> float:
         await ctx.step("draw", lambda: None)
-        return random.random()  # noqa: S311
+        return random.random()
 
     async with Gateway(lottery) as gateway:
         with pytest.raises(Diverged, match="when draw begins, and its process dies: it returned"):

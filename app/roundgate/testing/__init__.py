@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from roundgate.errors import Diverged as Diverged
     from roundgate.errors import NothingGoesOn as NothingGoesOn
     from roundgate.testing.clock import VirtualClock as VirtualClock
-    from roundgate.testing.fake_context import fake_context as fake_context
+    from roundgate.testing.contexts import fake_context as fake_context
     from roundgate.testing.gateway import Gateway as Gateway
 else:
     __getattr__, __all__ = face(
         __name__,
         {
             ".clock": "VirtualClock",
-            ".fake_context": "fake_context",
+            ".contexts": "fake_context",
             ".gateway": "Gateway",
             "roundgate.errors": "Diverged NothingGoesOn",
         },

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from roundgate.carrier import carrier
-from roundgate.client import Answers, CallResult, Question
-from roundgate.client.answers import AnswersLike
+from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NothingGoesOn
 from roundgate.testing.effects import collecting_effects

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from roundgate.replay.branches import Branch, here
+from roundgate.replay import Branch, here
 
 _collected: list[str] | None = None
 """Where effects are noted, while somebody wants to know of them."""

@@ -24,14 +24,12 @@ from typing import Any, Final, TypeAlias
 
 from roundgate import config
 from roundgate.auth import LOCAL, Principal
-from roundgate.client import CallResult, Client, Task
-from roundgate.client.answers import AnswersLike
+from roundgate.client import AnswersLike, CallResult, Client, Task
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, Origin, Settings
-from roundgate.config.yaml_file import Located
+from roundgate.config import ConfigFile, GatewayConfig, Origin, Settings, yaml_file
 from roundgate.errors import NothingGoesOn, Unauthenticated
 from roundgate.main import build_app
-from roundgate.replay.steps import WATCH, StepWatch
+from roundgate.replay import WATCH, StepWatch
 from roundgate.startup import Core, build_core
 from roundgate.storage import Claimed, Message, NotClaimed
 from roundgate.tasks import Sweep
@@ -39,7 +37,7 @@ from roundgate.testing.clock import VirtualClock
 from roundgate.testing.crashes import Crash, Watched, survive
 from roundgate.testing.memory import Life, Memory
 from roundgate.testing.transport import AsgiTransport, ResendingTransport
-from roundgate.tokens.keys import new_key
+from roundgate.tokens import keys
 
 Source: TypeAlias = str | Path | ModuleType | Callable[..., Any]
 """A gateway.yaml, a Python file, a module, or a function with a decorator such as `@tool`."""
@@ -80,7 +78,7 @@ class Gateway:
         self._fresh = fresh
         self.clock = clock or VirtualClock()
         """Its time: `gateway.clock.skip(3600)` lets an hour pass."""
-        self._using = Settings(worker="off", state_keys=new_key(), public_url=ORIGIN)
+        self._using = Settings(worker="off", state_keys=keys.new_key(), public_url=ORIGIN)
         self._callers = _Callers()
         self._memory = Memory(self.clock)
         self._clients: list[Client] = []
@@ -432,7 +430,7 @@ def configuration(
         for number, one in enumerate(backends)
     ]
     made = GatewayConfig.model_validate({"backends": named, **sections})
-    return ConfigFile(made, Origin(Located(Path("gateway.yaml"), {}, {})))
+    return ConfigFile(made, Origin(yaml_file.Located(Path("gateway.yaml"), {}, {})))
 
 
 def _module_of(functions: Sequence[Callable[..., Any]]) -> str:

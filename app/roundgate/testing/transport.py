@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.client.transport import HttpRequest
+from roundgate.client import HttpRequest
 from roundgate.errors import ConnectionLost
 
 if TYPE_CHECKING:

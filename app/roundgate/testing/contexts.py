@@ -15,12 +15,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from roundgate.auth import LOCAL, Principal
-from roundgate.client import Answers, Question
-from roundgate.client.answers import AnswersLike, answer_all
+from roundgate.client import Answers, AnswersLike, Question, answer_all
 from roundgate.clock import Deadline
 from roundgate.protocol import ClientCapabilities, Meta
-from roundgate.replay import Call, Context, Journal, Run
-from roundgate.replay.branches import inside, number_tasks
+from roundgate.replay import Call, Context, Journal, Run, inside, number_tasks
 from roundgate.testing.clock import VirtualClock
 
 CAPABILITIES: Final[Mapping[str, Any]] = {
