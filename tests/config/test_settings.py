@@ -19,6 +19,7 @@ from roundgate.backends.config import (
     JobConfig,
     Selector,
     ToolOverride,
+    SearchConfig,
     ViewConfig,
     ViewSelector,
 )
@@ -157,6 +158,7 @@ PLACES: dict[type[Model], str] = {
     config.CacheHint: "## `caching`",
     BackendConfig: "## `backends`",
     Selector: "| setting of a selector",
+    SearchConfig: "## `search`",
     ViewConfig: "| setting of a view |",
     ViewSelector: "| setting of a view |",
     ToolOverride: "| setting of an override |",

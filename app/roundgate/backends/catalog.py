@@ -70,6 +70,8 @@ class Catalog:
     """What back ends have read it from, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """What is not served and why, where that is no reason not to serve the rest."""
+    call_tool: str | None = None
+    """The tool through which others are called, where search stands for the list (`roundgate.backends.search`)."""
     views: Mapping[str, Catalog] = field(default_factory=dict)
     """What each view has of all this, by its name (`roundgate.backends.views`)."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
@@ -279,6 +281,11 @@ def _merge(
         files=frozenset().union(*(offering.files for _, offering in offered)),
         left_out=[problem for _, offering in offered for problem in offering.left_out],
     )
+
+
+def unknown_tool(name: str) -> str:
+    """What a model is told that asks the tools of a search for one which is not there."""
+    return f"There is no tool {name[:MAX_NAME]!r}; search_tools finds the names"
 
 
 def _prefixed(item: T, prefix: str) -> T:
