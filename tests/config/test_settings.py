@@ -17,9 +17,9 @@ from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
     JobConfig,
+    SearchConfig,
     Selector,
     ToolOverride,
-    SearchConfig,
     ViewConfig,
     ViewSelector,
 )

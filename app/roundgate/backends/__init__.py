@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from roundgate.backends.catalog import Catalog as Catalog
     from roundgate.backends.catalog import ServedTool as ServedTool
     from roundgate.backends.catalog import build as build
-    from roundgate.backends.catalog import unknown_tool as unknown_tool
     from roundgate.backends.config import BackendConfig as BackendConfig
     from roundgate.backends.config import SearchConfig as SearchConfig
     from roundgate.backends.config import ViewConfig as ViewConfig
@@ -43,7 +42,7 @@ else:
         __name__,
         {
             ".base": "Backend Offering Prompt Resource Returned Tool",
-            ".catalog": "Catalog ServedTool build unknown_tool",
+            ".catalog": "Catalog ServedTool build",
             ".config": "BackendConfig SearchConfig ViewConfig",
             ".http.secrets": "Redactor",
             ".http.service": "Service",

@@ -283,11 +283,6 @@ def _merge(
     )
 
 
-def unknown_tool(name: str) -> str:
-    """What a model is told that asks the tools of a search for one which is not there."""
-    return f"There is no tool {name[:MAX_NAME]!r}; search_tools finds the names"
-
-
 def _prefixed(item: T, prefix: str) -> T:
     return (
         replace(item, definition=renamed(item.definition, prefix + item.definition["name"]))

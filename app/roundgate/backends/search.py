@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from roundgate.backends.base import Returned, Tool
-from roundgate.backends.catalog import Catalog, ServedTool, serve, unknown_tool
+from roundgate.backends.catalog import Catalog, ServedTool, serve
 from roundgate.backends.config import SearchConfig
 from roundgate.backends.definitions import encoded
 from roundgate.backends.ranking import Ranking
@@ -151,7 +151,8 @@ class _Search:
     async def _describe(self, context: Context, arguments: dict[str, Any]) -> Returned:
         served = self._by_name.get(arguments["name"])
         if served is None or not self._is_for(context, served.tool):
-            raise ToolError(unknown_tool(arguments["name"]))
+            name = arguments["name"][:64]
+            raise ToolError(f"There is no tool {name!r}; search_tools finds the names")
         return _text(encoded(served.tool.definition).decode())
 
     def _is_for(self, context: Context, tool: Tool) -> bool:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
-from roundgate.backends import Catalog, Returned, ServedTool, unknown_tool
+from roundgate.backends import Catalog, Returned, ServedTool
 from roundgate.clock import Clock
 from roundgate.config import CacheHint
 from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
@@ -108,7 +108,8 @@ class ToolMethods:
             return self._results.tool(_invalid_arguments(served, asked.arguments))
         name = asked.arguments["name"]
         if name not in self._catalog.tools or name == served.name:
-            return self._results.tool(ToolResult.error(unknown_tool(name)))
+            text = f"There is no tool {name[:64]!r}; search_tools finds the names"
+            return self._results.tool(ToolResult.error(text))
         given = asked.arguments.get("arguments", {})
         return asked.model_copy(update={"name": name, "arguments": given})
 
