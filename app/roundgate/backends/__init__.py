@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from roundgate.backends.catalog import ServedTool as ServedTool
     from roundgate.backends.catalog import build as build
     from roundgate.backends.config import BackendConfig as BackendConfig
+    from roundgate.backends.config import SearchConfig as SearchConfig
     from roundgate.backends.config import ViewConfig as ViewConfig
     from roundgate.backends.http.secrets import Redactor as Redactor
     from roundgate.backends.http.service import Service as Service
@@ -42,7 +43,7 @@ else:
         {
             ".base": "Backend Offering Prompt Resource Returned Tool",
             ".catalog": "Catalog ServedTool build",
-            ".config": "BackendConfig ViewConfig",
+            ".config": "BackendConfig SearchConfig ViewConfig",
             ".http.secrets": "Redactor",
             ".http.service": "Service",
             ".openapi.command": "compiled",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.backends import BackendConfig, ViewConfig, registry
+from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.config.base import Model
 
 
@@ -419,6 +419,9 @@ class GatewayConfig(Model):
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
+    )
+    search: SearchConfig | None = Field(
+        None, description="Search in place of the list of all tools."
     )
     views: list[ViewConfig] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."
