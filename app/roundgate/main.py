@@ -119,7 +119,7 @@ class _Gateway:
         self._owns_process = owns_process
         stores, tasks = core.stores, file.config.tasks
         ring = make_ring(file.config, using, clock)
-        sealer = make_sealer(file.config, ring, clock)
+        sealer = self._sealer = make_sealer(file.config, ring, clock)
         self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
         self._once = Once(stores.once, sealer, clock)
         self._watch = Watch(tasks.poll_interval_ms / 1000)
@@ -183,6 +183,8 @@ class _Gateway:
             self._watch,
             self._clock,
             results or NEWEST.result_format(server_info(config.server)),
+            sealer=self._sealer,
+            rows=self.core.stores.sessions,
             streams=self._using.streams,
         )
         return made, snapshot.use

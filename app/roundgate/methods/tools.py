@@ -214,6 +214,7 @@ def _task_call(served: ServedTool, round_: Round, call: Call, journal: Journal) 
         call.meta.client_info,
         round_.origin,
         journal.generation,
+        call.meta.capabilities.substituted,
     )
 
 

@@ -31,6 +31,8 @@ class TaskCall:
     """The trace context in which the call began."""
     generation: int = 1
     """See `Journal.generation`."""
+    substituted: Mapping[str, Any] = field(default_factory=dict)
+    """What there are other means for where the client declared nothing (`ClientCapabilities.substituted`)."""
 
     def to_bytes(self) -> bytes:
         """The call as the store keeps it."""
@@ -44,6 +46,8 @@ class TaskCall:
             "origin": dict(self.origin),
             "generation": self.generation,
         }
+        if self.substituted:  # workers of the version before do not know it
+            facts["substituted"] = dict(self.substituted)
         return json.encode(facts)
 
     @classmethod
@@ -63,5 +67,8 @@ class TaskCall:
         """
         info = None if self.client_info is None else dict(self.client_info)
         return Meta(
-            ClientCapabilities(self.capabilities), info, log_level=None, progress_token=None
+            ClientCapabilities(self.capabilities, self.substituted),
+            info,
+            log_level=None,
+            progress_token=None,
         )
