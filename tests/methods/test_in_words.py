@@ -181,7 +181,7 @@ async def test_the_tool_for_answers_is_listed_for_who_needs_it(
 async def test_a_client_that_can_be_asked_sees_and_gets_what_it_always_did(
     app: FastAPI, using: Settings
 ) -> None:
-    able = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
+    able: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
     async with client(app) as mcp:
         listed = await mcp.result("tools/list", clientCapabilities=able)
         async with client(gateway(*TOOLS, using=using)) as off:

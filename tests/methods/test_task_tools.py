@@ -288,7 +288,7 @@ async def test_an_approval_is_known_by_how_it_is_asked() -> None:
 async def test_nobody_sees_a_task_that_is_not_theirs(tmp_path: Path) -> None:
     async with serving(tmp_path, *TOOLS, fallback=HANDLES) as app:
         for name in sorted(FOUR):
-            more = {"answers": {}} if name == "task_answer" else {}
+            more: dict[str, Any] = {"answers": {}} if name == "task_answer" else {}
             for task_id in ("nobody-has-it", "v1.a.b.c", "", "é"):
                 result = await call(app, "2025-06-18", name, taskId=task_id, **more)
                 assert "Unknown task" in error_text(result)

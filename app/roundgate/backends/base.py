@@ -69,6 +69,10 @@ class Tool:
     without_tasks: WithoutTasks | None = None
     """What a client gets that knows no tasks, if its calls become some; `None`: as for all tools."""
     about: ToolAbout = ToolAbout()
+    approvable: CallTool | None = None
+    """The same call with the question whether to go ahead before it, for who wants it; `None` where there is none."""
+    asks_first: bool = False
+    """Whether `call` asks whether to go ahead."""
 
 
 @dataclass(frozen=True, slots=True)

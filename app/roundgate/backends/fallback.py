@@ -9,7 +9,7 @@ Both are off unless they are set, for all tools (`fallback`) or for one (`overri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -17,7 +17,7 @@ from typing import Self
 from roundgate.backends.base import Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.config import FallbackConfig, Origin
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, Problem
 
 
 class OwnTool(StrEnum):
@@ -71,28 +71,33 @@ class Fallback:
 
 
 def check_names(catalog: Catalog, config: FallbackConfig, origin: Origin) -> None:
-    """Do nothing if the gateway's own tools have names that no other tool has.
+    """Do nothing if the gateway's own tools have names that no other tool has, in every view.
 
     Raises:
         ConfigError: names each collision, and the setting that ends it.
     """
+    problems = [
+        problem
+        for one in (catalog, *catalog.views.values())
+        for problem in _collisions(one, config, origin)
+    ]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+
+
+def _collisions(catalog: Catalog, config: FallbackConfig, origin: Origin) -> Iterator[Problem]:
     found: set[str] = set()
-    problems = []
     for own, name in Fallback.of(catalog, config).names.items():
         setting = "answer_tool" if own is OwnTool.ANSWER else "task_tool_prefix"
         if name in catalog.tools:
             backend = catalog.tools[name].backend
             message = f"the gateway's own tool {name!r} is offered by back end {backend!r} too"
             remedy = f"give it another name with fallback.{setting}, or rename that tool or prefix its back end's"
-            problems.append(origin.at(setting).problem(message, remedy))
+            yield origin.at(setting).problem(message, remedy)
         elif name in found:
             message = f"two of the gateway's own tools would be called {name!r}"
-            problems.append(
-                origin.at(setting).problem(message, "change answer_tool or task_tool_prefix")
-            )
+            yield origin.at(setting).problem(message, "change answer_tool or task_tool_prefix")
         found.add(name)
-    if problems:
-        raise ConfigError(problems)
 
 
 def _in_words(tool: Tool, config: FallbackConfig) -> bool:
