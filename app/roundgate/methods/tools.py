@@ -220,6 +220,7 @@ class ToolMethods:
             round_.origin,
             journal.generation,
             self._tasks.view,
+            call.meta.capabilities.substituted,
         )
 
     async def _in_doubt(
