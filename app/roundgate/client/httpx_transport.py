@@ -54,7 +54,8 @@ class _HttpxResponse:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
-            async for part in self._response.aiter_bytes():
+            # As it comes: what a server compressed, which nobody asked for, is not unpacked but refused.
+            async for part in self._response.aiter_raw():
                 yield part
         except httpx.HTTPError as error:
             raise _translated(error, self._authority) from None

@@ -84,6 +84,12 @@ class Question:
         )
 
     @property
+    def required(self) -> list[str]:
+        """The names of the fields that a form needs."""
+        found = self.schema.get("required")
+        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+    @property
     def defaults(self) -> Json:
         """The fields of a form that have a default."""
         return {name: one["default"] for name, one in self.fields.items() if "default" in one}
