@@ -191,7 +191,8 @@ def test_a_task_is_answered_once_for_each_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "said"), [({"inputRequests": {"a": FORM}}, r"has been answered \(a\)"), ({}, "not say")]
+    ("asks", "said"),
+    [({"inputRequests": {"a": FORM}}, r"has been answered \(a\)"), ({}, "not say")],
 )
 def test_a_task_that_asks_for_ever_what_it_was_answered_is_given_up(asks: Json, said: str) -> None:
     polled = [task("input_required", **asks)] * 10_000
@@ -306,8 +307,7 @@ LISTED = Limits(max_pages=3, max_items=4, max_message=300)
 
 
 def pages(*replies: Mapping[str, Any]) -> list[Json]:
-    found: list[Json] = drive(
-        flows.every_page("tools/list", "tools", LISTED), replies)[0]
+    found: list[Json] = drive(flows.every_page("tools/list", "tools", LISTED), replies)[0]
     return found
 
 

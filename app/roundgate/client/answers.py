@@ -103,9 +103,7 @@ def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
         filled = {
             name: value for name, one in question.fields.items() if pattern.items() <= one.items()
         }
-        is_whole = all(
-            name in filled or name in question.defaults for name in question.required
-        )
+        is_whole = all(name in filled or name in question.defaults for name in question.required)
         return filled if filled and is_whole else None
 
     return answer

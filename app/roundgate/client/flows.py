@@ -171,7 +171,7 @@ def call(
 _SHORTEST_POLL_MS: Final = 20
 _USUAL_POLL_MS: Final = 1_000
 _PATIENCE_MS: Final = 120_000
-"""How long a task may go on to ask what it has been answered: the server may take up answers later than it takes them."""
+"""How long a task may go on to ask what it has been answered: a server may act on answers after it has taken them."""
 _LONGEST_CURSOR: Final = 64 * 1024
 
 

@@ -54,8 +54,7 @@ class _HttpxResponse:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
-            # As it comes: what a server compressed, which nobody asked for, is not unpacked but refused.
-            async for part in self._response.aiter_raw():
+            async for part in self._response.aiter_bytes():
                 yield part
         except httpx.HTTPError as error:
             raise _translated(error, self._authority) from None

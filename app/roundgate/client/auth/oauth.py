@@ -220,12 +220,11 @@ class OAuth:
                 401, "The authorization server did not bind the token to the key (DPoP)"
             )
         lasts_s = response.get("expires_in")
-        is_number = isinstance(lasts_s, (int, float)) and not isinstance(lasts_s, bool)
-        kept.expires_at_ms = (
-            self._clock.now_ms() + int(min(lasts_s, _LONGEST_LIFE_S) * 1_000)  # type: ignore[type-var]
-            if is_number
-            else None
-        )
+        if isinstance(lasts_s, (int, float)) and not isinstance(lasts_s, bool):
+            lasts_ms = int(min(lasts_s, _LONGEST_LIFE_S) * 1_000)
+            kept.expires_at_ms = self._clock.now_ms() + lasts_ms
+        else:
+            kept.expires_at_ms = None
         refresh = response.get("refresh_token")
         kept.refresh_token = refresh if isinstance(refresh, str) else kept.refresh_token
         kept.proof_key = self._key(kept).pem if kept.token_type.lower() == "dpop" else None
