@@ -135,7 +135,7 @@ REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
         (replies({"resultType": {"of": "another type"}}), BadAnswer, "unknown type"),
         (lambda asked: answers_as(str(asked.message["id"])), BadAnswer, "another request"),
         (lambda asked: answers_as(True), BadAnswer, "another request"),
-        (lambda asked: http(503, b"", "text/plain", Retry_After="\xb2"), HttpRefused, "503"),
+        (lambda asked: http(503, b"", "text/plain", Retry_After="~").replace(b"~", b"\xb2"), HttpRefused, "503"),
     ],
 )  # fmt: skip
 async def test_an_answer_that_is_none_is_an_error_in_words(

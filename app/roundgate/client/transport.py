@@ -232,8 +232,8 @@ class SocketTransport:
             raise ConnectionLost(
                 f"No secure connection to {url.authority}: {reason}", was_sent=False
             ) from None
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or type(error).__name__
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
             raise ConnectionLost(
                 f"No connection to {url.authority}: {reason}", was_sent=False
             ) from None
