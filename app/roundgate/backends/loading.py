@@ -14,6 +14,7 @@ from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
 from roundgate.backends.shaping import shaped
+from roundgate.backends.views import with_views
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 
@@ -61,7 +62,11 @@ def _make(
 
 async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:
     try:
-        return Snapshot(await catalog.build(made, file.config.limits.page_size, problems), made)
+        page_size = file.config.limits.page_size
+        built = await catalog.build(made, page_size, problems)
+        if file.config.views:
+            built = with_views(built, file.config.views, file.origin.at("views"), page_size)
+        return Snapshot(built, made)
     except BaseException:
         for backend in made:
             await backend.aclose()
