@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from roundgate import Context, tool
+from roundgate import Context, SyncContext, tool
 from roundgate.errors import Diverged
 from roundgate.testing import Gateway
 
@@ -28,14 +28,14 @@ async def _order(ctx: Context, number: int) -> str:
     await ctx.step("charge", send, f"charge {number}")
     answer = await ctx.elicit("confirm", "Ship it?", Confirm)
     await ctx.sleep(600)
-    return await ctx.step("ship", send, f"ship {number} {answer.go}")
+    return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
 
 
 @tool
 async def order(ctx: Context, number: int) -> str:
     await ctx.step("charge", send, f"charge {number}")
     answer = await ctx.elicit("confirm", "Ship it?", Confirm)
-    return await ctx.step("ship", send, f"ship {number} {answer.go}")
+    return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
 
 
 @tool(task="required")
@@ -103,7 +103,7 @@ async def test_what_is_done_outside_of_a_step_is_found(tmp_path: Path) -> None:
         return "done"
 
     @tool
-    def writes(ctx: Context) -> str:
+    def writes(ctx: SyncContext) -> str:
         ctx.step("charge", send, "charge")
         (tmp_path / "log").write_text("charged")
         return "done"
@@ -126,14 +126,14 @@ async def test_a_version_that_asks_otherwise_is_found() -> None:
     async def asks_otherwise(ctx: Context, number: int) -> str:
         await ctx.step("charge", send, f"charge {number}")
         answer = await ctx.elicit("confirm", "Shall we ship it?", Confirm)
-        return await ctx.step("ship", send, f"ship {number} {answer.go}")
+        return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
 
     @tool(name="order")
     async def only_faster(ctx: Context, number: int) -> str:
         await ctx.step("charge", send, f"charge {number}")
         await ctx.step("audit", send, "audit")
         answer = await ctx.elicit("confirm", "Ship it?", Confirm)
-        return await ctx.step("ship", send, f"ship {number} {answer.go}")
+        return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
 
     async with Gateway(order) as gateway:
         with pytest.raises(Diverged) as caught:
@@ -151,7 +151,7 @@ async def test_a_version_that_does_something_else_at_a_step_is_found() -> None:
     async def other_arguments(ctx: Context, number: int) -> str:
         await ctx.step("charge", send, f"charge {number} EUR")
         answer = await ctx.elicit("confirm", "Ship it?", Confirm)
-        return await ctx.step("ship", send, f"ship {number} {answer.go}")
+        return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
 
     async with Gateway(order_as_task) as gateway:
         with pytest.raises(Diverged, match="the other version goes on: it raised: NothingGoesOn"):

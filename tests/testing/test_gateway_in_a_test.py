@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from roundgate import Context, ToolError, resource, tool
+from roundgate import Context, SyncContext, ToolError, resource, tool
 from roundgate.client import DECLINE, Question
 from roundgate.errors import NothingGoesOn, RpcError, Unanswered
 from roundgate.testing import Gateway, VirtualClock
@@ -30,7 +30,7 @@ async def refund(ctx: Context, order: int) -> str:
 
 
 @tool
-def plain(ctx: Context, order: int) -> str:  # a handler that is a plain function
+def plain(ctx: SyncContext, order: int) -> str:  # a handler that is a plain function
     return f"who: {ctx.principal.subject}, {order}"
 
 
