@@ -74,6 +74,7 @@ async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem
                 page_size,
                 checks_scopes=checks_scopes,
             )
+        built = catalog.with_reading(built, file.origin.at("backends"))
         if file.config.search is not None:
             from roundgate.backends.search import with_search  # not needed for a list
 

@@ -28,6 +28,7 @@ from roundgate.methods.tasks import TaskMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import REQUIRED as TASKS
 from roundgate.protocol import Params, ResultFormat, params
+from roundgate.replay import Texts
 from roundgate.tasks import NamedTasks, Watch
 
 P = TypeVar("P", bound=Params)
@@ -60,6 +61,7 @@ class Methods:
         *,
         streams: bool,
         view: str = "",
+        texts: Texts | None = None,
     ) -> None:
         self.features = features_of(catalog, streams=streams)
         """What there is something to serve for."""
@@ -67,7 +69,7 @@ class Methods:
         self._catalog = catalog
         caching, results = config.caching, Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
-        calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000)
+        calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000, texts)
         most = config.tasks.max_result_bytes
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),

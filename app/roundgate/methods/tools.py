@@ -119,7 +119,7 @@ class ToolMethods:
             return self._results.tool(_invalid_arguments(served, arguments))
 
         def handler(ctx: Context) -> Awaitable[Returned]:
-            return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
+            return served.call(ctx, _arguments(round_, run_of(ctx).journal))
 
         if (
             call.may_become_task

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Notify as Notify
     from roundgate.replay.call import Publish as Publish
+    from roundgate.replay.call import TextPart as TextPart
+    from roundgate.replay.call import Texts as Texts
     from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
     from roundgate.replay.context import Context as Context
     from roundgate.replay.context import run_of as run_of
@@ -45,7 +47,7 @@ else:
         __name__,
         {
             ".branches": "inside",
-            ".call": "Call Notify Publish",
+            ".call": "Call Notify Publish TextPart Texts",
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",
             ".forms": "form_schema",
