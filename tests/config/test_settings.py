@@ -153,6 +153,7 @@ PLACES: dict[type[Model], str] = {
     config.AuthorizerConfig: "| setting of an authorizer",
     config.StateConfig: "## `state`",
     config.SessionsConfig: "## `sessions`",
+    config.FallbackConfig: "## `fallback`",
     config.TasksConfig: "## `tasks`",
     config.CachingConfig: "## `caching`",
     config.CacheHint: "## `caching`",

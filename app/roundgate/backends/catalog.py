@@ -112,7 +112,10 @@ class Catalog:
         return {
             "tools": (
                 self.tool_pages.items,
-                [served.tool.scopes for served in self.tools.values()],
+                [
+                    (served.tool.scopes, served.tool.ask_in_words, served.tool.without_tasks)
+                    for served in self.tools.values()
+                ],
             ),
             "prompts": self.prompt_pages.items,
             "resources": (self.resource_pages.items, self.template_pages.items),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.config import Model, TaskMode
+from roundgate.config import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
@@ -80,6 +80,10 @@ class ToolOverride(Model):
         [], description="Arguments for which the user is asked with a form when missing."
     )
     task: TaskMode | None = Field(None, description="Whether its calls become tasks.")
+    ask_in_words: bool | None = Field(None, description="As fallback.ask_in_words, for this tool.")
+    without_tasks: WithoutTasks | None = Field(
+        None, description="As fallback.without_tasks, for this tool."
+    )
     once: Literal[True] | None = Field(
         None, description="A round that is sent again must not be run again."
     )

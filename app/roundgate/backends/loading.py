@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
@@ -80,6 +81,7 @@ async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem
 
             place = file.origin.at("search")
             built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
+        check_names(built, file.config.fallback, file.origin.at("fallback"))
         return Snapshot(built, made)
     except BaseException:
         for backend in made:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
-from roundgate.config.base import Model
+from roundgate.config.base import Model, WithoutTasks
 
 
 class ServerConfig(Model):
@@ -174,6 +174,33 @@ class SessionsConfig(Model):
         description="Seconds within which a client has to answer a question; then its call ends with an error.",
         ge=1,
         le=86_400,
+    )
+
+
+class FallbackConfig(Model):
+    """What clients get that cannot be asked, or know no tasks. Each tool may have its own (`override`)."""
+
+    ask_in_words: bool = Field(
+        False,
+        description="Whether a question that a client cannot be asked becomes the text of a result, which a tool takes"
+        " the answers to. The model may make them up. Never an approval.",
+    )
+    without_tasks: WithoutTasks = Field(
+        "none",
+        description="What a client without the tasks extension gets of a tool with task: none, an ordinary call, or an"
+        " error where the tool has to be a task; wait, the result, for which its call waits; tools, a handle that tools"
+        " take.",
+    )
+    answer_tool: str = Field(
+        "answer",
+        description="Name of the tool that takes answers to questions in words.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
+    task_tool_prefix: str = Field(
+        "task_",
+        description="Stands before status, result, answer and cancel in the names of the tools that take handles of"
+        " tasks.",
+        pattern=r"^[A-Za-z0-9_.-]{1,50}$",
     )
 
 
@@ -424,6 +451,10 @@ class GatewayConfig(Model):
     sessions: SessionsConfig = Field(
         SessionsConfig.model_construct(),
         description="Clients that speak a revision before 2026-07-28.",
+    )
+    fallback: FallbackConfig = Field(
+        FallbackConfig.model_construct(),
+        description="Clients that cannot be asked, or know no tasks.",
     )
     tasks: TasksConfig = Field(
         TasksConfig.model_construct(), description="Calls that outlive their request."
