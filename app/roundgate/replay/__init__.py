@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Notify as Notify
     from roundgate.replay.call import Publish as Publish
+    from roundgate.replay.call import TextPart as TextPart
+    from roundgate.replay.call import Texts as Texts
     from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
     from roundgate.replay.context import Context as Context
     from roundgate.replay.context import run_of as run_of
@@ -49,9 +51,9 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
+            ".branches": "Branch here inside number_tasks",
+            ".call": "Call Notify Publish TextPart Texts",
             ".steps": "WATCH StepWatch",
-            ".branches": "Branch here number_tasks inside",
-            ".call": "Call Notify Publish",
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",
             ".forms": "form_schema",
