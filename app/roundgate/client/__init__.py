@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
     from roundgate.client.flows import VERSIONS as VERSIONS
     from roundgate.client.limits import Limits as Limits
-    from roundgate.client.link import Observer as Observer
     from roundgate.client.listening import Change as Change
     from roundgate.client.questions import ACCEPT as ACCEPT
     from roundgate.client.questions import CANCEL as CANCEL
     from roundgate.client.questions import DECLINE as DECLINE
     from roundgate.client.questions import Kind as Kind
     from roundgate.client.questions import Question as Question
+    from roundgate.client.reading import Observer as Observer
     from roundgate.client.session import Client as Client
     from roundgate.client.task import Task as Task
     from roundgate.client.task import handle_of as handle_of
@@ -65,9 +65,9 @@ else:
             "collect_responses recognize_input_required run_elicitation_chain",
             ".flows": "VERSIONS",
             ".limits": "Limits",
-            ".link": "Observer",
             ".listening": "Change",
             ".questions": "ACCEPT CANCEL DECLINE Kind Question",
+            ".reading": "Observer",
             ".session": "Client",
             ".task": "Task handle_of split_handle",
             ".transport": "HttpRequest HttpResponse Transport",
