@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from roundgate.cli import remote_options
+from roundgate.cli import cassette_options, remote_options
 from roundgate.cli.arguments import age_ms, task_ref
 from roundgate.errors import ConfigError
 
@@ -106,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("schema", help="print the JSON Schema of gateway.yaml, for editors")
     remote_options.add_commands(commands)
+    cassette_options.add_actions(
+        commands.add_parser("cassette", help="record conversations, and replay them as either side")
+    )
     return parser
 
 

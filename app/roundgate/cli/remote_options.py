@@ -172,3 +172,6 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     connection.add_argument(
         "--transcript", type=Path, metavar="FILE", help="write each message to a file, a line each"
     )
+    connection.add_argument(
+        "--cassette", type=Path, metavar="FILE", help="record the conversation, to be replayed"
+    )

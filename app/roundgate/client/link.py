@@ -251,9 +251,8 @@ class Link:
             return
         try:
             async with asyncio.timeout(self.limits.connect_s):
-                request = HttpRequest(
-                    "DELETE", self.url, await self._own_headers("DELETE", [_ACCEPT])
-                )
+                headers = await self._own_headers("DELETE", self._older_headers([_ACCEPT]))
+                request = HttpRequest("DELETE", self.url, headers)
                 response = await self.transport.send(request)
                 await response.close()
         except (ClientError, TimeoutError):
