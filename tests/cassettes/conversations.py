@@ -64,11 +64,11 @@ async def older_session(client: Client) -> Any:
 
 
 async def error(client: Client) -> Any:
+    failed = await client.call("fail")
     try:
         await client.call("nothing")
     except RpcError as raised:
-        return raised.code
-    return (await client.call("fail")).text
+        return failed.text, raised.code
 
 
 async def progress(client: Client) -> Any:
@@ -93,6 +93,23 @@ ALL: Final[Mapping[str, Conversation]] = {
         error,
         progress,
     )
+}
+
+EXPECTED: Final[Mapping[str, Any]] = {
+    "plain_call": 42,
+    "two_rounds": ("Refunded order 7", 2),
+    "three_questions": "Ada Lovelace",
+    "url_question": "Paid",
+    "sampling": "Roses are red",
+    "task_with_a_question": "Deployed to prod",
+    "task_cancelled": "cancelled",
+    "pages_of_a_list": [
+        *("add", "fail", "refund", "introduce", "pay", "poem", "deploy", "grow", "count"),
+    ],
+    "listening": "notifications/tools/list_changed",
+    "older_session": "Refunded order 8",
+    "error": ("The printer is on fire", -32602),
+    "progress": ("Counted", [1, 2]),
 }
 
 

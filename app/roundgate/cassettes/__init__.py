@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
+    from roundgate.cassettes.differing import differences as differences
     from roundgate.cassettes.faults import Faults as Faults
     from roundgate.cassettes.faults import parse_faults as parse_faults
     from roundgate.cassettes.files import read as read
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from roundgate.cassettes.paths import check_paths as check_paths
     from roundgate.cassettes.player import Player as Player
     from roundgate.cassettes.proxy import Proxy as Proxy
+    from roundgate.cassettes.pytest_plugin import CassetteOfTest as CassetteOfTest
     from roundgate.cassettes.recorder import Recorder as Recorder
     from roundgate.cassettes.schema import SCHEMA as SCHEMA
     from roundgate.cassettes.standin import Reply as Reply
@@ -40,6 +42,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
+            ".differing": "differences",
             ".faults": "Faults parse_faults",
             ".files": "read write",
             ".matching": "Difference",
@@ -47,6 +50,7 @@ else:
             ".paths": "check_paths",
             ".player": "Player",
             ".proxy": "Proxy",
+            ".pytest_plugin": "CassetteOfTest",
             ".recorder": "Recorder",
             ".schema": "SCHEMA",
             ".standin": "Reply StandIn",

@@ -35,7 +35,9 @@ def read(path: Path) -> Cassette:
     return cassette
 
 
-def _problem(located: yaml_file.Located, at: tuple[str | int, ...], what: str, remedy: str) -> Problem:
+def _problem(
+    located: yaml_file.Located, at: tuple[str | int, ...], what: str, remedy: str
+) -> Problem:
     where = escaped(dotted(at)) or "(file)"
     return Problem(str(located.file), where, escaped(what), escaped(remedy), located.line(at))
 

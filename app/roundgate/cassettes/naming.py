@@ -86,10 +86,11 @@ class Namer:
         return found
 
     def _key(self, key: str) -> str:
-        return key if "${" not in key and not self._secret_in(key) else self.text(key, is_sent=True)
-
-    def _secret_in(self, key: str) -> bool:
-        return any(value in key for value, name in self._within.items() if "secret:" in name)
+        """The name of a member: as it is, but without secrets."""
+        for value, name in self._within.items():
+            if name.startswith("${secret:") and value in key:
+                key = key.replace(value, name)
+        return key
 
     def _member(self, rule: Rule, item: Any, *, is_sent: bool) -> Any:
         if isinstance(item, list):

@@ -6,14 +6,15 @@ the conversation, and what the client proves itself with, to where nobody record
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from roundgate.cassettes.recorder import Recorder
-from roundgate.cassettes.standin import Reply
+from roundgate.cassettes.standin import Reply, refusal
 from roundgate.cassettes.web import Asked
 from roundgate.client import HttpRequest, HttpResponse, Url
-from roundgate.errors import ClientError
+from roundgate.errors import ClientError, ConnectionLost, ParseError
+from roundgate.json import decode
 
 _OF_THE_CONNECTION: Final = frozenset(
     {
@@ -52,16 +53,27 @@ class Proxy:
                 asked.method, url, [*headers, ("accept-encoding", "identity")], body
             )
             response = await self._recorder.send(request)
+        except ConnectionLost as error:
+            if error.was_sent:
+                return None  # lost here as it was there: whether it was done, nobody knows
+            return self._failed(asked, f"The server could not be reached: {error}")
         except (ClientError, ValueError) as error:
-            return _text(502, f"The server could not be reached: {error}")
+            return self._failed(asked, f"The server could not be reached: {error}")
         if response.status not in _REDIRECTS:
             return await _reply(response)
         await response.close()
         if (location := self._within(response.headers.get("location", ""))) is not None:
             return Reply(response.status, {"location": location})
-        return _text(
-            502, "The server redirects to another host, which is not followed: record that one"
-        )
+        what = "The server redirects to another host, which is not followed: record that one"
+        return self._failed(asked, what)
+
+    def _failed(self, asked: Asked, what: str) -> Reply:
+        """In the shape that clients show: a JSON-RPC error under the id of the request."""
+        try:
+            message = decode(asked.body)
+        except ParseError:
+            message = None
+        return refusal(message.get("id") if isinstance(message, dict) else None, -32603, what, 502)
 
     def _within(self, location: str) -> str | None:
         """Where a redirect leads at this proxy, `None` if it leaves the server."""
@@ -96,8 +108,3 @@ async def _passed_on(response: HttpResponse, reply: Reply) -> AsyncGenerator[byt
         reply.is_cut = True  # the client is to see that it is not whole
     finally:
         await response.close()
-
-
-def _text(status: int, text: str) -> Reply:
-    headers: Mapping[str, str] = {"content-type": "text/plain; charset=utf-8"}
-    return Reply(status, headers, f"{text}\n".encode())

@@ -82,7 +82,7 @@ class StandIn:
         try:
             message = decode(body) if http == "POST" else None
         except ParseError as error:
-            return _refusal(None, _PARSE, str(error), 400)
+            return refusal(None, _PARSE, str(error), 400)
         found = self._find(http, headers, message)
         if found is None:
             return self._state_of_task(message) or self._never_recorded(http, message)
@@ -191,10 +191,10 @@ class StandIn:
         elif method.startswith("notifications/"):
             return Reply(202, {})
         elif method not in self._methods:
-            return _refusal(request_id, _NOT_FOUND, f"Method not found: no {method} was recorded")
+            return refusal(request_id, _NOT_FOUND, f"Method not found: no {method} was recorded")
         nearest = self._nearest(message)
         text = f"Nothing like this was recorded: {_title(message)}"
-        return _refusal(request_id, _INVALID, f"{text}{nearest}", 200 if method else 400)
+        return refusal(request_id, _INVALID, f"{text}{nearest}", 200 if method else 400)
 
     def _nearest(self, message: Any) -> str:
         best: tuple[int, int, list[Difference]] | None = None
@@ -267,7 +267,7 @@ class StandIn:
             return Reply(response.status, headers, b"", stream, is_cut)
         failure = await self._wait(response.after)
         if failure is not None:
-            return _refusal(request_id, _INVALID, failure)
+            return refusal(request_id, _INVALID, failure)
         if response.message is None:
             text = str(self._value(response.text or ""))
             kind = {"content-type": "text/plain; charset=utf-8"} if text else {}
@@ -339,7 +339,8 @@ def _event_bytes(message: Any, event_id: str | None = None, retry_ms: int | None
     return b"\n".join(lines) + b"\n\n"
 
 
-def _refusal(request_id: Any, code: int, message: str, status: int = 200) -> Reply:
+def refusal(request_id: Any, code: int, message: str, status: int = 200) -> Reply:
+    """A JSON-RPC error, as a reply."""
     error = {"code": code, "message": message}
     body = encode({"jsonrpc": "2.0", "id": request_id, "error": error})
     return Reply(status, {"content-type": "application/json"}, body)

@@ -42,6 +42,7 @@ from roundgate.cli import remote
 from roundgate.cli.terminal import say
 from roundgate.client import Bearer
 from roundgate.errors import ConfigError, GatewayError, UsageError
+from roundgate.logs import escaped
 
 _OF_SERVERS = ("lost", "cut", "delay")
 
@@ -51,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(_ACTIONS[arguments.action](arguments))
     except ConfigError as error:
-        for problem in error.problems:
-            say(*str(problem).splitlines(), to=sys.stderr)
+        for line in str(error).splitlines():
+            say(line, to=sys.stderr)
         return remote.USAGE
     except KeyboardInterrupt:
         return remote.INTERRUPTED
@@ -226,7 +227,7 @@ def _report(differing: Sequence[Outcome], looked_at: int) -> int:
 
 async def _show(arguments: argparse.Namespace) -> int:
     for number, one in enumerate(read(arguments.file).interactions, 1):
-        say(f"{number}\t{one.title}\t{_answered(one.response)}")
+        print(number, escaped(one.title), escaped(_answered(one.response)), sep="\t")
     return remote.DONE
 
 
