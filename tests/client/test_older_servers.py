@@ -111,6 +111,7 @@ async def test_an_older_server_is_spoken_to_in_its_own_way() -> None:
         assert "mcp-method" not in call.headers
         assert call.params == {"name": "t", "arguments": {"a": 1}}
         assert server.asked[-1].rpc == "DELETE"
+        assert server.asked[-1].headers["mcp-session-id"] == "s1"
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18", "2025-03-26"])

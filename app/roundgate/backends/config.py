@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.config import Model, TaskMode
+from roundgate.config import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
@@ -28,7 +28,8 @@ class Selector(Model):
     @model_validator(mode="after")
     def _means_something(self) -> Selector:
         if not self.model_fields_set:
-            raise ValueError("give at least one of name, tag, path, method, hint and extension")
+            *names, last = type(self).model_fields
+            raise ValueError(f"give at least one of {', '.join(names)} and {last}")
         return self
 
 
@@ -79,6 +80,10 @@ class ToolOverride(Model):
         [], description="Arguments for which the user is asked with a form when missing."
     )
     task: TaskMode | None = Field(None, description="Whether its calls become tasks.")
+    ask_in_words: bool | None = Field(None, description="As fallback.ask_in_words, for this tool.")
+    without_tasks: WithoutTasks | None = Field(
+        None, description="As fallback.without_tasks, for this tool."
+    )
     once: Literal[True] | None = Field(
         None, description="A round that is sent again must not be run again."
     )
@@ -132,6 +137,67 @@ class BackendConfig(Model):
         """The prefix with its separator."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
+
+
+class SearchConfig(Model):
+    """Three tools in place of a long list: search_tools, describe_tool and call_tool."""
+
+    above: int = Field(
+        0, description="Number of tools up to which all are listed and there is no search.", ge=0
+    )
+    pinned: list[str] = Field(
+        [], description='Names of tools that are listed all the same; "*" stands for any text.'
+    )
+    results: int = Field(
+        5, description="Tools that a search returns unless it says how many.", ge=1, le=20
+    )
+
+
+class ViewSelector(Selector):
+    """Which of all tools are meant; `name` is the whole name, with the prefix."""
+
+    backend: str | None = Field(None, description="Name of its back end.")
+
+
+class ViewConfig(Model):
+    """An endpoint of its own for a part of what is behind the gateway."""
+
+    name: str = Field(
+        description="Unique name of the view. Tasks and calls belong to it: one that is renamed loses those under way.",
+        pattern=r"^[A-Za-z0-9_-]{1,40}$",
+    )
+    path: str | None = Field(
+        None,
+        description="Path of its endpoint. Unset: /NAME/mcp. One with http.path takes the place of the endpoint of"
+        " everything.",
+        pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$",
+    )
+    instructions: str | None = Field(
+        None, description="Guidance for models, instead of server.instructions."
+    )
+    scopes: list[str] = Field(
+        [], description="Scopes that every call of it needs, beside auth.scopes."
+    )
+    include: list[ViewSelector] = Field([], description="The tools that it has; unset, all.")
+    exclude: list[ViewSelector] = Field([], description="Tools of these that it does not have.")
+    override: dict[str, ToolOverride] = Field(
+        {}, description="What is changed of its tools, by their whole names."
+    )
+    search: SearchConfig | None = Field(
+        None, description="Search in place of the list of its tools."
+    )
+    prompts: list[str] = Field(
+        [], description='Names of the prompts that it has; "*" stands for any text. Unset: none.'
+    )
+    resources: list[str] = Field(
+        [],
+        description='URIs and URI templates of the resources that it has; "*" stands for any text. Unset: none.',
+    )
+
+    @property
+    def effective_path(self) -> str:
+        """The path of its endpoint."""
+        return f"/{self.name}/mcp" if self.path is None else self.path
 
 
 JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]

@@ -72,7 +72,7 @@ class Shaped:
             name = tool.definition["name"]
             try:
                 tools.append(
-                    _overridden(tool, self._config.override[name])
+                    overridden(tool, self._config.override[name])
                     if name in self._config.override
                     else tool
                 )
@@ -106,7 +106,7 @@ class Shaped:
         ]
 
 
-def _overridden(tool: Tool, override: ToolOverride) -> Tool:
+def overridden(tool: Tool, override: ToolOverride) -> Tool:
     """The tool with what is changed.
 
     Raises:
@@ -128,14 +128,25 @@ def _overridden(tool: Tool, override: ToolOverride) -> Tool:
     if project is not None:
         definition.pop("outputSchema", None)
     changed: dict[str, Any] = {} if override.task is None else {"task": override.task}
+    for name in ("ask_in_words", "without_tasks"):
+        if (value := getattr(override, name)) is not None:
+            changed[name] = value
     if override.scopes is not None:
         changed["scopes"] = frozenset(override.scopes)
     if override.once:  # never the other way: one approval is one run
         changed |= {"once": True, "unasked_answers": False}
-    call = _calling(tool.call, arguments, override.timeout_s, project)
-    return with_questions(
-        replace(tool, definition=definition, call=call, **changed), override.ask_for
+
+    def shaped_call(call: CallTool) -> CallTool:
+        return _calling(call, arguments, override.timeout_s, project)
+
+    made = replace(
+        tool,
+        definition=definition,
+        call=shaped_call(tool.call),
+        approvable=None if tool.approvable is None else shaped_call(tool.approvable),
+        **changed,
     )
+    return with_questions(made, override.ask_for)
 
 
 @dataclass(frozen=True, slots=True)

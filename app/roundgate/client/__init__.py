@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from roundgate.client.flows import VERSIONS as VERSIONS
     from roundgate.client.headers import of_request as of_request
     from roundgate.client.limits import Limits as Limits
-    from roundgate.client.link import Observer as Observer
     from roundgate.client.listening import Change as Change
     from roundgate.client.questions import ACCEPT as ACCEPT
     from roundgate.client.questions import CANCEL as CANCEL
     from roundgate.client.questions import DECLINE as DECLINE
     from roundgate.client.questions import Kind as Kind
     from roundgate.client.questions import Question as Question
+    from roundgate.client.reading import Observer as Observer
     from roundgate.client.session import Client as Client
     from roundgate.client.task import Task as Task
     from roundgate.client.task import handle_of as handle_of
@@ -71,9 +71,9 @@ else:
             ".flows": "VERSIONS",
             ".headers": "of_request",
             ".limits": "Limits",
-            ".link": "Observer",
             ".listening": "Change",
             ".questions": "ACCEPT CANCEL DECLINE Kind Question",
+            ".reading": "Observer",
             ".session": "Client",
             ".task": "Task handle_of split_handle",
             ".transport": "HttpRequest HttpResponse SocketTransport Transport Url",

@@ -126,14 +126,14 @@ class Subscription:
 
     async def _older(self) -> AsyncGenerator[Change, None]:
         tap: asyncio.Queue[Json] = asyncio.Queue(_MAX_WAITING)
-        self._link.taps.add(tap)
+        self._link.session_stream.taps.add(tap)
         try:
             for uri in self._wanted.get("resourceSubscriptions", ()):
                 await self._client.request("resources/subscribe", {"uri": uri})
             self.acknowledged = {
                 key: value for key, value in self._wanted.items() if key != "taskIds"
             }
-            while self._link.has_session_stream:
+            while self._link.session_stream.is_open:
                 try:
                     async with asyncio.timeout(_LOOK_S):
                         message = await tap.get()
@@ -142,4 +142,4 @@ class Subscription:
                 yield self._change(message, interrupted=False)
             raise HttpRefused(405, "The server has no stream on which it would tell changes")
         finally:
-            self._link.taps.discard(tap)
+            self._link.session_stream.taps.discard(tap)

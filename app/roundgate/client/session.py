@@ -8,37 +8,24 @@ async with Client("https://host/mcp", auth=Bearer(token)) as client:
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urldefrag
 
-from roundgate.carrier import carrier
-from roundgate.client.answers import Answers, AnswersLike, answer_all
+from roundgate.client.answers import Answers, AnswersLike
 from roundgate.client.auth import Auth
 from roundgate.client.cache import Cache
-from roundgate.client.flows import (
-    VERSIONS,
-    Ask,
-    Finished,
-    Flow,
-    Pause,
-    Send,
-    Show,
-    Tell,
-    call,
-    every_page,
-    follow,
-    negotiate,
-)
+from roundgate.client.call_options import CallOptions, listener_of
+from roundgate.client.connection import Connection
+from roundgate.client.flows import VERSIONS, Finished, call, every_page, follow
 from roundgate.client.headers import of_arguments
 from roundgate.client.limits import Limits
-from roundgate.client.link import Link, Listener, Observer
+from roundgate.client.link import NO_LISTENER, Link, Listener
 from roundgate.client.listening import Subscription
-from roundgate.client.questions import Question
+from roundgate.client.reading import Observer
 from roundgate.client.task import Task, split_handle
+from roundgate.client.tool_list import ToolList
 from roundgate.client.transport import SocketTransport, Transport, Url
 from roundgate.client.types import (
     CallResult,
@@ -55,7 +42,7 @@ from roundgate.client.types import (
     Tool,
 )
 from roundgate.clock import Clock
-from roundgate.errors import BadAnswer, ClientError, RpcError, SessionOver, TimedOut, WrongHandle
+from roundgate.errors import RpcError, TimedOut, WrongHandle
 
 if TYPE_CHECKING:
     import ssl
@@ -63,8 +50,6 @@ if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
-
-log = logging.getLogger("roundgate.client")
 
 TASKS: Final = "io.modelcontextprotocol/tasks"
 CAPABILITIES: Final[Mapping[str, Any]] = {
@@ -74,7 +59,6 @@ CAPABILITIES: Final[Mapping[str, Any]] = {
     "extensions": {TASKS: {}},
 }
 """What a client declares unless it is told otherwise: it can pass on every kind of question, and follow tasks."""
-_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 _HEADER_MISMATCH: Final = -32020
 _READS: Final = frozenset(
     {
@@ -83,19 +67,6 @@ _READS: Final = frozenset(
         "resources/subscribe", "resources/unsubscribe",
     }
 )  # fmt: skip
-
-
-@carrier
-class _Options:
-    """What a caller wants of one call."""
-
-    answers: AnswersLike = None
-    max_rounds: int | None = None
-    timeout_s: float | None = None
-    on_progress: Callable[[Progress], Any] | None = None
-    on_log: Callable[[Log], Any] | None = None
-    log_level: str = "info"
-    on_task: Callable[[TaskState], Any] | None = None
 
 
 class Client:
@@ -126,28 +97,28 @@ class Client:
         self.url = urldefrag(url).url
         """The server's endpoint."""
         self.limits = limits
-        self.server: ServerInfo | None = None
-        """What the server said of itself, once it was asked; `connect` asks."""
-        self.rejected: dict[str, str] = {}
-        """Tools that the server lists and that must not be used, with the reason."""
-        self._info = dict(info or {"name": "roundgate", "version": _version()})
-        self._capabilities = dict(CAPABILITIES if capabilities is None else capabilities)
-        self._versions = tuple(versions)
-        self._answers = Answers.of(answers)
         self._clock = clock or Clock()
-        self._cache = Cache(self._clock, limits.max_cached)
-        self._tools: dict[str, Tool] | None = None
-        self._connecting = asyncio.Lock()
+        own_info = dict(info or {"name": "roundgate", "version": _version()})
+        declared = dict(CAPABILITIES if capabilities is None else capabilities)
         self._link = Link(
             Url.parse(self.url),
             transport or _transport(http, limits, tls),
-            info=self._info,
-            capabilities=self._capabilities,
+            info=own_info,
+            capabilities=declared,
             limits=limits,
             auth=_auth(auth),
             headers=tuple((headers or {}).items()),
             observer=observer,
         )
+        self._connection = Connection(
+            self._link,
+            Cache(self._clock, limits.max_cached),
+            info=own_info,
+            capabilities=declared,
+            versions=tuple(versions),
+            answers=Answers.of(answers),
+        )
+        self._tools = ToolList(self._connection)
 
     async def __aenter__(self) -> Client:
         return self
@@ -167,27 +138,26 @@ class Client:
         finally:
             await self._link.transport.close()
 
+    @property
+    def server(self) -> ServerInfo | None:
+        """What the server said of itself, once it was asked; `connect` asks."""
+        return self._connection.server
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """Tools that the server lists and that must not be used, with the reason."""
+        return self._tools.rejected
+
     # -- the server -------------------------------------------------------------------------------------------------
 
     async def connect(self) -> ServerInfo:
         """Find out which revision to speak, if that is not known yet, and what the server says of itself."""
-        if self.server is None:
-            async with self._connecting:
-                if self.server is None:
-                    flow = negotiate(self._info, self._older_capabilities(), self._versions)
-                    found = await self._drive(flow, Listener(), self._answers)
-                    self._link.version = found.protocol_version
-                    if not found.is_modern:
-                        await self._link.open_session_stream()
-                    self.server = found
-        return self.server
-
-    def _older_capabilities(self) -> Json:
-        return {name: value for name, value in self._capabilities.items() if name != "extensions"}
+        return await self._connection.connect()
 
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
         """Send any request and return its result as it came."""
-        return await self._send(method, dict(params or {}), method in _READS, Listener())
+        may_repeat = method in _READS
+        return await self._connection.send(method, dict(params or {}), may_repeat, NO_LISTENER)
 
     async def ping(self) -> float:
         """How long a round trip takes, in milliseconds. Where a revision has no `ping`, the server describes itself."""
@@ -201,20 +171,7 @@ class Client:
 
     async def tools(self) -> list[Tool]:
         """The tools that may be called, page after page. What breaks the rules is in `rejected`, and logged."""
-        listed = await self._list("tools/list", "tools")
-        tools: dict[str, Tool] = {}
-        for raw in listed:
-            try:
-                tool = Tool.read(raw)
-            except (BadAnswer, ValueError) as error:
-                name = str(raw.get("name"))[:128]
-                if name not in self.rejected:
-                    log.warning("tool %r is not used: %s", name, error)
-                self.rejected[name] = str(error)
-            else:
-                tools[tool.name] = tool
-        self._tools = tools
-        return list(tools.values())
+        return await self._tools.read()
 
     async def tool(self, name: str) -> Tool:
         """One tool by its name.
@@ -222,16 +179,7 @@ class Client:
         Raises:
             ClientError: there is none, with the names that come close.
         """
-        known = self._tools if self._tools is not None and name in self._tools else None
-        tools = known or {tool.name: tool for tool in await self.tools()}
-        if name in tools:
-            return tools[name]
-        if name in self.rejected:
-            raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, tools, 3) or list(tools)[:10]
-        raise ClientError(f"The server has no tool {name!r}; it has {', '.join(near) or 'none'}")
+        return await self._tools.find(name)
 
     async def prompts(self) -> list[Prompt]:
         """The prompts, page after page."""
@@ -248,7 +196,7 @@ class Client:
 
     async def _list(self, method: str, name: str) -> list[Json]:
         await self.connect()
-        return await self._drive(every_page(method, name, self.limits), Listener(), self._answers)
+        return await self._connection.drive(every_page(method, name, self.limits))
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
@@ -278,7 +226,9 @@ class Client:
         Raises:
             ClientError: see `roundgate.errors`. A tool that fails is a result with `is_error`.
         """
-        options = _Options(answers, max_rounds, timeout_s, on_progress, on_log, log_level, on_task)
+        options = CallOptions(
+            answers, max_rounds, timeout_s, on_progress, on_log, log_level, on_task
+        )
         continued = _continued(request_state, input_responses)
         finished = await self._call(
             tool, {**(arguments or {}), **more}, options, continued, detach=False
@@ -303,7 +253,7 @@ class Client:
 
         If the server answers without a task, the one that is returned is over already.
         """
-        options = _Options(answers, max_rounds, timeout_s, on_progress, on_log, log_level, None)
+        options = CallOptions(answers, max_rounds, timeout_s, on_progress, on_log, log_level, None)
         finished = await self._call(tool, {**(arguments or {}), **more}, options, {}, detach=True)
         if finished.task is not None:
             return Task(self, finished.task, target=tool)
@@ -369,7 +319,7 @@ class Client:
         wanted |= {"resourcesListChanged": True} if resources else {}
         wanted |= {"resourceSubscriptions": list(uris)} if uris else {}
         wanted |= {"taskIds": list(tasks)} if tasks else {}
-        return Subscription(self, self._link, self._cache, wanted)
+        return Subscription(self, self._link, self._connection.cache, wanted)
 
     # -- how it is done ---------------------------------------------------------------------------------------------
 
@@ -377,50 +327,46 @@ class Client:
         self,
         name: str,
         arguments: Json,
-        options: _Options,
+        options: CallOptions,
         continued: Json,
         *,
         detach: bool,
     ) -> Finished:
         server = await self.connect()
-        if server.is_modern and self._tools is None:
-            await self._learn_tools()
+        if server.is_modern:
+            # The headers of a call follow from the schema of its tool.
+            await self._tools.read_once()
         params: Json = {"name": name, "arguments": arguments, **continued}
         for attempt in (1, 2):
-            tool = (self._tools or {}).get(name)
-            if tool is None and name in self.rejected:
-                raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
+            tool = self._tools.known(name)
             headers = [] if tool is None or not server.is_modern else of_arguments(tool, arguments)
             flow = call(
                 "tools/call", params, name, self.limits,
                 may_repeat=tool is not None and tool.may_be_repeated, max_rounds=options.max_rounds, detach=detach,
             )  # fmt: skip
             try:
-                work = self._drive(
-                    flow, self._listener(options, name, headers), options.answers, options.on_task
-                )
+                listener = self._listener(options, name, headers)
+                work = self._connection.drive(flow, listener, options.answers, options.on_task)
                 return await self._in_time(work, options.timeout_s, name)
             except RpcError as error:
                 # Its schema may have changed since it was listed (streamable-http, "Client Behavior").
                 if error.code != _HEADER_MISMATCH or attempt == 2:
                     raise
-            self._cache.clear("tools/list")
-            await self.tools()
+            await self._tools.read_again()
         raise AssertionError("the second attempt returns or raises")
-
-    async def _learn_tools(self) -> None:
-        """The headers of a call follow from the schema of its tool, so tools are listed once before the first call."""
-        try:
-            await self.tools()
-        except RpcError:
-            self._tools = {}
 
     async def _round_trips(
         self, method: str, params: Json, target: str, answers: AnswersLike
     ) -> Finished:
         await self.connect()
         flow = call(method, params, target, self.limits, may_repeat=True)
-        return await self._drive(flow, self._listener(_Options(answers), target), answers)
+        listener = self._listener(CallOptions(answers), target)
+        return await self._connection.drive(flow, listener, answers)
+
+    def _listener(
+        self, options: CallOptions, target: str, headers: Sequence[tuple[str, str]] = ()
+    ) -> Listener:
+        return listener_of(self._connection, options, target, clock=self._clock, headers=headers)
 
     async def _follow(
         self,
@@ -439,7 +385,7 @@ class Client:
         known = None if task.state is None or task.state.status == "input_required" else task.state
         flow = follow(task.id, self.limits, known, task._target)
         result = await self._in_time(
-            self._drive(flow, Listener(), answers, seen), timeout_s, "the task"
+            self._connection.drive(flow, NO_LISTENER, answers, seen), timeout_s, "the task"
         )
         return CallResult.read(result, 1)
 
@@ -451,129 +397,6 @@ class Client:
                 return await work
         except TimeoutError:
             raise TimedOut(f"No result of {what} within {timeout_s:g} s (timeout_s)") from None
-
-    async def _drive(
-        self,
-        flow: Flow[T],
-        listener: Listener,
-        answers: AnswersLike,
-        on_task: Callable[[TaskState], Any] | None = None,
-    ) -> T:
-        """Do what a flow wants, until it returns."""
-        sent: Any = None
-        error: Exception | None = None
-        try:
-            while True:
-                effect = flow.send(sent) if error is None else flow.throw(error)
-                sent = error = None
-                try:
-                    match effect:
-                        case Send(method, params, may_repeat, version):
-                            sent = await self._send(method, params, may_repeat, listener, version)
-                        case Ask(questions, request_state):
-                            sent = await answer_all(
-                                questions, self._sources(answers), request_state
-                            )
-                        case Pause(ms):
-                            await asyncio.sleep(ms / 1_000)
-                        case Show(task):
-                            if on_task is not None and inspect.isawaitable(done := on_task(task)):
-                                await done
-                        case Tell(method, version):
-                            await self._link.notify(method, version)
-                except ClientError as raised:
-                    error = raised
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
-    def _sources(self, answers: AnswersLike) -> Answers:
-        if answers is self._answers or answers is None:
-            return self._answers
-        return Answers(answers, self._answers)
-
-    async def _send(
-        self,
-        method: str,
-        params: Json,
-        may_repeat: bool,
-        listener: Listener,
-        version: str | None = None,
-    ) -> Json:
-        if version is None:
-            await self.connect()
-            if (kept := self._cache.get(method, params)) is not None:
-                return kept
-        try:
-            result = await self._link.request(
-                method, params, may_repeat=may_repeat, version=version, listener=listener
-            )
-        except SessionOver:
-            result = await self._in_a_new_session(method, params, listener)
-        self._cache.put(method, params, result)
-        return result
-
-    async def _in_a_new_session(self, method: str, params: Json, listener: Listener) -> Json:
-        """An older server forgot the session: it did not act on the request, which is sent in a new one."""
-        self._link.session_id = None
-        await self._link.end_session()
-        self.server = self._link.version = None
-        await self.connect()
-        try:
-            return await self._link.request(method, params, may_repeat=False, listener=listener)
-        except SessionOver:
-            raise BadAnswer("The server forgets each session as soon as it has begun") from None
-
-    def _listener(
-        self, options: _Options, target: str, headers: Sequence[tuple[str, str]] = ()
-    ) -> Listener:
-        on_progress, on_log = options.on_progress, options.on_log
-        meta: Json = {}
-        token = self._clock.new_id() if on_progress is not None else None
-        if token is not None:
-            meta["progressToken"] = token
-        if on_log is not None:
-            meta[_LOG_LEVEL] = options.log_level
-
-        def heard(method: str, params: Json) -> Any:
-            if (
-                method == "notifications/progress"
-                and on_progress is not None
-                and params.get("progressToken") == token
-            ):
-                return on_progress(_progress(params))
-            if method == "notifications/message" and on_log is not None:
-                return on_log(
-                    Log(str(params.get("level")), params.get("logger"), params.get("data"))
-                )
-            self._cache.heard(method, params)
-            return None
-
-        async def asked(request_id: Any, method: str, params: Json) -> Json:
-            if method == "ping":
-                return {"result": {}}
-            try:
-                question = Question.read(
-                    str(request_id), {"method": method, "params": params}, target
-                )
-            except BadAnswer as error:
-                return {"error": {"code": -32601, "message": str(error)}}
-            return {
-                "result": (await answer_all([question], self._sources(options.answers)))[
-                    question.key
-                ]
-            }
-
-        return Listener(heard, asked, meta or None, headers)
-
-
-def _progress(params: Json) -> Progress:
-    numbers = [params.get(name) for name in ("progress", "total")]
-    done, total = [
-        one if isinstance(one, (int, float)) and not isinstance(one, bool) else None
-        for one in numbers
-    ]
-    message = params.get("message")
-    return Progress(done or 0, total, message if isinstance(message, str) else None)
 
 
 def _continued(request_state: str | None, input_responses: Mapping[str, Any] | None) -> Json:

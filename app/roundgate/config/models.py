@@ -5,12 +5,12 @@ What each setting means is in its `description`, which is also what `roundgate s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.backends import BackendConfig, registry
-from roundgate.config.base import Model
+from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
+from roundgate.config.base import Model, WithoutTasks
 
 
 class ServerConfig(Model):
@@ -162,6 +162,33 @@ class SessionsConfig(Model):
         description="Seconds within which a client has to answer a question; then its call ends with an error.",
         ge=1,
         le=86_400,
+    )
+
+
+class FallbackConfig(Model):
+    """What clients get that cannot be asked, or know no tasks. Each tool may have its own (`override`)."""
+
+    ask_in_words: bool = Field(
+        False,
+        description="Whether a question that a client cannot be asked becomes the text of a result, which a tool takes"
+        " the answers to. The model may make them up. Never an approval.",
+    )
+    without_tasks: WithoutTasks = Field(
+        "none",
+        description="What a client without the tasks extension gets of a tool with task: none, an ordinary call, or an"
+        " error where the tool has to be a task; wait, the result, for which its call waits; tools, a handle that tools"
+        " take.",
+    )
+    answer_tool: str = Field(
+        "answer",
+        description="Name of the tool that takes answers to questions in words.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
+    task_tool_prefix: str = Field(
+        "task_",
+        description="Stands before status, result, answer and cancel in the names of the tools that take handles of"
+        " tasks.",
+        pattern=r"^[A-Za-z0-9_.-]{1,50}$",
     )
 
 
@@ -384,6 +411,9 @@ class CachingConfig(Model):
         }
 
 
+_HEALTH: Final = "/healthz"
+_WELL_KNOWN: Final = "/.well-known/"
+
 if TYPE_CHECKING:
     AnyBackendConfig: TypeAlias = BackendConfig
 else:
@@ -410,6 +440,10 @@ class GatewayConfig(Model):
         SessionsConfig.model_construct(),
         description="Clients that speak a revision before 2026-07-28.",
     )
+    fallback: FallbackConfig = Field(
+        FallbackConfig.model_construct(),
+        description="Clients that cannot be asked, or know no tasks.",
+    )
     tasks: TasksConfig = Field(
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
@@ -417,3 +451,23 @@ class GatewayConfig(Model):
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
     )
+    search: SearchConfig | None = Field(
+        None, description="Search in place of the list of all tools."
+    )
+    views: list[ViewConfig] = Field(
+        [], description="Endpoints of their own for a part of what is behind the gateway."
+    )
+
+    @model_validator(mode="after")
+    def _views_differ(self) -> GatewayConfig:
+        paths = [view.effective_path for view in self.views]
+        for what, given in (("name", [view.name for view in self.views]), ("path", paths)):
+            if twice := sorted({one for one in given if given.count(one) > 1}):
+                raise ValueError(f"two views have the {what} {twice[0]!r}")
+        for path in paths:
+            if path == _HEALTH or f"{path}/".startswith(_WELL_KNOWN):
+                raise ValueError(f"the path {path!r} of a view is the gateway's own")
+        operators = None if self.auth == "none" else self.auth.operator_scope
+        if operators is not None and any(operators in view.scopes for view in self.views):
+            raise ValueError("auth.operator_scope must be none of a view's scopes")
+        return self

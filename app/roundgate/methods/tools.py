@@ -75,7 +75,15 @@ class ToolMethods:
         inbound = context.inbound
         served = self._catalog.tool(asked.name)
         self._scopes.check(served.name, context.principal)
-        if inbound.headers is not None:
+        if served.name == self._catalog.call_tool:
+            named = self._named_in(served, asked)
+            if isinstance(named, Reply):
+                return named
+            asked = named
+            served = self._catalog.tool(asked.name)
+            self._scopes.check(served.name, context.principal)
+        # a client mirrors what the schema of the tool that it calls says
+        elif inbound.headers is not None:
             for mirrored in served.mirrored:
                 mirrored.check(asked.arguments, inbound.headers)
         if requires := _requirements(served):
@@ -93,6 +101,17 @@ class ToolMethods:
             )
         except ToolError as error:  # nobody knows the outcome
             return self._results.tool(ToolResult.error(str(error)))
+
+    def _named_in(self, served: ServedTool, asked: CallToolParams) -> CallToolParams | Reply:
+        """The call that a call through the tool of a search stands for, or what is wrong with it."""
+        if not served.arguments.is_valid(asked.arguments):
+            return self._results.tool(_invalid_arguments(served, asked.arguments))
+        name = asked.arguments["name"]
+        if name not in self._catalog.tools or name == served.name:
+            text = f"There is no tool {name[:64]!r}; search_tools finds the names"
+            return self._results.tool(ToolResult.error(text))
+        given = asked.arguments.get("arguments", {})
+        return asked.model_copy(update={"name": name, "arguments": given})
 
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         arguments = dict(round_.target.arguments)
@@ -146,7 +165,7 @@ class ToolMethods:
         """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
         if served.tool.task == "required":
             try:
-                self._tasks.check_size(_task_call(served, round_, call, round_.journal))
+                self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
             except ToolError as error:  # before anything is run that would be lost
                 return self._results.tool(ToolResult.error(str(error)))
         fixed_task = round_.fixed_task
@@ -175,7 +194,7 @@ class ToolMethods:
         end: Ended | None = None,
     ) -> Reply:
         """The task of a call that goes on, or, with an end, of one that is over already."""
-        task_call = _task_call(served, round_, call, journal)
+        task_call = self._task_call(served, round_, call, journal)
         try:
             created = await self._tasks.create(
                 task_call, journal, task_id=round_.task_id, message=message, ended=end
@@ -187,6 +206,22 @@ class ToolMethods:
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
             return self._results.tool(tool_result(Failed(error), served.name, self._clock))
         return self._results.task(created)
+
+    def _task_call(
+        self, served: ServedTool, round_: Round, call: Call, journal: Journal
+    ) -> TaskCall:
+        """The call as its task keeps it."""
+        return TaskCall(
+            served.name,
+            _arguments(round_, journal),
+            call.principal,
+            call.meta.capabilities.declared,
+            call.meta.client_info,
+            round_.origin,
+            journal.generation,
+            self._tasks.view,
+            call.meta.capabilities.substituted,
+        )
 
     async def _in_doubt(
         self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any
@@ -202,19 +237,6 @@ class ToolMethods:
 def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
     """What the handler is to be called with: what it was restarted with, if it was."""
     return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
-
-
-def _task_call(served: ServedTool, round_: Round, call: Call, journal: Journal) -> TaskCall:
-    """The call as its task keeps it."""
-    return TaskCall(
-        served.name,
-        _arguments(round_, journal),
-        call.principal,
-        call.meta.capabilities.declared,
-        call.meta.client_info,
-        round_.origin,
-        journal.generation,
-    )
 
 
 def _requirements(served: ServedTool) -> Mapping[str, Any]:

@@ -1,0 +1,157 @@
+"""What a server answers: HTTP responses and events become messages, and a message becomes a result or an error."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias
+
+from roundgate.client.events import EventReader, ServerEvent
+from roundgate.client.flows import rpc_error
+from roundgate.client.limits import Limits
+from roundgate.client.transport import HttpResponse, read_body
+from roundgate.client.types import Json
+from roundgate.errors import BadAnswer, HttpRefused, ParseError, SessionOver, TryLater
+from roundgate.json import decode
+
+Observer: TypeAlias = Callable[[str, Json, int | None], None]
+"""Sees each message: "sent" or "received", the message, the HTTP status of a response."""
+
+_LONGEST_RETRY_AFTER_S: Final = 30
+_TRY_LATER_STATUSES: Final = frozenset({429, 502, 503, 504})
+
+
+class Reader:
+    """Reads the responses of one server, and shows each message to the observer."""
+
+    def __init__(self, limits: Limits, observer: Observer | None = None) -> None:
+        self._limits = limits
+        self._observer = observer
+
+    async def json_result(
+        self, response: HttpResponse, request_id: Any, *, in_session: bool
+    ) -> Json:
+        """The result in a response that is one JSON object.
+
+        Args:
+            response: what came.
+            request_id: of the request that it answers.
+            in_session: whether the request named a session of an older server: then 404 says that it is over.
+
+        Raises:
+            RpcError: the server answered with an error.
+            SessionOver: the server has forgotten the session.
+            TryLater: it asks for patience, or something in front of it does.
+            HttpRefused: it refused the request without a JSON-RPC message.
+            BadAnswer: it answered something else.
+        """
+        status = response.status
+        _refuse_compressed(response)
+        media_type = media_type_of(response)
+        if media_type != "application/json":
+            if status == 404 and in_session:
+                raise SessionOver
+            if 200 <= status < 300:
+                raise BadAnswer(
+                    f"The server answered with {media_type or 'no content'} instead of JSON or an event stream"
+                )
+            raise _no_message(response)
+        body = await read_body(response, self._limits.max_message)
+        try:
+            message = self.message(body, status)
+        except BadAnswer:
+            if not 200 <= status < 300:
+                raise _refusal(status) from None
+            raise
+        if status == 404 and in_session:
+            raise SessionOver
+        if message is None or not _is_response(message):
+            if 200 <= status < 300:
+                raise BadAnswer("The server answered with JSON that is no JSON-RPC response")
+            raise _no_message(response)
+        return result_of(message, request_id)
+
+    async def events(self, response: HttpResponse) -> AsyncGenerator[ServerEvent, None]:
+        """The events of a response that is a stream, as they come."""
+        reader = EventReader(self._limits.max_message)
+        async with aclosing(response.chunks()) as chunks:
+            async for data in chunks:
+                for event in reader.feed(data):
+                    yield event
+
+    def message(self, data: bytes, status: int | None = None) -> Json | None:
+        """The message in a body or an event, `None` if there is nothing.
+
+        Args:
+            data: UTF-8.
+            status: of the response whose body this is, `None` for an event.
+
+        Raises:
+            BadAnswer: this is no JSON object.
+        """
+        if not data.strip():
+            return None
+        try:
+            message = decode(data)
+        except ParseError as error:
+            raise BadAnswer(f"The server sent something that is no JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise BadAnswer("The server sent JSON that is no JSON-RPC message")
+        if self._observer is not None:
+            self._observer("received", message, status)
+        return message
+
+
+def result_of(message: Json, request_id: Any) -> Json:
+    """The result in a response.
+
+    Raises:
+        RpcError: it has an error.
+        BadAnswer: it is the response to another request, or has no result.
+    """
+    answered = message.get("id")
+    if "error" in message and (answered is None or answered == request_id):
+        raise rpc_error(message["error"])
+    if answered != request_id or isinstance(answered, bool):
+        raise BadAnswer("The server answered with the id of another request")
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise BadAnswer("The server answered with a result that is no object")
+    return result
+
+
+def is_stream(response: HttpResponse) -> bool:
+    """Whether a response is a stream of events."""
+    return response.status == 200 and media_type_of(response) == "text/event-stream"
+
+
+def media_type_of(response: HttpResponse) -> str:
+    """`application/json`, without parameters; empty if none is given."""
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _is_response(message: Json) -> bool:
+    return "method" not in message and ("result" in message or "error" in message)
+
+
+def _refuse_compressed(response: HttpResponse) -> None:
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        raise BadAnswer(
+            "The server compressed its answer, although the client takes none that is compressed"
+        )
+
+
+def _no_message(response: HttpResponse) -> TryLater | HttpRefused:
+    """What an error is that has no JSON-RPC message."""
+    status = response.status
+    if status not in _TRY_LATER_STATUSES:
+        return _refusal(status)
+    retry_after = response.headers.get("retry-after", "")
+    asked_s = int(retry_after) if retry_after.isdigit() and len(retry_after) < 6 else 1
+    return TryLater(status, min(asked_s, _LONGEST_RETRY_AFTER_S))
+
+
+def _refusal(status: int) -> HttpRefused:
+    return HttpRefused(
+        status, f"The server answered with HTTP status {status} and no JSON-RPC message"
+    )
