@@ -64,7 +64,7 @@ HOMES = {
     "botocore": {"aws"},
     "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
-    "pytest": {"testing.plugin"},
+    "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     "random": set(),
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""
