@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from roundgate.cli import remote_options
+from roundgate.cli import cassette_options, remote_options
 from roundgate.cli.arguments import age_ms, task_ref
 from roundgate.errors import ConfigError
 
@@ -129,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
     )
     remote_options.add_commands(commands)
+    cassette_options.add_actions(
+        commands.add_parser("cassette", help="record conversations, and replay them as either side")
+    )
     return parser
 
 
