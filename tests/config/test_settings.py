@@ -17,6 +17,7 @@ from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
     JobConfig,
+    SearchConfig,
     Selector,
     ToolOverride,
     ViewConfig,
@@ -158,6 +159,7 @@ PLACES: dict[type[Model], str] = {
     config.CacheHint: "## `caching`",
     BackendConfig: "## `backends`",
     Selector: "| setting of a selector",
+    SearchConfig: "## `search`",
     ViewConfig: "| setting of a view |",
     ViewSelector: "| setting of a view |",
     ToolOverride: "| setting of an override |",
@@ -219,7 +221,7 @@ def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
 
 def subclasses(model: type[Model]) -> Iterator[type[Model]]:
     for one in model.__subclasses__():
-        if one.__module__.startswith("roundgate."):
+        if one.__module__.startswith(("roundgate.config.", "roundgate.backends.")):
             yield one
             yield from subclasses(one)
 

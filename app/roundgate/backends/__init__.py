@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from roundgate.backends.base import Resource as Resource
     from roundgate.backends.base import Returned as Returned
     from roundgate.backends.base import Tool as Tool
+    from roundgate.backends.bounded import KeptTexts as KeptTexts
     from roundgate.backends.catalog import Catalog as Catalog
     from roundgate.backends.catalog import ServedTool as ServedTool
     from roundgate.backends.catalog import build as build
     from roundgate.backends.config import BackendConfig as BackendConfig
+    from roundgate.backends.config import SearchConfig as SearchConfig
     from roundgate.backends.config import ViewConfig as ViewConfig
     from roundgate.backends.fallback import Fallback as Fallback
     from roundgate.backends.fallback import OwnTool as OwnTool
@@ -44,8 +46,9 @@ else:
         __name__,
         {
             ".base": "Backend Offering Prompt Resource Returned Tool",
+            ".bounded": "KeptTexts",
             ".catalog": "Catalog ServedTool build",
-            ".config": "BackendConfig ViewConfig",
+            ".config": "BackendConfig SearchConfig ViewConfig",
             ".fallback": "Fallback OwnTool",
             ".http.secrets": "Redactor",
             ".http.service": "Service",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.backends import BackendConfig, ViewConfig, registry
+from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.config.base import Model, WithoutTasks
 
 
@@ -131,6 +131,18 @@ class LimitsConfig(Model):
         description="Entries on a page of a list. Unset: all are on one, because many clients read the first alone.",
         ge=1,
         le=10_000,
+    )
+    kept_results_s: float = Field(
+        900,
+        description="Seconds for which the rest of a result that was too long can be read.",
+        gt=0,
+        le=86_400,
+    )
+    max_kept_chars: int = Field(
+        4_000_000,
+        description="Characters of such a result that are kept; the rest is said to be lost.",
+        ge=1_000,
+        le=50_000_000,
     )
 
 
@@ -461,6 +473,9 @@ class GatewayConfig(Model):
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
+    )
+    search: SearchConfig | None = Field(
+        None, description="Search in place of the list of all tools."
     )
     views: list[ViewConfig] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."
