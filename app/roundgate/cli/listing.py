@@ -16,7 +16,12 @@ _DESCRIBED_CHARS: Final = 80
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or describe one; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, _describe if arguments.command == "describe" else _list)
+    return remote.run(arguments, work(arguments))
+
+
+def work(arguments: argparse.Namespace) -> remote.Work:
+    """What is done with a client."""
+    return _describe if arguments.command == "describe" else _list
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
