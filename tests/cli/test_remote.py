@@ -156,7 +156,9 @@ def test_lists_and_descriptions(url: str) -> None:
         one["name"] for one in json.loads(roundgate("list", url, "tools", "--json").stdout)["tools"]
     } >= {"add"}
     described = roundgate("describe", url, "add").stdout
-    assert "  a (integer, required): The first.\n  b (integer): The second.\n" in described
+    assert (
+        "  a (integer, required): The first.\n  b (integer, default 1): The second.\n" in described
+    )
     assert roundgate("describe", url).stdout.startswith("cli 1, revision 2026-07-28\n")
     assert roundgate("describe", url, "nothing").returncode == 3
 

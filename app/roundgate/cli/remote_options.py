@@ -24,6 +24,38 @@ MODULES: Final = {
 }
 """The modules of commands that are not named like theirs."""
 
+EXAMPLES: Final = {
+    "call": (
+        "roundgate call http://127.0.0.1:8000/mcp calculate expression='2 * 21'",
+        "roundgate call https://host/mcp search filter:='{\"year\": 2026}' tag=a tag=b | jq .items",
+        "roundgate call https://host/mcp deploy env=prod --answers answers.yaml --detach",
+    ),
+    "wait": (
+        "roundgate wait 'https://host/mcp#task=786512e2'",
+        "roundgate wait 'https://host/mcp#task=786512e2' --cancel",
+    ),
+    "list": ("roundgate list https://host/mcp", "roundgate list https://host/mcp tools --json"),
+    "describe": (
+        "roundgate describe https://host/mcp",
+        "roundgate describe https://host/mcp search",
+    ),
+    "read": ("roundgate read https://host/mcp file:///logo.png > logo.png",),
+    "prompt": ("roundgate prompt https://host/mcp review language=python",),
+    "complete": ("roundgate complete https://host/mcp review language py",),
+    "listen": (
+        "roundgate listen https://host/mcp tools",
+        "roundgate listen https://host/mcp --uri file:///config.yaml",
+    ),
+    "ping": ("roundgate ping https://host/mcp",),
+    "shell": ("roundgate shell https://host/mcp", "roundgate shell https://host/mcp < commands"),
+    "test": (
+        "roundgate test suite.yaml --jobs 4 --junit results.xml",
+        "roundgate test suite.yaml --serve gateway.yaml --filter refund",
+        "roundgate test suite.yaml --url https://staging.example/mcp --update",
+    ),
+}
+"""What is shown under the help of a command."""
+
 KINDS: Final = ("tools", "prompts", "resources", "templates")
 
 
@@ -34,6 +66,10 @@ def add_commands(commands: Commands) -> None:
     _add_url(shell)
     _add_connection(shell)
     _add_test(commands)
+    for name, lines in EXAMPLES.items():
+        command = commands.choices[name]
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.epilog = "examples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def add_requests(commands: Commands, *, in_shell: bool) -> None:
