@@ -147,7 +147,7 @@ async def planned_follow_up(client: Client) -> None:
 
 
 async def yaml_surface(client: Client) -> None:
-    """Of the planned list: `suite.yaml` declares answers beside each call. `roundgate test` runs it, and so does this."""
+    """Of the planned list: `suite.yaml` declares answers beside each call, as `roundgate test` runs them."""
     file = suites.load(Path(__file__).with_name("suite.yaml"))
     run = Run(file, lambda: Client(client.url), Snapshots.beside(file.path), Secrets())
     for result in await run.cases(range(len(file.suite.cases))):
