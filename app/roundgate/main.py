@@ -33,10 +33,7 @@ from roundgate.http import (
     Guard,
     HeadMiddleware,
     McpEndpoint,
-    OlderEndpoint,
     ProtectedResource,
-    Questions,
-    SessionCalls,
     default_hosts,
     on_stop_signal,
     public_origins,
@@ -47,16 +44,16 @@ from roundgate.methods import (
     Methods,
     Once,
     Rounds,
-    Sessions,
     Use,
     makes_tasks,
     server_info,
 )
-from roundgate.protocol import NEWEST, WITH_SESSIONS, ResultFormat, notifications
+from roundgate.older_clients import OlderClients
+from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core, read_configuration
 from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
-from roundgate.tokens import Key, KeyRing, SessionSealer, StateSealer, StreamIds, TaskIds, keys
+from roundgate.tokens import Key, KeyRing, StateSealer, TaskIds, keys
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
@@ -126,49 +123,22 @@ class _Gateway:
         own_tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
         self._tasks = NamedTasks(own_tasks, TaskIds(sealer.ring), core.serving, clock, tasks)
         self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
-        self._older_methods = {
-            version: CurrentMethods(*self._serves(file.config, core.serving.now, results))
-            for version, results in WITH_SESSIONS.items()
-        }
-        self.older = self._make_older(ring)
+        self.older = OlderClients(
+            core,
+            ring,
+            clock,
+            file.config,
+            self._serves_older,
+            lambda: self.config.server,
+            streams=using.streams,
+        )
         self._reloader = Reloader(
             file, core.serving, core.modules, self._swap, watches=using.reload
         )
         self._pool = self._make_pool()
 
-    def _make_older(self, ring: KeyRing) -> OlderEndpoint:
-        """The endpoint for clients with sessions."""
-        store, http, sessions = self.core.stores.sessions, self.config.http, self.config.sessions
-        self._questions = Questions(
-            store,
-            StreamIds(ring),
-            self._clock,
-            max_open=http.max_streams,
-            max_per_caller=http.max_streams_per_caller,
-        )
-        states = Sessions(store, self._clock)
-        calls = SessionCalls(
-            self._older_methods,
-            states,
-            self._questions,
-            store,
-            tracing.set_up(),
-            self._clock,
-            answer_timeout_s=sessions.answer_timeout_s,
-            keep_alive_s=http.keep_alive_s,
-        )
-        return OlderEndpoint(
-            self._older_methods,
-            calls,
-            SessionSealer(ring, self._clock, sessions.lifetime_s),
-            states,
-            self.core.hub,
-            lambda: self.config.server,
-            self._clock,
-            streams=self._using.streams,
-            keep_alive_s=http.keep_alive_s,
-            answer_timeout_s=sessions.answer_timeout_s,
-        )
+    def _serves_older(self, results: ResultFormat) -> tuple[Methods, Use]:
+        return self._serves(self.config, self.core.serving.now, results)
 
     def _serves(
         self, config: GatewayConfig, snapshot: Snapshot, results: ResultFormat | None = None
@@ -200,10 +170,9 @@ class _Gateway:
         serves = self._serves(config, snapshot)
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
-        self.methods.swap(*serves)
-        for version, methods in self._older_methods.items():
-            methods.swap(*self._serves(config, snapshot, WITH_SESSIONS[version]))
         self.config = config
+        self.methods.swap(*serves)
+        self.older.swap()
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
             self._pool = pool
@@ -214,7 +183,7 @@ class _Gateway:
 
     def _request_stop(self) -> None:
         self.core.hub.close()
-        self._questions.close()
+        self.older.close()
         if self._pool is not None:
             self._pool.request_stop()
 
@@ -356,7 +325,7 @@ def _middleware(
         Middleware(
             McpEndpoint,
             methods=gateway.methods,
-            older=gateway.older,
+            older=gateway.older.endpoint,
             tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
             budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),

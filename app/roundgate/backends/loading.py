@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.config import BackendConfig
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
-from roundgate.backends.shaping import shaped
-from roundgate.config import ConfigFile
+from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -53,10 +53,19 @@ def _make(
         make: MakeBackend = kind_of(entry).factory()
         try:
             origin = file.origin.at("backends", index)
-            made.append(shaped(make(entry, origin, shared), entry, origin))
+            made.append(_shaped(make(entry, origin, shared), entry, origin))
         except ConfigError as error:
             problems.extend(error.problems)
     return made, problems
+
+
+def _shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
+    """The back end with the selection and the overrides of its settings; itself where there are none."""
+    if not (config.include or config.exclude or config.override):
+        return backend
+    from roundgate.backends.shaping import Shaped
+
+    return Shaped(backend, config, origin)
 
 
 async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:

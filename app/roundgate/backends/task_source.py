@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from roundgate.auth import Principal
-from roundgate.backends.exchange import check_request
+from roundgate.backends.input_requests import check_request
 from roundgate.errors import BackendError
 from roundgate.json import encode
 from roundgate.protocol import NEWEST, REQUIRED, Status, TaskView, without_none

@@ -149,15 +149,7 @@ class Link:
             "method": method,
             **({"params": params} if params else {}),
         }
-        response = await self.post(message, version, NO_LISTENER)
-        try:
-            if not 200 <= response.status < 300:
-                raise HttpRefused(
-                    response.status,
-                    f"The server refused {method} with HTTP status {response.status}",
-                )
-        finally:
-            await response.close()
+        await self._post_only(message, version, method)
 
     async def stream(
         self, method: str, params: Json, listener: Listener = NO_LISTENER
@@ -200,17 +192,8 @@ class Link:
     async def answer(self, request_id: Any, answer: Json) -> None:
         """POST the answer to a request of an older server."""
         assert self.version is not None
-        response = await self.post(
-            {"jsonrpc": "2.0", "id": request_id, **answer}, self.version, NO_LISTENER
-        )
-        try:
-            if not 200 <= response.status < 300:
-                raise HttpRefused(
-                    response.status,
-                    f"The server refused an answer with HTTP status {response.status}",
-                )
-        finally:
-            await response.close()
+        message: Json = {"jsonrpc": "2.0", "id": request_id, **answer}
+        await self._post_only(message, self.version, "an answer")
 
     async def end_session(self) -> None:
         """Tell an older server that its session is over; what it answers does not matter."""
@@ -274,7 +257,23 @@ class Link:
         finally:
             await response.close()
 
+    async def _post_only(self, message: Json, version: str, what: str) -> None:
+        """POST what wants no result; `what` is what an error calls it."""
+        response = await self.post(message, version, NO_LISTENER)
+        await response.close()
+        if not 200 <= response.status < 300:
+            raise HttpRefused(
+                response.status, f"The server refused {what} with HTTP status {response.status}"
+            )
+
     async def post(self, message: Json, version: str, listener: Listener) -> HttpResponse:
+        """POST a message, with the headers of its revision; whoever calls this closes the response.
+
+        Args:
+            message: a request, a notification or an answer.
+            version: the revision that it is written in.
+            listener: whose headers go with it.
+        """
         body = encode(message)
         headers = [_ACCEPT, _JSON, _IDENTITY, *self._mirrored(message, version, listener)]
         if self._observer is not None:

@@ -9,7 +9,8 @@ layers outside answer.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,11 +23,13 @@ from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
-from roundgate.http.older import OlderEndpoint
 from roundgate.http.responder import Responder, State
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
 from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
 from roundgate.tracing import Tracing, context_of
+
+if TYPE_CHECKING:
+    from roundgate.http.older import OlderEndpoint
 
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536
@@ -41,7 +44,7 @@ class McpEndpoint:
         app: ASGIApp,
         *,
         methods: CurrentMethods,
-        older: OlderEndpoint,
+        older: Callable[[], OlderEndpoint],
         tracing: Tracing,
         max_body_bytes: int,
         budget: BodyBudget,
@@ -68,13 +71,13 @@ class McpEndpoint:
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         if scope["method"] != "POST":
-            await self._older.answer(scope["method"], None, receive, exchange)
+            await self._older().answer(scope["method"], None, receive, exchange)
             return
         body, responder = await self._read(receive, exchange), exchange.responder
         if opening.may_be_older(exchange.headers):
             decoded = json.decode(body)
             if opening.is_older(exchange.headers, decoded):
-                await self._older.answer("POST", decoded, receive, exchange)
+                await self._older().answer("POST", decoded, receive, exchange)
                 return
             message = jsonrpc.message_of(decoded)
         else:

@@ -80,7 +80,7 @@ class Quiescence:
         one = Parked(branch, until_ms, loop.create_future())
         self.parked[one] = None
         timer = (
-            None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, _wake, one.future)
+            None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, wake, one.future)
         )
         self.stir()
         try:
@@ -132,6 +132,7 @@ def _no_time() -> float:
     return 0.0
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def wake(future: asyncio.Future[None]) -> None:
+    """Have whoever waits for it go on, if that was not done already."""
     if not future.done():
         future.set_result(None)
