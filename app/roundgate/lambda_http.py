@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from mangum import Mangum
@@ -54,7 +54,9 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     using, file = startup.read_configuration(environ)
     _check_exposure(file, using)
     _check_results(file)
-    return Function(_Hosted(main.build_app(file, using), file.config.http.path, Clock()))
+    return Function(
+        _Hosted(main.build_app(file, using), list(main.endpoints_of(file.config)), Clock())
+    )
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
@@ -108,29 +110,33 @@ class Function:
 class _Hosted:
     """Puts what the event knows into the scope, and takes stage and base path off the request's path."""
 
-    def __init__(self, app: ASGIApp, endpoint: str, clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, endpoints: Sequence[str], clock: Clock) -> None:
         self._app = app
-        self._endpoint = endpoint
+        # `/support/mcp` ends with `/mcp`
+        self._endpoints = sorted(endpoints, key=len, reverse=True)
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         event, context = scope["aws.event"], scope["aws.context"]
         remaining_ms = context.get_remaining_time_in_millis()
         Hosting(max(1.0, remaining_ms - MARGIN_MS), _claims(event)).put(scope)
-        scope["path"] = _own_path(scope["path"], self._endpoint)
+        scope["path"] = _own_path(scope["path"], self._endpoints)
         with aws.bounded(self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))):
             await self._app(scope, receive, send)
 
 
-def _own_path(path: str, endpoint: str) -> str:
-    """The path as the app knows it: API Gateway puts a stage or a base path mapping in front."""
+def _own_path(path: str, endpoints: Sequence[str]) -> str:
+    """The path as the app knows it: API Gateway puts a stage or a base path mapping in front.
+
+    The longest of the endpoints comes first."""
     at = path.find("/.well-known/")
     if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
         return path[at:]
-    for own in (endpoint, endpoint + "/", HEALTH):
-        if path.endswith(own):
-            return own
-    return path
+    for endpoint in endpoints:
+        for own in (endpoint, endpoint + "/"):
+            if path.endswith(own):
+                return own
+    return HEALTH if path.endswith(HEALTH) else path
 
 
 def _claims(event: Event) -> Mapping[str, Any] | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -20,15 +20,23 @@ from starlette.middleware import Middleware
 
 from roundgate import aws, tracing
 from roundgate.auth import LocalVerifier, Verifier
-from roundgate.backends import Serving, Snapshot, ToolScopes
+from roundgate.backends import Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
 from roundgate.clock import Clock
-from roundgate.config import AuthorizerConfig, ConfigFile, GatewayConfig, Settings
+from roundgate.config import (
+    AuthorizerConfig,
+    ConfigFile,
+    GatewayConfig,
+    JwtAuthConfig,
+    ServerConfig,
+    Settings,
+)
 from roundgate.errors import ConfigError, Problem
 from roundgate.http import (
     GRACE_S,
     HEALTH,
     AuthenticationMiddleware,
     BodyBudget,
+    Endpoint,
     ExceptionMiddleware,
     Guard,
     HeadMiddleware,
@@ -88,19 +96,52 @@ def build_app(
     gateway = _Gateway(
         file, using, clock, build_core(file, using, clock, stores), owns_process=owns_process
     )
-    resource = make_resource(file, using, gateway.core.serving)
+    resources = make_resources(file, using, gateway.core.serving)
     app = FastAPI(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_middleware(gateway, using, resource, clock),
+        middleware=_middleware(gateway, using, resources, clock),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, gateway, resource)
+    _add_routes(app, gateway, resources)
     return app
+
+
+def endpoints_of(config: GatewayConfig) -> dict[str, str]:
+    """The view at each path of an MCP endpoint, the usual one first; that of everything has no name."""
+    views = {view.effective_path: view.name for view in config.views}
+    usual = views.pop(config.http.path, "")
+    return {config.http.path: usual, **views}
+
+
+def view_of(config: GatewayConfig, name: str) -> ViewConfig | None:
+    """The settings of a view; `None` for the endpoint of everything."""
+    return next((view for view in config.views if view.name == name), None)
+
+
+def server_of(config: GatewayConfig, view: str) -> ServerConfig:
+    """What a view says of itself."""
+    found = view_of(config, view)
+    if found is None or found.instructions is None:
+        return config.server
+    return config.server.model_copy(update={"instructions": found.instructions})
+
+
+class _View:
+    """What answers at one endpoint."""
+
+    methods: CurrentMethods
+    older: OlderClients
+
+    def __init__(self, name: str, rounds: Rounds, once: Once, tasks: NamedTasks) -> None:
+        self.name = name
+        self.rounds = rounds
+        self.once = once
+        self.tasks = tasks
 
 
 class _Gateway:
@@ -114,52 +155,79 @@ class _Gateway:
         self._using = using
         self._clock = clock
         self._owns_process = owns_process
-        stores, tasks = core.stores, file.config.tasks
         ring = make_ring(file.config, using, clock)
-        sealer = make_sealer(file.config, ring, clock)
-        self._rounds = Rounds(sealer, clock, file.config.state.max_rounds)
-        self._once = Once(stores.once, sealer, clock)
-        self._watch = Watch(tasks.poll_interval_ms / 1000)
-        own_tasks = Tasks(stores.tasks, stores.queue, clock, tasks)
-        self._tasks = NamedTasks(own_tasks, TaskIds(sealer.ring), core.serving, clock, tasks)
-        self.methods = CurrentMethods(*self._serves(file.config, core.serving.now))
-        self.older = OlderClients(
-            core,
-            ring,
-            clock,
-            file.config,
-            self._serves_older,
-            lambda: self.config.server,
-            streams=using.streams,
-        )
+        self._watch = Watch(file.config.tasks.poll_interval_ms / 1000)
+        self._views = {
+            view: self._make_view(view, ring.of_view(view))
+            for view in endpoints_of(file.config).values()
+        }
+        self.endpoints = {
+            view: Endpoint(one.methods, one.older.endpoint) for view, one in self._views.items()
+        }
+        """Who answers for each view."""
         self._reloader = Reloader(
             file, core.serving, core.modules, self._swap, watches=using.reload
         )
         self._pool = self._make_pool()
 
-    def _serves_older(self, results: ResultFormat) -> tuple[Methods, Use]:
-        return self._serves(self.config, self.core.serving.now, results)
+    def _make_view(self, view: str, ring: KeyRing) -> _View:
+        """What answers at one endpoint. What it seals opens at no other."""
+        stores, serving, clock, config = (
+            self.core.stores,
+            self.core.serving,
+            self._clock,
+            self.config,
+        )
+        sealer = make_sealer(config, ring, clock)
+        own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
+        source = ViewSource(serving, view) if view else serving
+        made = _View(
+            view,
+            Rounds(sealer, clock, config.state.max_rounds, view),
+            Once(stores.once, sealer, clock),
+            NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
+        )
+        made.methods = CurrentMethods(*self._serves(made, config, serving.now))
+        made.older = OlderClients(
+            self.core,
+            ring,
+            clock,
+            config,
+            lambda results: self._serves(made, self.config, serving.now, results),
+            lambda: server_of(self.config, view),
+            streams=self._using.streams,
+            view=view,
+        )
+        return made
 
     def _serves(
-        self, config: GatewayConfig, snapshot: Snapshot, results: ResultFormat | None = None
+        self,
+        view: _View,
+        config: GatewayConfig,
+        snapshot: Snapshot,
+        results: ResultFormat | None = None,
     ) -> tuple[Methods, Use]:
+        server = server_of(config, view.name)
         made = Methods(
-            config,
-            snapshot.catalog,
+            config.model_copy(update={"server": server}),
+            snapshot.catalog.of_view(view.name),
             self.core.hub,
-            self._rounds,
-            self._once,
-            self._tasks,
+            view.rounds,
+            view.once,
+            view.tasks,
             self._watch,
             self._clock,
-            results or NEWEST.result_format(server_info(config.server)),
+            results or NEWEST.result_format(server_info(server)),
             streams=self._using.streams,
+            view=view.name,
         )
         return made, snapshot.use
 
     def _make_pool(self) -> Pool | None:
         """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
-        if not self._using.works or not makes_tasks(self.core.serving.catalog):
+        catalog = self.core.serving.catalog
+        served = (catalog, *catalog.views.values())
+        if not self._using.works or not any(makes_tasks(one) for one in served):
             return None
         return self.core.pool(
             self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process
@@ -167,23 +235,27 @@ class _Gateway:
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
         """Serve something else from now on, and tell those who listen which lists have changed."""
-        serves = self._serves(config, snapshot)
+        serves = {name: self._serves(view, config, snapshot) for name, view in self._views.items()}
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
         self.config = config
-        self.methods.swap(*serves)
-        self.older.swap()
+        for name, view in self._views.items():
+            view.methods.swap(*serves[name])
+            view.older.swap()
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
             self._pool = pool
         elif self._pool is not None:
             self._pool.renew_children()
-        for name in snapshot.catalog.lists_that_differ(before):
-            self.core.hub.publish(notifications.LIST_CHANGED[name])
+        for name in self._views:
+            was, now = before.of_view(name), snapshot.catalog.of_view(name)
+            for changed in now.lists_that_differ(was):
+                self.core.hub.publish_list(notifications.LIST_CHANGED[changed], name)
 
     def _request_stop(self) -> None:
         self.core.hub.close()
-        self.older.close()
+        for view in self._views.values():
+            view.older.close()
         if self._pool is not None:
             self._pool.request_stop()
 
@@ -196,7 +268,7 @@ class _Gateway:
             for aclose in (
                 self.core.aclose,
                 self._watch.aclose,
-                self._once.aclose,
+                *(view.once.aclose for view in self._views.values()),
             ):
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)
@@ -247,15 +319,17 @@ def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Cloc
     return keys.Refreshed(load, clock) if using.on_lambda else load()
 
 
-def make_resource(file: ConfigFile, using: Settings, serving: Serving) -> ProtectedResource | None:
-    """The gateway as a protected resource; `None` without authentication.
+def make_resources(
+    file: ConfigFile, using: Settings, serving: Serving
+) -> dict[str, ProtectedResource]:
+    """Each view of the gateway as a protected resource, the usual one first; none without authentication.
 
     Raises:
         ConfigError: nobody said at what URL clients reach it.
     """
     auth = file.config.auth
     if auth == "none":
-        return None
+        return {}
     if isinstance(auth, AuthorizerConfig) and not using.on_lambda:
         message = "there is no authorizer in front of this process"
         raise ConfigError(
@@ -269,27 +343,61 @@ def make_resource(file: ConfigFile, using: Settings, serving: Serving) -> Protec
         remedy = "set it to the URL that clients use, such as https://mcp.example.com"
         message = "is needed with auth: tokens and metadata are about a URL, and a request can only claim one"
         raise ConfigError([Problem("environment", "GATEWAY_PUBLIC_URL", message, remedy)])
-    return ProtectedResource(
-        using.public_url.rstrip("/"), file.config.http.path, auth, ToolScopes(serving)
-    )
+    origin, usual = using.public_url.rstrip("/"), file.config.http.path
+    return {
+        view: ProtectedResource(
+            origin,
+            path,
+            _auth_of(auth, view_of(file.config, view)),
+            ToolScopes(serving, view),
+            is_usual=path == usual,
+        )
+        for path, view in endpoints_of(file.config).items()
+    }
 
 
-def make_verifier(resource: ProtectedResource | None, clock: Clock) -> Verifier:
-    """What finds out who is calling."""
-    if resource is None:
-        return LocalVerifier()
-    if isinstance(resource.config, AuthorizerConfig):
+def _auth_of(
+    auth: JwtAuthConfig | AuthorizerConfig, view: ViewConfig | None
+) -> JwtAuthConfig | AuthorizerConfig:
+    """What callers of a view need."""
+    if view is None or not view.scopes:
+        return auth
+    changed: dict[str, Any] = {"scopes": list(dict.fromkeys((*auth.scopes, *view.scopes)))}
+    if auth.scopes_supported is not None:
+        supported = dict.fromkeys((*auth.scopes_supported, *view.scopes))
+        changed["scopes_supported"] = list(supported)
+    return auth.model_copy(update=changed)
+
+
+def make_verifiers(
+    resources: Mapping[str, ProtectedResource], config: GatewayConfig, clock: Clock
+) -> dict[str, Verifier]:
+    """What finds out who is calling each view. Unless `auth.audience` is set, a token is for one view alone."""
+    auth = config.auth
+    if auth == "none":
+        return {view: LocalVerifier() for view in endpoints_of(config).values()}
+    if isinstance(auth, AuthorizerConfig):
         from roundgate.auth import AuthorizerVerifier
 
-        return AuthorizerVerifier(resource.config)
+        return {
+            view: AuthorizerVerifier(resource.config)
+            for view, resource in resources.items()
+            if isinstance(resource.config, AuthorizerConfig)
+        }
     from roundgate.auth import JwtVerifier, KeySet
 
-    audience = resource.config.audience or resource.resource
-    return JwtVerifier(resource.config, audience, KeySet(resource.config.jwks_url, clock))
+    keys_of_issuer = KeySet(auth.jwks_url, clock)
+    return {
+        view: JwtVerifier(
+            resource.config, resource.config.audience or resource.resource, keys_of_issuer
+        )
+        for view, resource in resources.items()
+        if isinstance(resource.config, JwtAuthConfig)
+    }
 
 
 def _middleware(
-    gateway: _Gateway, using: Settings, resource: ProtectedResource | None, clock: Clock
+    gateway: _Gateway, using: Settings, resources: Mapping[str, ProtectedResource], clock: Clock
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = gateway.config.http
@@ -302,30 +410,30 @@ def _middleware(
     origins = (
         public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
     )
-    loopback_only = resource is None and not using.allow_anonymous
+    auth = gateway.config.auth
+    loopback_only = auth == "none" and not using.allow_anonymous
     return [
         Middleware(
             Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only
         ),
         Middleware(
             ExceptionMiddleware,
-            endpoint=http.path,
-            resource=resource,
+            endpoints=endpoints_of(gateway.config),
+            resources=resources,
             clock=clock,
             send_s=http.send_timeout_s + GRACE_S,
         ),
         Middleware(HeadMiddleware),
         Middleware(
             AuthenticationMiddleware,
-            verifier=make_verifier(resource, clock),
+            verifiers=make_verifiers(resources, gateway.config, clock),
             nothing=_nothing(http.path),
-            operator_scope=None if resource is None else resource.config.operator_scope,
+            operator_scope=None if auth == "none" else auth.operator_scope,
             local_operates=loopback_only,
         ),
         Middleware(
             McpEndpoint,
-            methods=gateway.methods,
-            older=gateway.older.endpoint,
+            endpoints=gateway.endpoints,
             tracing=tracing.set_up(),
             max_body_bytes=http.max_body_bytes,
             budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
@@ -341,7 +449,9 @@ def _nothing(endpoint: str) -> JSONResponse:
     )
 
 
-def _add_routes(app: FastAPI, gateway: _Gateway, resource: ProtectedResource | None) -> None:
+def _add_routes(
+    app: FastAPI, gateway: _Gateway, resources: Mapping[str, ProtectedResource]
+) -> None:
     """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
 
     async def healthz(request: Request) -> JSONResponse:
@@ -351,12 +461,15 @@ def _add_routes(app: FastAPI, gateway: _Gateway, resource: ProtectedResource | N
     async def not_found(request: Request, error: Exception) -> JSONResponse:
         return _nothing(gateway.config.http.path)
 
-    async def metadata(request: Request) -> JSONResponse:
-        return JSONResponse(
-            resource.metadata() if resource else {}, headers={"cache-control": "max-age=300"}
-        )
+    def metadata_of(resource: ProtectedResource) -> Callable[[Request], Awaitable[JSONResponse]]:
+        async def metadata(request: Request) -> JSONResponse:
+            headers = {"cache-control": "max-age=300"}
+            return JSONResponse(resource.metadata(), headers=headers)
+
+        return metadata
 
     app.add_route(HEALTH, healthz)
-    for path in resource.metadata_paths if resource else ():
-        app.add_route(path, metadata)
+    for resource in resources.values():
+        for path in resource.metadata_paths:
+            app.add_route(path, metadata_of(resource))
     app.add_exception_handler(404, not_found)

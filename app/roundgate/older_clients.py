@@ -24,7 +24,7 @@ Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
 
 
 class OlderClients:
-    """The endpoint for clients with sessions, and the methods of each of their revisions."""
+    """The endpoint for clients with sessions of one view, and the methods of each of their revisions."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class OlderClients:
         describe: Callable[[], ServerConfig],
         *,
         streams: bool,
+        view: str = "",
     ) -> None:
         """Nothing is made yet.
 
@@ -47,6 +48,7 @@ class OlderClients:
             serves: makes the methods of a revision.
             describe: who the server is now.
             streams: whether the platform can hold a stream open.
+            view: which view is asked; that of everything has no name.
         """
         self._core = core
         self._ring = ring
@@ -55,6 +57,7 @@ class OlderClients:
         self._serves = serves
         self._describe = describe
         self._streams = streams
+        self._view = view
         self._methods: dict[str, tuple[ResultFormat, CurrentMethods]] = {}
         self._questions: Questions | None = None
         self._endpoint: OlderEndpoint | None = None
@@ -120,4 +123,5 @@ class OlderClients:
             streams=self._streams,
             keep_alive_s=http.keep_alive_s,
             answer_timeout_s=sessions.answer_timeout_s,
+            view=self._view,
         )

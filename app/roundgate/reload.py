@@ -33,7 +33,7 @@ POLL_S: Final = 0.25
 SETTLE_S: Final = 0.1
 """For how long nothing must be written before what was written is read: editors write in several steps."""
 RESTART: Final = ("http", "auth", "state", "tasks")
-"""Sections of gateway.yaml that only a restart changes."""
+"""Sections of gateway.yaml that only a restart changes; of `views` it is names, paths and scopes."""
 
 Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
 """Serves a snapshot from now on; runs in the event loop, at once."""
@@ -99,8 +99,9 @@ class Reloader:
                 _tell_failure(self._path, error)
                 return False
             self._has_failed = False
+            needing = RESTART if usable.config.views is read.config.views else (*RESTART, "views")
             for name in _differences(self._file.config, read.config):
-                if name.partition(".")[0] in RESTART:
+                if name.partition(".")[0] in needing:
                     place = read.origin.at(*name.split("."))
                     log.warning("%s needs a restart", name, extra={"fields": {"at": _place(place)}})
             self._file = usable
@@ -113,6 +114,8 @@ class Reloader:
     def _without_restart(self, read: ConfigFile) -> ConfigFile:
         """What was read, with the sections as they are that only a restart changes."""
         kept = {name: getattr(self._file.config, name) for name in RESTART}
+        if _addresses(read.config) != _addresses(self._file.config):
+            kept["views"] = self._file.config.views
         return replace(read, config=read.config.model_copy(update=kept))
 
     async def _watch(self) -> None:
@@ -150,6 +153,11 @@ class Reloader:
                 with suppress(OSError):
                     files.update(directory.glob("*.py"))
         return {file: stamp(file) for file in files}
+
+
+def _addresses(config: GatewayConfig) -> list[tuple[str, str, list[str]]]:
+    """What of views a process is built around: their names, their paths, who may call."""
+    return [(view.name, view.effective_path, view.scopes) for view in config.views]
 
 
 def _tell_failure(path: Path, error: Exception) -> None:

@@ -245,7 +245,7 @@ def test_a_request_that_no_layer_authenticated_has_no_caller() -> None:
         """To nowhere."""
 
     with pytest.raises(RuntimeError, match="not authenticated"):
-        _ = Exchange({"path": "/mcp", "headers": []}, ["/mcp"], Responder(send)).caller
+        _ = Exchange({"path": "/mcp", "headers": []}, {"/mcp": ""}, Responder(send)).caller
 
 
 PARTS = st.lists(

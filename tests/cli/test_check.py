@@ -188,3 +188,13 @@ def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:
     assert ran.err.startswith(
         "2 problem(s):\nenvironment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off"
     )
+
+
+def test_each_view_is_listed_with_where_it_is(
+    gateway: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_URL", "http://localhost:1")
+    gateway.write_text(CONFIG + "views: [{name: till, include: [{backend: shop}]}]\n")
+    assert main(["check", str(gateway)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4:-1] == ["view till at /till/mcp", "tools (1)", "  buy  Buy something."]

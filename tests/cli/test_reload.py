@@ -442,3 +442,26 @@ async def test_tasks_are_worked_on_as_soon_as_a_tool_can_be_one(
 
 def test_a_change_is_looked_for_often_enough_to_be_served_within_two_seconds() -> None:
     assert reload.POLL_S + 2 * reload.SETTLE_S < 1, "the rest is for importing what has changed"
+
+
+async def test_what_a_view_has_is_reloaded_and_where_it_is_needs_a_restart(
+    config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def told() -> bool:
+        return "views needs a restart" in caplog.text
+
+    save(config, BACKENDS + "views: [{name: few, include: [{name: hello}]}]\n")
+    using = Settings(
+        reload=True, state_keys=STATE_KEY, store=f"sqlite:///{tmp_path / 'gateway.sqlite3'}"
+    )
+    app = build_app(load(config), using)
+    async with stoppable(app), client(app) as mcp:
+        few = Client(mcp.http, "/few/mcp")
+        await asyncio.sleep(0)  # and it has begun to watch
+        assert await names(few) == ["hello"]
+        save(config, BACKENDS + "views: [{name: few, include: [{name: count}]}]\n")
+        await until(["count"], lambda: names(few))
+        assert not await told()
+        save(config, BACKENDS + "views: [{name: few, path: /else/mcp}]\n")
+        await until(True, told)
+        assert await names(few) == ["count"]

@@ -19,6 +19,8 @@ from roundgate.backends.config import (
     JobConfig,
     Selector,
     ToolOverride,
+    ViewConfig,
+    ViewSelector,
 )
 from roundgate.backends.http.config import (
     CREDENTIALS,
@@ -155,6 +157,8 @@ PLACES: dict[type[Model], str] = {
     config.CacheHint: "## `caching`",
     BackendConfig: "## `backends`",
     Selector: "| setting of a selector",
+    ViewConfig: "| setting of a view |",
+    ViewSelector: "| setting of a view |",
     ToolOverride: "| setting of an override |",
     ArgumentOverride: "| setting of an override of an argument",
     PythonBackendConfig: "### `kind: python`",
@@ -182,6 +186,7 @@ def own_settings(model: type[Model]) -> dict[str, FieldInfo]:
     """The settings of a model under their names in the file, without `kind` and those of its base."""
     base = BackendConfig.model_fields.keys() if model is not BackendConfig else set()
     inherited = base | {"kind"} if issubclass(model, BackendConfig) else set()
+    inherited |= Selector.model_fields.keys() if model is ViewSelector else set()
     return {
         field.alias or name: field
         for name, field in model.model_fields.items()

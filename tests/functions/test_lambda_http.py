@@ -57,6 +57,18 @@ def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(
     assert "result" in functions.ask(kind, "server/discover", path=path)
 
 
+def test_a_view_is_found_behind_a_stage(environ: dict[str, str]) -> None:
+    file = Path(environ["GATEWAY_CONFIG"])
+    view = {"name": "few", "include": [{"name": "greet"}]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "views": [view]}))
+    with closing(lambda_http.make_handler(environ)) as http:
+        for path, has_all in (("/mcp", True), ("/few/mcp", False), ("/prod/few/mcp", False)):
+            event = asking("http_api_v2", "tools/list", path=path)
+            answer = cast("Any", http)(event, LambdaContext())
+            found = json.loads(answer["body"])["result"]["tools"]
+            assert ([one["name"] for one in found] != ["greet"]) is has_all, path
+
+
 def test_another_path_is_not_found(functions: Functions) -> None:
     answer = functions.http(
         asking("http_api_v2", "server/discover", path="/elsewhere"), LambdaContext()

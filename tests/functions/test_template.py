@@ -126,6 +126,7 @@ def test_every_route_reaches_the_function_and_may(deployed: Template) -> None:
     for name in deployed.named("AWS::ApiGatewayV2::Route"):
         assert deployed.properties(name)["Target"] == "integrations/unknown:ApiIntegration"
     assert ("GET", "/.well-known/{document+}") in deployed.routes()
+    assert ("ANY", "/{view}/mcp") in deployed.routes()
     (gateways,) = (
         one
         for one in map(deployed.properties, deployed.named("AWS::Lambda::Permission"))

@@ -54,10 +54,11 @@ def gateway(
 
 
 class Client:
-    """A correct client of one app or server."""
+    """A correct client of one app or server, at the path of its endpoint."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, path: str = "/mcp") -> None:
         self.http = http
+        self.path = path
 
     async def post(
         self,
@@ -74,7 +75,7 @@ class Client:
             k: v for k, v in {**wire.headers(asked), **(headers or {})}.items() if v is not None
         }
         async with asyncio.timeout(20):
-            return await self.http.post("/mcp", content=json.dumps(asked), headers=changed)
+            return await self.http.post(self.path, content=json.dumps(asked), headers=changed)
 
     async def result(
         self, method: str, params: dict[str, Any] | None = None, **meta: Any

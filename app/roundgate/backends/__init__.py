@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from roundgate.backends.catalog import ServedTool as ServedTool
     from roundgate.backends.catalog import build as build
     from roundgate.backends.config import BackendConfig as BackendConfig
+    from roundgate.backends.config import ViewConfig as ViewConfig
     from roundgate.backends.http.secrets import Redactor as Redactor
     from roundgate.backends.http.service import Service as Service
     from roundgate.backends.openapi.command import compiled as compiled
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from roundgate.backends.serving import Serving as Serving
     from roundgate.backends.serving import Snapshot as Snapshot
     from roundgate.backends.serving import ToolScopes as ToolScopes
+    from roundgate.backends.serving import ViewSource as ViewSource
     from roundgate.backends.task_source import MAX_ID_CHARS as MAX_ID_CHARS
     from roundgate.backends.task_source import TaskSource as TaskSource
 else:
@@ -40,7 +42,7 @@ else:
         {
             ".base": "Backend Offering Prompt Resource Returned Tool",
             ".catalog": "Catalog ServedTool build",
-            ".config": "BackendConfig",
+            ".config": "BackendConfig ViewConfig",
             ".http.secrets": "Redactor",
             ".http.service": "Service",
             ".openapi.command": "compiled",
@@ -49,7 +51,7 @@ else:
             ".openapi.requests": "request",
             ".python.modules": "Modules",
             ".registry": "kind_of",
-            ".serving": "CatalogSource Serving Snapshot ToolScopes",
+            ".serving": "CatalogSource Serving Snapshot ToolScopes ViewSource",
             ".task_source": "MAX_ID_CHARS TaskSource",
         },
         modules="loading registry",

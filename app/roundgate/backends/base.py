@@ -65,6 +65,10 @@ class Tool:
     approval: str | None = None
     """What its back end adds to the question where the user has to approve a call."""
     about: ToolAbout = ToolAbout()
+    approvable: CallTool | None = None
+    """The same call with the question whether to go ahead before it, for who wants it; `None` where there is none."""
+    asks_first: bool = False
+    """Whether `call` asks whether to go ahead."""
 
 
 @dataclass(frozen=True, slots=True)

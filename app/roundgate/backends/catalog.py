@@ -22,7 +22,7 @@ from roundgate.protocol import NEWEST, MirroredArgument, Pages, Schema, UriTempl
 
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
-_NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
 @dataclass(slots=True)
@@ -70,11 +70,17 @@ class Catalog:
     """What back ends have read it from, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """What is not served and why, where that is no reason not to serve the rest."""
+    views: Mapping[str, Catalog] = field(default_factory=dict)
+    """What each view has of all this, by its name (`roundgate.backends.views`)."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Itself: a catalog that nobody swaps (`roundgate.backends.serving.CatalogSource`)."""
         return nullcontext(self)
+
+    def of_view(self, name: str) -> Catalog:
+        """What a view has; without a name, everything."""
+        return self.views[name] if name else self
 
     def lists_that_differ(self, other: Catalog) -> frozenset[str]:
         """Of "tools", "prompts" and "resources" those of which a client may see another list in the other catalog."""
@@ -136,6 +142,14 @@ class Catalog:
                 return served.resource, values
         raise ResourceNotFound(uri)
 
+    def has_resource(self, uri: str) -> bool:
+        """Whether there is something under this URI."""
+        try:
+            self.resource(uri)
+        except ResourceNotFound:
+            return False
+        return True
+
     def completers(self, kind: str, name: str) -> Mapping[str, Complete]:
         """The completers of a prompt ("ref/prompt") or of a resource template ("ref/resource").
 
@@ -180,7 +194,7 @@ class _Shelf(Generic[T]):
             self._complain(
                 backend, message, "rename one, or give one of the back ends another prefix"
             )
-        elif self.kind in ("tool", "prompt") and not _NAME.fullmatch(key):
+        elif self.kind in ("tool", "prompt") and not NAME.fullmatch(key):
             allowed = f"1 to {MAX_NAME} of A-Z a-z 0-9 _ . -"
             message = f"{self.kind} name {key!r} must be {allowed} (it has {len(key)} characters)"
             self._complain(backend, message, "rename it, or shorten the back end's prefix")
@@ -239,7 +253,7 @@ def _merge(
                 resource, backend.name
             )
     served = {
-        name: _serve(name, tool, backend, problems)
+        name: serve(name, tool, backend, problems)
         for name, (tool, backend) in tools.entries.items()
     }
     problems += tools.problems + prompts.problems + resources.problems + templates.problems
@@ -275,7 +289,8 @@ def _prefixed(item: T, prefix: str) -> T:
     )
 
 
-def _serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
+def serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
+    """A tool made ready for calls; `None` if its input schema is of no use, which is added to the problems."""
     # it was checked when it was compiled, and mirrors no header
     if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)

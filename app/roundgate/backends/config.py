@@ -28,7 +28,8 @@ class Selector(Model):
     @model_validator(mode="after")
     def _means_something(self) -> Selector:
         if not self.model_fields_set:
-            raise ValueError("give at least one of name, tag, path, method, hint and extension")
+            *names, last = type(self).model_fields
+            raise ValueError(f"give at least one of {', '.join(names)} and {last}")
         return self
 
 
@@ -132,6 +133,50 @@ class BackendConfig(Model):
         """The prefix with its separator."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
+
+
+class ViewSelector(Selector):
+    """Which of all tools are meant; `name` is the whole name, with the prefix."""
+
+    backend: str | None = Field(None, description="Name of its back end.")
+
+
+class ViewConfig(Model):
+    """An endpoint of its own for a part of what is behind the gateway."""
+
+    name: str = Field(
+        description="Unique name of the view. Tasks and calls belong to it: one that is renamed loses those under way.",
+        pattern=r"^[A-Za-z0-9_-]{1,40}$",
+    )
+    path: str | None = Field(
+        None,
+        description="Path of its endpoint. Unset: /NAME/mcp. One with http.path takes the place of the endpoint of"
+        " everything.",
+        pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$",
+    )
+    instructions: str | None = Field(
+        None, description="Guidance for models, instead of server.instructions."
+    )
+    scopes: list[str] = Field(
+        [], description="Scopes that every call of it needs, beside auth.scopes."
+    )
+    include: list[ViewSelector] = Field([], description="The tools that it has; unset, all.")
+    exclude: list[ViewSelector] = Field([], description="Tools of these that it does not have.")
+    override: dict[str, ToolOverride] = Field(
+        {}, description="What is changed of its tools, by their whole names."
+    )
+    prompts: list[str] = Field(
+        [], description='Names of the prompts that it has; "*" stands for any text. Unset: none.'
+    )
+    resources: list[str] = Field(
+        [],
+        description='URIs and URI templates of the resources that it has; "*" stands for any text. Unset: none.',
+    )
+
+    @property
+    def effective_path(self) -> str:
+        """The path of its endpoint."""
+        return f"/{self.name}/mcp" if self.path is None else self.path
 
 
 JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]

@@ -70,7 +70,13 @@ def _shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
 
 async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:
     try:
-        return Snapshot(await catalog.build(made, file.config.limits.page_size, problems), made)
+        page_size = file.config.limits.page_size
+        built = await catalog.build(made, page_size, problems)
+        if file.config.views:
+            from roundgate.backends.views import with_views
+
+            built = with_views(built, file.config.views, file.origin.at("views"), page_size)
+        return Snapshot(built, made)
     except BaseException:
         for backend in made:
             await backend.aclose()

@@ -26,13 +26,10 @@ _APPROVAL: Final = {
 def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
     """The tool, asking the user first if its back end's policy says so. A client that cannot ask gets -32021.
 
-    One approval is one run: the tool is `once`. And nothing counts as an approval but the answer to this question as
-    it was shown, so answers that come unasked are not taken, whatever the tool says.
+    Where the policy does not say so the question is made ready all the same, for a view that wants it.
     """
     own = tool.definition["name"]
     override = backend.override.get(own, ToolOverride.model_construct(_fields_set=set()))
-    if not _is_to_be_approved(tool, backend, override):
-        return tool
     call, name = tool.call, backend.effective_prefix + (override.name or own)
     text = tool.approval if override.approval is None else override.approval
 
@@ -43,7 +40,24 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
             raise ToolError("The user did not approve the call; nothing was done")
         return await call(context, arguments)
 
-    return replace(tool, call=approved, once=True, unasked_answers=False)
+    ready = replace(tool, approvable=approved)
+    return asking_first(ready) if _is_to_be_approved(tool, backend, override) else ready
+
+
+def asking_first(tool: Tool) -> Tool:
+    """The tool with the question before it, which `with_approval` has made ready.
+
+    One approval is one run: the tool is `once`. And nothing counts as an approval but the answer to this question as
+    it was shown, so answers that come unasked are not taken, whatever the tool says.
+
+    Raises:
+        ValueError: nobody has made it ready.
+    """
+    if tool.asks_first:
+        return tool
+    if tool.approvable is None:
+        raise ValueError("calls of it cannot be approved: its back end asks nobody")
+    return replace(tool, call=tool.approvable, asks_first=True, once=True, unasked_answers=False)
 
 
 def _is_to_be_approved(tool: Tool, backend: BackendConfig, override: ToolOverride) -> bool:
@@ -98,10 +112,16 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
     form_schema(_form(properties, ask))  # a start-up error rather than one in front of a user
     required = [name for name in schema.get("required", ()) if name not in ask]
     relaxed = {**schema, "required": required}
+    name, complete = tool.definition["name"], Schema.compile(schema)
+
+    def filled_in(call: CallTool) -> CallTool:
+        return _asking(name, call, properties, ask, complete)
+
     return replace(
         tool,
         definition={**tool.definition, "inputSchema": relaxed},
-        call=_asking(tool.definition["name"], tool.call, properties, ask, Schema.compile(schema)),
+        call=filled_in(tool.call),
+        approvable=None if tool.approvable is None else filled_in(tool.approvable),
     )
 
 

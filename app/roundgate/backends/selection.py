@@ -25,12 +25,13 @@ def selected(tools: Sequence[Tool], config: BackendConfig) -> list[Tool]:
 
 def is_selected(tool: Tool, config: BackendConfig) -> bool:
     """Whether one is."""
-    if config.include and not any(_matches(tool, one) for one in config.include):
+    if config.include and not any(matches(tool, one) for one in config.include):
         return False
-    return not any(_matches(tool, one) for one in config.exclude)
+    return not any(matches(tool, one) for one in config.exclude)
 
 
-def _matches(tool: Tool, wanted: Selector) -> bool:
+def matches(tool: Tool, wanted: Selector) -> bool:
+    """Whether everything that a selector gives holds for a tool."""
     about = tool.about
     return (
         (wanted.name is None or fnmatchcase(tool.definition["name"], wanted.name))

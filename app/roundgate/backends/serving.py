@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from roundgate.backends.base import Backend
@@ -108,14 +108,29 @@ class Serving:
             await snapshot.aclose()
 
 
-class ToolScopes:
-    """All scopes that the tools of now need."""
+class ViewSource:
+    """The catalog of now of one view (`CatalogSource`)."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, view: str) -> None:
         self._serving = serving
+        self._view = view
+
+    @contextmanager
+    def use(self) -> Iterator[Catalog]:
+        """The view's part of the catalog of now, for a call."""
+        with self._serving.use() as catalog:
+            yield catalog.of_view(self._view)
+
+
+class ToolScopes:
+    """All scopes that the tools of now need: those of a view, if it is named."""
+
+    def __init__(self, serving: Serving, view: str = "") -> None:
+        self._serving = serving
+        self._view = view
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._serving.catalog.all_scopes())
+        return iter(self._serving.catalog.of_view(self._view).all_scopes())
 
 
 async def _retire(old: Snapshot) -> None:

@@ -63,7 +63,7 @@ class Shaped:
             name = tool.definition["name"]
             try:
                 tools.append(
-                    _overridden(tool, self._config.override[name])
+                    overridden(tool, self._config.override[name])
                     if name in self._config.override
                     else tool
                 )
@@ -97,7 +97,7 @@ class Shaped:
         ]
 
 
-def _overridden(tool: Tool, override: ToolOverride) -> Tool:
+def overridden(tool: Tool, override: ToolOverride) -> Tool:
     """The tool with what is changed.
 
     Raises:
@@ -123,10 +123,18 @@ def _overridden(tool: Tool, override: ToolOverride) -> Tool:
         changed["scopes"] = frozenset(override.scopes)
     if override.once:  # never the other way: one approval is one run
         changed |= {"once": True, "unasked_answers": False}
-    call = _calling(tool.call, arguments, override.timeout_s, project)
-    return with_questions(
-        replace(tool, definition=definition, call=call, **changed), override.ask_for
+
+    def shaped_call(call: CallTool) -> CallTool:
+        return _calling(call, arguments, override.timeout_s, project)
+
+    made = replace(
+        tool,
+        definition=definition,
+        call=shaped_call(tool.call),
+        approvable=None if tool.approvable is None else shaped_call(tool.approvable),
+        **changed,
     )
+    return with_questions(made, override.ask_for)
 
 
 @dataclass(frozen=True, slots=True)

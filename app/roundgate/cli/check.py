@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from roundgate import config
-from roundgate.backends import loading
+from roundgate.backends import Catalog, loading
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -16,6 +16,17 @@ def run(arguments: argparse.Namespace) -> int:
     """
     file = config.load(arguments.config)
     served = loading.load(file, fetches=True).catalog
+    _print_catalog(served)
+    for view in file.config.views:
+        print(f"view {view.name} at {view.effective_path}")
+        _print_catalog(served.of_view(view.name))
+    if served.left_out:
+        print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
+    print(f"{arguments.config}: no problems")
+    return 0
+
+
+def _print_catalog(served: Catalog) -> None:
     _print(
         "tools",
         [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()],
@@ -33,10 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
         "resource templates",
         [(definition["uriTemplate"], definition.get("name")) for definition in templates],
     )
-    if served.left_out:
-        print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
-    print(f"{arguments.config}: no problems")
-    return 0
 
 
 def _print(kind: str, entries: list[tuple[str, str | None]]) -> None:

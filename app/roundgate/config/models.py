@@ -5,11 +5,11 @@ What each setting means is in its `description`, which is also what `roundgate s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.backends import BackendConfig, registry
+from roundgate.backends import BackendConfig, ViewConfig, registry
 from roundgate.config.base import Model
 
 
@@ -384,6 +384,10 @@ class CachingConfig(Model):
         }
 
 
+_HEALTH: Final = "/healthz"
+_WELL_KNOWN: Final = "/.well-known/"
+
+
 class GatewayConfig(Model):
     """The whole file."""
 
@@ -411,3 +415,20 @@ class GatewayConfig(Model):
     backends: list[Annotated[BackendConfig, registry.ByKind()]] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
     )
+    views: list[ViewConfig] = Field(
+        [], description="Endpoints of their own for a part of what is behind the gateway."
+    )
+
+    @model_validator(mode="after")
+    def _views_differ(self) -> GatewayConfig:
+        paths = [view.effective_path for view in self.views]
+        for what, given in (("name", [view.name for view in self.views]), ("path", paths)):
+            if twice := sorted({one for one in given if given.count(one) > 1}):
+                raise ValueError(f"two views have the {what} {twice[0]!r}")
+        for path in paths:
+            if path == _HEALTH or f"{path}/".startswith(_WELL_KNOWN):
+                raise ValueError(f"the path {path!r} of a view is the gateway's own")
+        operators = None if self.auth == "none" else self.auth.operator_scope
+        if operators is not None and any(operators in view.scopes for view in self.views):
+            raise ValueError("auth.operator_scope must be none of a view's scopes")
+        return self

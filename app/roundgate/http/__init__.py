@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from roundgate.http import server as server
     from roundgate.http.authentication import AuthenticationMiddleware as AuthenticationMiddleware
     from roundgate.http.challenge import ProtectedResource as ProtectedResource
+    from roundgate.http.endpoint import Endpoint as Endpoint
     from roundgate.http.endpoint import McpEndpoint as McpEndpoint
     from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
     from roundgate.http.guard import HEALTH as HEALTH
@@ -31,7 +32,7 @@ else:
         {
             ".authentication": "AuthenticationMiddleware",
             ".challenge": "ProtectedResource",
-            ".endpoint": "McpEndpoint",
+            ".endpoint": "Endpoint McpEndpoint",
             ".exceptions": "ExceptionMiddleware",
             ".guard": "Guard HEALTH default_hosts public_origins",
             ".head": "HeadMiddleware",

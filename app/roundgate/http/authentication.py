@@ -1,6 +1,6 @@
 """Who is calling: found out before any route is reached, whatever the route.
 
-    /mcp                       every caller that the configuration lets in
+    /mcp, the views            every caller that the configuration lets in
     /healthz, /.well-known/…   anybody: probes, and the documents that a client needs to get a token
     anything else              operators
 
@@ -10,6 +10,7 @@ Without authentication the one local subject is an operator where the gateway se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,7 +27,8 @@ PUBLIC: Final = "/.well-known/"
 class AuthenticationMiddleware:
     """Raises AuthError for callers that may not go on; says in the exchange who the others are.
 
-    `nothing` answers whoever is no operator and cannot become one. `operator_scope` is the scope of operators.
+    `verifiers` has that of each view, the usual one first. `nothing` answers whoever is no operator and cannot become
+    one. `operator_scope` is the scope of operators.
     `local_operates` makes the one subject of a gateway without authentication an operator.
     """
 
@@ -34,13 +36,14 @@ class AuthenticationMiddleware:
         self,
         app: ASGIApp,
         *,
-        verifier: Verifier,
+        verifiers: Mapping[str, Verifier],
         nothing: ASGIApp,
         operator_scope: str | None = None,
         local_operates: bool = False,
     ) -> None:
         self._app = app
-        self._verifier = verifier
+        self._verifiers = verifiers
+        self._usual = next(iter(verifiers.values()))
         self._nothing = nothing
         self._operator_scope = operator_scope
         self._local_operates = local_operates
@@ -50,7 +53,8 @@ class AuthenticationMiddleware:
             found = exchange.of(scope)
             if found.is_mcp or not (found.path == HEALTH or found.path.startswith(PUBLIC)):
                 authorization = found.headers.get(b"authorization")
-                found.principal = await self._verifier.principal(authorization, found.host.claims)
+                verifier = self._verifiers[found.view] if found.is_mcp else self._usual
+                found.principal = await verifier.principal(authorization, found.host.claims)
                 if not found.is_mcp and not self._operates(found.principal):
                     await self._nothing(scope, receive, send)
                     return

@@ -18,12 +18,15 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 @dataclass(frozen=True, slots=True)
 class ProtectedResource:
-    """This gateway as OAuth sees it: a resource at an explicit public URL, never one guessed from a request."""
+    """This gateway, or a view of it, as OAuth sees it: a resource at an explicit public URL, never one guessed from a
+    request."""
 
     origin: str
     path: str
     config: JwtAuthConfig | AuthorizerConfig
     tool_scopes: Iterable[str] = ()
+    is_usual: bool = True
+    """Whether it is the one whose document is at the root too."""
 
     @property
     def resource(self) -> str:
@@ -31,9 +34,10 @@ class ProtectedResource:
         return self.origin + self.path
 
     @property
-    def metadata_paths(self) -> tuple[str, str]:
+    def metadata_paths(self) -> tuple[str, ...]:
         """Where the document is: path-inserted, and at the root (RFC 9728 section 3.1)."""
-        return WELL_KNOWN + self.path, WELL_KNOWN
+        own = WELL_KNOWN + self.path
+        return (own, WELL_KNOWN) if self.is_usual else (own,)
 
     def metadata(self) -> dict[str, Any]:
         """The document (RFC 9728 section 2)."""

@@ -9,7 +9,8 @@ layers outside answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
@@ -36,23 +37,29 @@ _MAX_LISTEN_BYTES: Final = 65_536
 """What asks for a stream is kept as long as the stream is open."""
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Who answers at one address: requests of 2026-07-28, and those of the revisions with sessions."""
+
+    methods: CurrentMethods
+    older: Callable[[], OlderEndpoint]
+
+
 class McpEndpoint:
-    """Answers what is for the MCP endpoint, passes everything else on."""
+    """Answers what is for an MCP endpoint, passes everything else on. `endpoints` has that of each view."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        methods: CurrentMethods,
-        older: Callable[[], OlderEndpoint],
+        endpoints: Mapping[str, Endpoint],
         tracing: Tracing,
         max_body_bytes: int,
         budget: BodyBudget,
         keep_alive_s: float,
     ) -> None:
         self._app = app
-        self._methods = methods
-        self._older = older
+        self._endpoints = endpoints
         self._tracing = tracing
         self._max_body_bytes = max_body_bytes
         self._budget = budget
@@ -70,14 +77,15 @@ class McpEndpoint:
                 self._budget.give_back(exchange.held_bytes)
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        endpoint = self._endpoints[exchange.view]
         if scope["method"] != "POST":
-            await self._older().answer(scope["method"], None, receive, exchange)
+            await endpoint.older().answer(scope["method"], None, receive, exchange)
             return
         body, responder = await self._read(receive, exchange), exchange.responder
         if opening.may_be_older(exchange.headers):
             decoded = json.decode(body)
             if opening.is_older(exchange.headers, decoded):
-                await self._older().answer("POST", decoded, receive, exchange)
+                await endpoint.older().answer("POST", decoded, receive, exchange)
                 return
             message = jsonrpc.message_of(decoded)
         else:
@@ -92,7 +100,7 @@ class McpEndpoint:
             return
         exchange.request_id = message.id
         inbound = exchange.revision.validate_request(
-            message, exchange.headers, self._methods.features
+            message, exchange.headers, endpoint.methods.features
         )
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
@@ -110,14 +118,16 @@ class McpEndpoint:
             context = RequestContext(
                 inbound, exchange.caller, notify, span, exchange.host.remaining_ms
             )
-            await self._serve(context, exchange)
+            await self._serve(endpoint.methods, context, exchange)
         if watch.disconnected and responder.state is not State.DONE:
             exchange.outcome = "cancelled"
 
-    async def _serve(self, context: RequestContext, exchange: Exchange) -> None:
+    async def _serve(
+        self, methods: CurrentMethods, context: RequestContext, exchange: Exchange
+    ) -> None:
         responder, request_id = exchange.responder, context.inbound.id
         try:
-            answer = await self._methods.serve(context)
+            answer = await methods.serve(context)
         except ProtocolError as error:
             context.span.end("error", exchange.revision.look_up(error).code)
             raise
@@ -128,11 +138,12 @@ class McpEndpoint:
                     request_id, result, as_event=exchange.accepted == {EVENT_STREAM}
                 )
             case Stream() as stream:
-                await self._stream(request_id, stream, exchange.accepted, responder)
+                await self._stream(methods, request_id, stream, exchange.accepted, responder)
         context.span.end(exchange.outcome, None)
 
     async def _stream(
         self,
+        methods: CurrentMethods,
         request_id: RequestId,
         stream: Stream,
         accepted: frozenset[bytes],
@@ -148,7 +159,7 @@ class McpEndpoint:
                 await responder.event(message)
             await responder.result(request_id, stream.closing_result)
         finally:
-            self._methods.end(stream)
+            methods.end(stream)
 
     async def _read(self, receive: Receive, exchange: Exchange) -> bytes:
         exchange.is_read = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,20 +25,24 @@ failures = logging.getLogger("roundgate.http")
 
 
 class ExceptionMiddleware:
-    """`endpoint` is the path of the MCP endpoint; `send_s` how long a client may take for an event."""
+    """`endpoints` has the view at each path of an MCP endpoint, `resources` each view as a protected resource; `send_s`
+    is how long a client may take for an event."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        endpoint: str,
-        resource: ProtectedResource | None,
+        endpoints: Mapping[str, str],
+        resources: Mapping[str, ProtectedResource],
         clock: Clock,
         send_s: float,
     ) -> None:
         self._app = app
-        self._endpoint = (endpoint, endpoint + "/")
-        self._resource = resource
+        self._endpoints = {
+            spelled: view for path, view in endpoints.items() for spelled in (path, path + "/")
+        }
+        self._resources = resources
+        self._usual = next(iter(resources.values()), None)
         self._clock = clock
         self._send_s = send_s
 
@@ -46,7 +51,7 @@ class ExceptionMiddleware:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        exchange = Exchange(scope, self._endpoint, Responder(send, self._send_s))
+        exchange = Exchange(scope, self._endpoints, Responder(send, self._send_s))
         try:
             try:
                 await self._app(scope, receive, send)
@@ -81,7 +86,8 @@ class ExceptionMiddleware:
 
     async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
         exchange.outcome, exchange.error = "unauthorized", str(error)
-        challenge = b"Bearer" if self._resource is None else self._resource.challenge(error)
+        resource = self._resources.get(exchange.view, self._usual)
+        challenge = b"Bearer" if resource is None else resource.challenge(error)
         await exchange.responder.refused(error, challenge, exchange.request_id)
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:

@@ -5,7 +5,7 @@ ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ Authenticati
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.types import Scope
@@ -42,11 +42,14 @@ class Exchange:
     held_bytes: int = 0
     """What its body has taken of the budget."""
 
-    def __init__(self, scope: Scope, endpoint: Collection[str], responder: Responder) -> None:
+    def __init__(self, scope: Scope, endpoints: Mapping[str, str], responder: Responder) -> None:
         self.path = route_path(scope) if scope.get("root_path") else scope["path"]
         """As the app's own routes have it, without what a proxy puts in front."""
-        self.is_mcp = self.path in endpoint
-        """Whether it is for the MCP endpoint, which has these paths."""
+        view = endpoints.get(self.path)
+        self.is_mcp = view is not None
+        """Whether it is for an MCP endpoint: they are at these paths."""
+        self.view = view or ""
+        """The view that it is for; empty for the endpoint of everything."""
         self.headers = headers_of(scope)
         self.host = hosting.of(scope)
         self.responder = responder
@@ -68,6 +71,7 @@ class Exchange:
         if not log.is_on:
             return
         fields: dict[str, Any] = {
+            "view": self.view or None,
             "method": self.method and self.method[:100],
             "name": self.name and self.name[:200],
             "subject": self.principal and self.principal.subject,

@@ -28,6 +28,7 @@ from roundgate.errors import (
     GatewayError,
     InvalidParams,
     InvalidRequest,
+    ResourceNotFound,
     TransportError,
 )
 from roundgate.http.disconnect import DisconnectWatch
@@ -81,7 +82,7 @@ class OlderEndpoint:
     """Answers requests of sessions.
 
     `methods` are those of each revision; `describe` says who the server is now. `streams` is whether the platform can
-    hold a stream open.
+    hold a stream open; `view` is the view that is asked.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class OlderEndpoint:
         streams: bool,
         keep_alive_s: float,
         answer_timeout_s: float,
+        view: str = "",
     ) -> None:
+        self._view = view
         self._methods = methods
         self._calls = calls
         self._questions = calls.questions
@@ -205,6 +208,8 @@ class OlderEndpoint:
                 await self._sessions.set_level(caller.session, caller.principal, level)
             case "resources/subscribe" if {"resources", "subscriptions"} <= features:
                 uri = validate(_SubscribeParams, request.params).uri
+                if self._view and not self._methods[caller.session.revision].has_resource(uri):
+                    raise ResourceNotFound(uri)
                 await self._sessions.subscribe(caller.session, caller.principal, uri)
             case "resources/unsubscribe" if {"resources", "subscriptions"} <= features:
                 uri = validate(_SubscribeParams, request.params).uri
@@ -316,7 +321,7 @@ class OlderEndpoint:
         """Tell of changes until the client has had enough, its session ends, or its token expires."""
         responder, principal = exchange.responder, caller.principal
         features = self._methods[caller.session.revision].features
-        subscription = self._hub.subscribe(0, principal, _LISTS, features)
+        subscription = self._hub.subscribe(0, principal, _LISTS, features, view=self._view)
         try:
             await self._look(subscription, caller)
             await responder.event(None)

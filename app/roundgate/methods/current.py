@@ -26,6 +26,10 @@ class CurrentMethods:
         """What there is something to serve for."""
         return self._current[0].features
 
+    def has_resource(self, uri: str) -> bool:
+        """Whether there is something to read under a URI."""
+        return self._current[0].has_resource(uri)
+
     async def serve(self, context: RequestContext) -> Response:
         """Serve one request, to its end, with what is served now.
 

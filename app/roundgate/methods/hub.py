@@ -33,6 +33,8 @@ class Subscription:
     topics: frozenset[Topic]
     acknowledged: dict[str, Any]
     caller: Principal
+    view: str = ""
+    """The view at which it was opened."""
     ends: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done when it has ended."""
     _pending: dict[Topic, bytes | None] = field(default_factory=dict)
@@ -110,8 +112,11 @@ class Hub:
         wanted: SubscriptionFilter,
         features: frozenset[str],
         task_ids: Sequence[str] = (),
+        view: str = "",
     ) -> Subscription:
         """Open a stream for what is both wanted and served; `task_ids` are those of the caller's own tasks.
+
+        `view` is where it is opened, for which lists it is told of.
 
         Raises:
             Unavailable: there are too many, or the server is shutting down.
@@ -122,7 +127,7 @@ class Hub:
         if task_ids:
             topics |= {(notifications.TASK, task_id) for task_id in task_ids}
             acknowledged["taskIds"] = list(task_ids)
-        subscription = Subscription(request_id, topics, acknowledged, principal)
+        subscription = Subscription(request_id, topics, acknowledged, principal, view)
         self._open.add(subscription)
         self._of_caller[principal.identity] += 1
         return subscription
@@ -153,6 +158,12 @@ class Hub:
         """Tell every stream that wants to know."""
         for subscription in self._open:
             subscription.offer((method, uri))
+
+    def publish_list(self, method: str, view: str) -> None:
+        """Tell every stream of a view that wants to know that a list of it has changed."""
+        for subscription in self._open:
+            if subscription.view == view:
+                subscription.offer((method, None))
 
     def close(self) -> None:
         """End every stream with its closing result, and open no more."""

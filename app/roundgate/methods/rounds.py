@@ -126,7 +126,8 @@ class BecomesTask:
 class Rounds:
     """Opens, runs and seals."""
 
-    def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int) -> None:
+    def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int, view: str = "") -> None:
+        self._view = view
         self._sealer = sealer
         self._clock = clock
         self._max_rounds = max_rounds
@@ -149,7 +150,7 @@ class Rounds:
             InvalidParams: the client's key is none.
         """
         responses = asked.input_responses or {}
-        keyed_id = None if key is None else _id_for_key(key, target, principal)
+        keyed_id = None if key is None else _id_for_key(key, target, principal, self._view)
         if asked.request_state is None:
             journal = Journal()
             journal.receive_unasked(responses)
@@ -266,11 +267,12 @@ class Rounds:
         )
 
 
-def _id_for_key(key: Any, target: Target, principal: Principal) -> str:
-    """The id that follows from a client's key; it is one for this tool and these arguments alone."""
+def _id_for_key(key: Any, target: Target, principal: Principal, view: str) -> str:
+    """The id that follows from a client's key; it is one for this tool of this view and these arguments alone."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidParams(
             f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters'
         )
     owner = [principal.issuer, principal.subject, principal.client_id]
-    return digest(["key", owner, key, target.method, target.name, digest(target.arguments)])
+    facts = ["key", owner, key, target.method, target.name, digest(target.arguments)]
+    return digest([*facts, view] if view else facts)

@@ -8,17 +8,33 @@ from contextlib import suppress
 from typing import Final
 
 from roundgate.auth import Principal
+from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.errors import InsufficientScope, TaskNotFound
 from roundgate.methods.hub import Hub, Subscription
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Results, Stream
 from roundgate.methods.scopes import Scopes
-from roundgate.protocol import REQUIRED, ListenParams, TaskView, notifications
+from roundgate.protocol import (
+    REQUIRED,
+    ListenParams,
+    SubscriptionFilter,
+    TaskView,
+    notifications,
+)
 from roundgate.tasks import NamedTask, NamedTasks, Watch
 
 MAX_STREAM_S: Final = 30 * 86_400
 """How long a stream lives whose token holds for longer than anybody should hold one."""
+
+
+def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionFilter:
+    """What a client wants to be told of, as far as the view that it asks has it."""
+    wanted = asked.notifications
+    if not view or not wanted.resource_subscriptions:
+        return wanted
+    own = [uri for uri in wanted.resource_subscriptions if catalog.has_resource(uri)]
+    return wanted.model_copy(update={"resource_subscriptions": own})
 
 
 class SubscriptionMethods:
@@ -33,8 +49,12 @@ class SubscriptionMethods:
         scopes: Scopes,
         results: Results,
         clock: Clock,
+        catalog: Catalog,
+        view: str = "",
     ) -> None:
         self._hub = hub
+        self._catalog = catalog
+        self._view = view
         self._features = features
         self._tasks = tasks
         self._watch = watch
@@ -44,12 +64,12 @@ class SubscriptionMethods:
 
     async def listen(self, context: RequestContext, asked: ListenParams) -> Stream:
         """subscriptions/listen"""
-        wanted, inbound = asked.notifications, context.inbound
+        wanted, inbound = wanted_of(self._view, self._catalog, asked), context.inbound
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, wanted.task_ids)
         task_ids = [task.id for task, _ in known]
         subscription = self._hub.subscribe(
-            inbound.id, context.principal, wanted, self._features, task_ids
+            inbound.id, context.principal, wanted, self._features, task_ids, self._view
         )
         for task, view in known:
             self._follow(subscription, task, view)

@@ -44,7 +44,7 @@ class Method(Generic[P]):
 
 
 class Methods:
-    """All methods over one catalog, answering in one revision's format."""
+    """All methods over one catalog, answering in one revision's format; `view` is the one that the catalog is."""
 
     def __init__(
         self,
@@ -59,10 +59,12 @@ class Methods:
         result_format: ResultFormat,
         *,
         streams: bool,
+        view: str = "",
     ) -> None:
         self.features = features_of(catalog, streams=streams)
         """What there is something to serve for."""
         self._hub = hub
+        self._catalog = catalog
         caching, results = config.caching, Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
         calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000)
@@ -84,7 +86,9 @@ class Methods:
             ResourceMethods(catalog, calls, rounds, results, caching),
             PromptMethods(catalog, calls, rounds, results, caching.prompts),
             CompletionMethods(catalog, calls, results, clock),
-            SubscriptionMethods(hub, self.features, tasks, watch, scopes, results, clock),
+            SubscriptionMethods(
+                hub, self.features, tasks, watch, scopes, results, clock, catalog, view
+            ),
             TaskMethods(tasks, scopes, results),
         )
 
@@ -100,6 +104,10 @@ class Methods:
         if method.requires is not None:
             inbound.meta.capabilities.require(method.requires, inbound.method)
         return method.serve(context, params.validate(method.params, inbound.params))
+
+    def has_resource(self, uri: str) -> bool:
+        """Whether there is something to read under a URI."""
+        return self._catalog.has_resource(uri)
 
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""

@@ -146,7 +146,7 @@ class ToolMethods:
         """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
         if served.tool.task == "required":
             try:
-                self._tasks.check_size(_task_call(served, round_, call, round_.journal))
+                self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
             except ToolError as error:  # before anything is run that would be lost
                 return self._results.tool(ToolResult.error(str(error)))
         fixed_task = round_.fixed_task
@@ -175,7 +175,7 @@ class ToolMethods:
         end: Ended | None = None,
     ) -> Reply:
         """The task of a call that goes on, or, with an end, of one that is over already."""
-        task_call = _task_call(served, round_, call, journal)
+        task_call = self._task_call(served, round_, call, journal)
         try:
             created = await self._tasks.create(
                 task_call, journal, task_id=round_.task_id, message=message, ended=end
@@ -187,6 +187,21 @@ class ToolMethods:
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
             return self._results.tool(tool_result(Failed(error), served.name, self._clock))
         return self._results.task(created)
+
+    def _task_call(
+        self, served: ServedTool, round_: Round, call: Call, journal: Journal
+    ) -> TaskCall:
+        """The call as its task keeps it."""
+        return TaskCall(
+            served.name,
+            _arguments(round_, journal),
+            call.principal,
+            call.meta.capabilities.declared,
+            call.meta.client_info,
+            round_.origin,
+            journal.generation,
+            self._tasks.view,
+        )
 
     async def _in_doubt(
         self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any
@@ -202,19 +217,6 @@ class ToolMethods:
 def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
     """What the handler is to be called with: what it was restarted with, if it was."""
     return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
-
-
-def _task_call(served: ServedTool, round_: Round, call: Call, journal: Journal) -> TaskCall:
-    """The call as its task keeps it."""
-    return TaskCall(
-        served.name,
-        _arguments(round_, journal),
-        call.principal,
-        call.meta.capabilities.declared,
-        call.meta.client_info,
-        round_.origin,
-        journal.generation,
-    )
 
 
 def _requirements(served: ServedTool) -> Mapping[str, Any]:

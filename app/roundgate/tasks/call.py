@@ -12,9 +12,10 @@ from roundgate.json import digest
 from roundgate.protocol import ClientCapabilities, Meta
 
 
-def owner_of(principal: Principal) -> str:
-    """What stands for a caller in a task's key: a digest of issuer, subject and client."""
-    return digest([principal.issuer, principal.subject, principal.client_id])
+def owner_of(principal: Principal, view: str = "") -> str:
+    """What stands for a caller in a task's key: a digest of issuer, subject and client, and of the view it called."""
+    identity = [principal.issuer, principal.subject, principal.client_id]
+    return digest([*identity, view] if view else identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class TaskCall:
     """The trace context in which the call began."""
     generation: int = 1
     """See `Journal.generation`."""
+    view: str = ""
+    """The view whose tool it is; empty for the endpoint of everything."""
 
     def to_bytes(self) -> bytes:
         """The call as the store keeps it."""
@@ -44,6 +47,8 @@ class TaskCall:
             "origin": dict(self.origin),
             "generation": self.generation,
         }
+        if self.view:  # not otherwise: workers of the version before read calls without it
+            facts["view"] = self.view
         return json.encode(facts)
 
     @classmethod

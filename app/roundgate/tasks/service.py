@@ -33,11 +33,17 @@ log = logging.getLogger("roundgate.tasks")
 
 
 class Tasks:
-    """The tasks of all owners; every method is for one of them."""
+    """The tasks of all owners; every method is for one of them. Those of a view are no other's."""
 
     def __init__(
-        self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig
+        self,
+        store: TaskStore,
+        queue: TaskQueue,
+        clock: Clock,
+        config: TasksConfig,
+        view: str = "",
     ) -> None:
+        self.view = view
         self._store = store
         self._queue = queue
         self._clock = clock
@@ -143,7 +149,7 @@ class Tasks:
     ) -> NewTask:
         now_ms = self._clock.now_ms()
         return NewTask(
-            ref=TaskRef(owner_of(task_call.principal), task_id),
+            ref=TaskRef(owner_of(task_call.principal, self.view), task_id),
             tool=task_call.tool,
             call=self.check_size(task_call),
             journal=[encode(row(entry)) for entry in journal.entries()],
@@ -159,7 +165,7 @@ class Tasks:
 
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
         """The row of a task of the principal's, if there is one."""
-        ref = _ref(principal, task_id)
+        ref = self._ref(principal, task_id)
         return None if ref is None else await self._store.read(ref, self._clock.now_ms())
 
     def shown(self, record: TaskRecord) -> bytes:
@@ -174,7 +180,7 @@ class Tasks:
         Raises:
             TaskNotFound: the caller has no such task.
         """
-        ref = _ref(principal, task_id)
+        ref = self._ref(principal, task_id)
         if ref is None:
             raise TaskNotFound
         now_ms = self._clock.now_ms()
@@ -193,17 +199,17 @@ class Tasks:
         Raises:
             TaskNotFound: the caller has no such task.
         """
-        ref = _ref(principal, task_id)
+        ref = self._ref(principal, task_id)
         if ref is None or not await self._store.cancel(
             ref, CANCELLED_BY_CLIENT, self._clock.now_ms()
         ):
             raise TaskNotFound
 
+    def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:
+        """Where the task would be; `None` if we never gave out such an id."""
+        owner = owner_of(principal, self.view)
+        return TaskRef(owner, task_id) if _ID.fullmatch(task_id) else None
+
     def _due_ms(self, now_ms: int) -> int:
         """When a sweep may assume that the message sent now was lost."""
         return now_ms + int(self._config.requeue_after_s * 1000)
-
-
-def _ref(principal: Principal, task_id: str) -> TaskRef | None:
-    """Where the task would be; `None` if we never gave out such an id."""
-    return TaskRef(owner_of(principal), task_id) if _ID.fullmatch(task_id) else None

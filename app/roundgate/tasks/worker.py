@@ -209,9 +209,11 @@ class Worker:
             task_call = TaskCall.from_bytes(claimed.call)
         except _UNREADABLE as error:
             raise NotServedHere("can read its call") from error
-        served = catalog.tools.get(task_call.tool)
+        offered = catalog.views.get(task_call.view) if task_call.view else catalog
+        served = None if offered is None else offered.tools.get(task_call.tool)
         if served is None:
-            raise NotServedHere(f"serves {task_call.tool}")
+            where = f" in the view {task_call.view}" if task_call.view else ""
+            raise NotServedHere(f"serves {task_call.tool}{where}")
         return task_call, served
 
     def _begin(self, claimed: Claimed, task_call: TaskCall, deadline: Deadline) -> Running:

@@ -2,7 +2,7 @@
 
     token  = "v1." key-id "." base64url(nonce ‖ AES-256-GCM(plaintext))
     key    = HKDF-SHA256(ring key, info = "mcp-gateway/v1" ‖ issuer ‖ subject ‖ client)     RFC 5869
-    bound  = version ‖ key-id ‖ audience, as associated data
+    bound  = version ‖ key-id ‖ audience ‖ view, if it is one, as associated data
 
 The key is derived for the caller, so what was sealed for one cannot be opened by another, even if the code above
 forgets to compare them; and no key comes near the 2³² messages that random nonces allow (NIST SP 800-38D section 8.3).
@@ -16,7 +16,7 @@ import binascii
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -54,10 +54,15 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Keys in order: the first seals, all open. `audience` separates deployments that share keys."""
+    """Keys in order: the first seals, all open.
+
+    `audience` separates deployments that share keys, `view` the endpoints of one gateway: what was sealed at one opens
+    at no other."""
 
     keys: Sequence[Key]
     audience: str = "roundgate"
+    view: str = ""
+    """The name of a view; empty for the endpoint of everything."""
 
     def __post_init__(self) -> None:
         # others are read when they are needed
@@ -92,8 +97,13 @@ class KeyRing:
         except InvalidTag:
             raise SealBroken("changed on the way, or sealed for somebody else") from None
 
+    def of_view(self, view: str) -> KeyRing:
+        """The same keys, for one view."""
+        return replace(self, view=view)
+
     def _bound(self, key_id: str) -> bytes:
-        return _joined(VERSION, key_id, self.audience)
+        parts = (VERSION, key_id, self.audience)
+        return _joined(*parts, self.view) if self.view else _joined(*parts)
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,167 @@
+"""Views: what each endpoint of its own has of everything that is served.
+
+    all back ends ──▶ Catalog ──▶ /mcp
+                         ├─ include, exclude, override ──▶ Catalog ──▶ /support/mcp
+                         └─ include, exclude, override ──▶ Catalog ──▶ /admin/mcp
+
+A view is a catalog like any other, so whatever serves requests needs to know of none. It only ever has less: approvals
+that a back end asks for are asked for here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serve
+from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
+from roundgate.backends.definitions import encoded
+from roundgate.backends.policy import asking_first
+from roundgate.backends.selection import matches
+from roundgate.backends.shaping import overridden
+from roundgate.config import Origin
+from roundgate.errors import ConfigError, Problem
+from roundgate.protocol import Pages
+
+
+def with_views(
+    catalog: Catalog, configs: Sequence[ViewConfig], origin: Origin, page_size: int
+) -> Catalog:
+    """The catalog with its views; `origin` is where they stand.
+
+    Raises:
+        ConfigError: everything that is wrong in all of them.
+    """
+    problems: list[Problem] = []
+    views = {
+        config.name: _view(catalog, config, origin.at(number), page_size, problems)
+        for number, config in enumerate(configs)
+    }
+    if problems:
+        raise ConfigError(problems)
+    return replace(catalog, views=views)
+
+
+def _view(
+    everything: Catalog,
+    config: ViewConfig,
+    origin: Origin,
+    page_size: int,
+    problems: list[Problem],
+) -> Catalog:
+    chosen = {
+        name: served for name, served in everything.tools.items() if _is_selected(served, config)
+    }
+    problems += _unused(everything, chosen.keys(), config, origin)
+    unchanged = dict(everything.tool_pages.items)
+    tools: dict[str, ServedTool] = {}
+    items: list[tuple[str, bytes]] = []
+    for name, served in chosen.items():
+        override = config.override.get(name)
+        if override is None:
+            tools[name] = served
+            items.append((name, unchanged[name]))
+            continue
+        place = origin.at("override", name)
+        changed = _changed(served, override, place, problems)
+        if changed is None:
+            continue
+        if changed.name in tools or (changed.name in chosen and changed.name != name):
+            remedy = "choose another name, or leave the other tool out"
+            problems.append(place.problem(f"{changed.name!r} is another tool's name", remedy))
+            continue
+        tools[changed.name] = changed
+        items.append((changed.name, encoded(changed.tool.definition)))
+    served_by = {served.backend for served in chosen.values()}
+    return Catalog(
+        tools=tools,
+        prompts={
+            name: prompt
+            for name, prompt in everything.prompts.items()
+            if _is_one_of(name, config.prompts)
+        },
+        resources={
+            uri: resource
+            for uri, resource in everything.resources.items()
+            if _is_one_of(uri, config.resources)
+        },
+        templates=[
+            served
+            for served in everything.templates
+            if _is_one_of(served.resource.definition["uriTemplate"], config.resources)
+        ],
+        tool_pages=Pages(items, page_size),
+        prompt_pages=_part(everything.prompt_pages, config.prompts),
+        resource_pages=_part(everything.resource_pages, config.resources),
+        template_pages=_part(everything.template_pages, config.resources),
+        task_sources={
+            name: source for name, source in everything.task_sources.items() if name in served_by
+        },
+    )
+
+
+def _is_selected(served: ServedTool, config: ViewConfig) -> bool:
+    if config.include and not any(_matches(served, one) for one in config.include):
+        return False
+    return not any(_matches(served, one) for one in config.exclude)
+
+
+def _matches(served: ServedTool, wanted: ViewSelector) -> bool:
+    is_behind = wanted.backend is None or fnmatchcase(served.backend, wanted.backend)
+    return is_behind and matches(served.tool, wanted)
+
+
+def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _part(pages: Pages, patterns: Sequence[str]) -> Pages:
+    return Pages([item for item in pages.items if _is_one_of(item[0], patterns)], pages.size)
+
+
+def _changed(
+    served: ServedTool, override: ToolOverride, place: Origin, problems: list[Problem]
+) -> ServedTool | None:
+    if override.approve == "never":
+        remedy = "set it where the back end is, or leave the tool out of the view"
+        problems.append(place.at("approve").problem("a view cannot do without approvals", remedy))
+        return None
+    if override.approval is not None:
+        remedy = "set it in the override of the back end"
+        problems.append(place.at("approval").problem("is no setting of a view", remedy))
+        return None
+    try:
+        tool = overridden(
+            asking_first(served.tool) if override.approve == "always" else served.tool, override
+        )
+    except ValueError as error:
+        remedy = "correct it, or see `roundgate check` for what the tool has"
+        problems.append(place.problem(str(error), remedy))
+        return None
+    name = tool.definition["name"]
+    if not NAME.fullmatch(name):
+        remedy = f"choose one of 1 to {MAX_NAME} of A-Z a-z 0-9 _ . -"
+        problems.append(place.at("name").problem("cannot be a tool's name", remedy))
+        return None
+    return serve(name, tool, served.backend, problems)
+
+
+def _unused(
+    everything: Catalog, chosen: Collection[str], config: ViewConfig, origin: Origin
+) -> list[Problem]:
+    """A problem for each override that changes nothing, and one for a view that has nothing."""
+    problems = [
+        origin.at("override", name).problem(
+            "is the name of a tool that the view leaves out"
+            if name in everything.tools
+            else "is no tool's name",
+            "remove it, or correct the name; `roundgate check` lists them, with their prefixes",
+        )
+        for name in config.override
+        if name not in chosen
+    ]
+    if everything.tools and not chosen and not config.prompts and not config.resources:
+        remedy = "correct include and exclude; `roundgate check` lists the tools that there are"
+        problems.append(origin.problem(f"the view {config.name!r} has nothing", remedy))
+    return problems
