@@ -50,7 +50,7 @@ Standard library only; the bottom of every import chain.
     │       └── WrongHandle               a task's handle that is malformed, or is another server's
     ├── StepFailed                        a step raised: what the handler sees, now and in every replay
     │   └── StepTimeout                   a step was not over within its `timeout_s`
-    └── Inside                            raised and caught in the house; nobody outside sees one
+    └── Inside                            raised and caught within the gateway; no client sees one
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
         ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
@@ -388,7 +388,7 @@ class StepTimeout(StepFailed):
 
 
 class Inside(RoundgateError):
-    """Raised and caught in the house: what leaves it is a result, a `GatewayError`, or a line of the log."""
+    """Raised and caught within the gateway: what leaves it is a result, a `GatewayError`, or a line of the log."""
 
 
 class AnswerTooLarge(Inside):

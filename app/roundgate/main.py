@@ -285,7 +285,7 @@ class _Gateway:
 
 
 def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
-    """The keys from wherever the settings say, for all that leaves the house sealed.
+    """The keys from wherever the settings say, for all that is given out sealed.
 
     Raises:
         ConfigError: there are no keys, or unusable ones.

@@ -21,9 +21,12 @@ T = TypeVar("T")
 
 
 def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = False) -> Snapshot:
-    """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
+    """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
 
-    With `fetches`, documents that back ends are described by are fetched where no index of them is kept.
+    Args:
+        file: the configuration.
+        modules: the users' modules that are loaded already; a reload uses them again.
+        fetches: whether documents that describe back ends are fetched where no index of them is kept.
 
     Raises:
         ConfigError: everything that is wrong in all back ends, and between them.
@@ -33,7 +36,9 @@ def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = Fa
 
 
 async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
-    """The same beside a running server: modules are imported here, the back ends are waited for.
+    """What the configuration serves, loaded beside a running server.
+
+    Modules are imported in this thread; what back ends offer is awaited.
 
     Raises:
         ConfigError: as `load`.

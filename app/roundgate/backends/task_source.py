@@ -57,6 +57,11 @@ class TaskSource(Protocol):
 
         `None` if the service tells nobody of changes. Either way the task is looked at from time to time: what is lost
         here comes later.
+
+        Args:
+            task_id: as the service has it.
+            principal: whose task it is.
+            changed: called in this event loop; more often than needed does no harm.
         """
 
 

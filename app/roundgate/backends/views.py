@@ -28,7 +28,13 @@ from roundgate.protocol import Pages
 def with_views(
     catalog: Catalog, configs: Sequence[ViewConfig], origin: Origin, page_size: int
 ) -> Catalog:
-    """The catalog with its views; `origin` is where they stand.
+    """The catalog with its views.
+
+    Args:
+        catalog: of everything.
+        configs: the views.
+        origin: where they stand, for problems.
+        page_size: entries on a page.
 
     Raises:
         ConfigError: everything that is wrong in all of them.

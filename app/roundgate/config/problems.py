@@ -25,7 +25,7 @@ _RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
 
 
 def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
-    """What the models refuse."""
+    """What the models refuse, as problems with a place and a remedy."""
     found: list[Problem] = []
     for detail in error.errors(include_input=False, include_url=False):
         # pydantic puts what it calls a model of several into the location; the file has no such step

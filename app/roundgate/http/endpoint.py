@@ -46,7 +46,16 @@ class Endpoint:
 
 
 class McpEndpoint:
-    """Answers what is for an MCP endpoint, passes everything else on. `endpoints` has that of each view."""
+    """Answers what is for an MCP endpoint, passes everything else on.
+
+    Args:
+        app: what everything else is passed to.
+        endpoints: who answers, by the name of the view; that of everything has the name "".
+        tracing: makes the span of a request.
+        max_body_bytes: longer bodies are refused with 413.
+        budget: what all bodies that are served at once may take together.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
+    """
 
     def __init__(
         self,

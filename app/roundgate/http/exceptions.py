@@ -25,8 +25,15 @@ failures = logging.getLogger("roundgate.http")
 
 
 class ExceptionMiddleware:
-    """`endpoints` has the view at each path of an MCP endpoint, `resources` each view as a protected resource; `send_s`
-    is how long a client may take for an event."""
+    """Makes one answer and one line in the log of whatever the layers inside do or raise.
+
+    Args:
+        app: the layers inside.
+        endpoints: the view at each path of an MCP endpoint.
+        resources: each view as a protected resource; empty without authentication.
+        clock: measures how long a request takes.
+        send_s: seconds that a client may take for one event.
+    """
 
     def __init__(
         self,

@@ -83,6 +83,19 @@ class OlderEndpoint:
 
     `methods` are those of each revision; `describe` says who the server is now. `streams` is whether the platform can
     hold a stream open; `view` is the view that is asked.
+
+    Args:
+        methods: those of each revision, by its version.
+        calls: runs what is asked of tools, prompts and resources.
+        sealer: makes and opens ids of sessions.
+        sessions: what sessions have changed.
+        hub: where changes are published.
+        describe: who the server is now.
+        clock: of the process.
+        streams: whether the platform can hold a stream open.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
+        answer_timeout_s: seconds that a client has for an answer.
+        view: which view is asked; that of everything has no name.
     """
 
     def __init__(
@@ -115,7 +128,13 @@ class OlderEndpoint:
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
     async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
-        """Answer one HTTP request; `body` is decoded, and nothing for other methods than POST.
+        """Answer one HTTP request.
+
+        Args:
+            method: of HTTP.
+            body: decoded; `None` for other methods than POST.
+            receive: ASGI's, to notice that the client hangs up.
+            exchange: the request, and where its answer is written.
 
         Raises:
             AuthError: the caller may not do this.

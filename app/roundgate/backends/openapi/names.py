@@ -25,10 +25,14 @@ class Identity:
 
 
 def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
-    """A name for each, of at most so many characters.
+    """A name for each operation.
 
     A name that is too long, or that several would have, ends in a digest of method and path: so it stays what it is
     when the document gets other operations, or another order.
+
+    Args:
+        operations: of all documents of a back end.
+        longest: characters of a name at most.
     """
     wanted = [_wanted(one) for one in operations]
     often = Counter(name.lower() for name in wanted)

@@ -45,7 +45,13 @@ class Prompts:
             say(line, to=sys.stderr)
 
     async def text(self, label: str, default: str = "", check: Check = lambda text: None) -> str:
-        """One text; Alt-Enter begins a new line in it. Nothing that `check` finds fault with is taken."""
+        """One text; Alt-Enter begins a new line in it.
+
+        Args:
+            label: stands before what is typed.
+            default: what is there already.
+            check: returns what is wrong with a text, `None` if nothing is.
+        """
         with create_app_session(self._keys, self._screen):
             session: PromptSession[str] = PromptSession(key_bindings=_newlines(), multiline=False)
             return await session.prompt_async(
