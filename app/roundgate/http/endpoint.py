@@ -129,7 +129,7 @@ class McpEndpoint:
             )
             await self._serve(endpoint.methods, context, exchange)
         if watch.disconnected and responder.state is not State.DONE:
-            exchange.outcome = "cancelled"
+            exchange.label = "cancelled"
 
     async def _serve(
         self, methods: CurrentMethods, context: RequestContext, exchange: Exchange
@@ -142,13 +142,13 @@ class McpEndpoint:
             raise
         match answer:
             case Reply(result, label):
-                exchange.outcome = label
+                exchange.label = label
                 await responder.result(
                     request_id, result, as_event=exchange.accepted == {EVENT_STREAM}
                 )
             case Stream() as stream:
                 await self._stream(methods, request_id, stream, exchange.accepted, responder)
-        context.span.end(exchange.outcome, None)
+        context.span.end(exchange.label, None)
 
     async def _stream(
         self,

@@ -41,8 +41,6 @@ _EXPOSED: Final = (
 class Guard:
     """Lets a request pass if its `Host`, and its `Origin` if it has one, are allowed.
 
-    With `own_origin` a page may come from where this very request was sent to: the same name and port.
-
     Args:
         app: the layers inside.
         hosts: names, names with port, `*.suffixes`, or `*`.

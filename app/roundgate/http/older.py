@@ -81,9 +81,6 @@ class _SubscribeParams(Params):
 class OlderEndpoint:
     """Answers requests of sessions.
 
-    `methods` are those of each revision; `describe` says who the server is now. `streams` is whether the platform can
-    hold a stream open; `view` is the view that is asked.
-
     Args:
         methods: those of each revision, by its version.
         calls: runs what is asked of tools, prompts and resources.
@@ -331,7 +328,7 @@ class OlderEndpoint:
             try:
                 responded = await self._calls.resume(call, told, caller, stream)
             except GatewayError as error:  # under the id of the call, on a stream: else the client comes back for ever
-                exchange.outcome, exchange.error = "error", str(error)
+                exchange.label, exchange.error = "error", str(error)
                 responded = Responded(wire_errors.render(error, call.request.id)[1], "error")
             await self._send(responded, exchange, as_event=True)
         await self._hung_up(watch, exchange)
@@ -425,7 +422,7 @@ class OlderEndpoint:
     async def _send(
         self, responded: Responded, exchange: Exchange, *, as_event: bool = False
     ) -> None:
-        exchange.outcome = responded.outcome
+        exchange.label = responded.label
         responder = exchange.responder
         if responded.response is not None:
             as_event = as_event or exchange.accepted == {EVENT_STREAM}
@@ -436,13 +433,13 @@ class OlderEndpoint:
     async def _hung_up(self, watch: DisconnectWatch, exchange: Exchange) -> None:
         """End the answer of a request whose client has hung up, or wants no answer any more."""
         if watch.disconnected and exchange.responder.state is not State.DONE:
-            exchange.outcome = "cancelled"
+            exchange.label = "cancelled"
             await exchange.responder.end()
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
         status, body = wire_errors.render(error, exchange.request_id)
         exchange.code = wire_errors.look_up(error).code
-        exchange.outcome, exchange.error = "error", str(error)
+        exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             headers = error.headers if isinstance(error, TransportError) else ()
             await exchange.responder.answer(status, body, headers)

@@ -53,8 +53,6 @@ class _Waiting:
 class Questions:
     """The questions that this process has asked, and the answers that come to it, whoever asked.
 
-    `max_open` and `max_per_caller` bound the calls that wait here for answers.
-
     Args:
         store: keeps answers.
         ids: makes and opens the ids of questions.

@@ -127,14 +127,11 @@ class Responded:
     """How a request ended. Without a response it goes on elsewhere, or nobody waits for it."""
 
     response: bytes | None
-    outcome: str
+    label: str
 
 
 class SessionCalls:
     """Runs requests of sessions to their responses.
-
-    `answer_timeout_s` is how long a user may take for an answer, in seconds, `keep_alive_s` how often a stream on which
-    nothing happens says that it is there.
 
     Args:
         methods: those of each revision, by its version.

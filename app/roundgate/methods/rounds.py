@@ -130,7 +130,7 @@ class Rounds:
         sealer: seals and opens states.
         clock: of the process.
         max_rounds: after so many a call ends with an error.
-        view: which view is asked; a task remembers it.
+        view: which view is asked; the same key of a client means another task in each.
     """
 
     def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int, view: str = "") -> None:
