@@ -137,8 +137,16 @@ class _View:
     methods: CurrentMethods
     older: OlderClients
 
-    def __init__(self, name: str, rounds: Rounds, once: Once, tasks: NamedTasks) -> None:
+    def __init__(
+        self,
+        name: str,
+        sealer: StateSealer,
+        rounds: Rounds,
+        once: Once,
+        tasks: NamedTasks,
+    ) -> None:
         self.name = name
+        self.sealer = sealer
         self.rounds = rounds
         self.once = once
         self.tasks = tasks
@@ -183,6 +191,7 @@ class _Gateway:
         source = ViewSource(serving, view) if view else serving
         made = _View(
             view,
+            sealer,
             Rounds(sealer, clock, config.state.max_rounds, view),
             Once(stores.once, sealer, clock),
             NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
@@ -218,6 +227,8 @@ class _Gateway:
             self._watch,
             self._clock,
             results or NEWEST.result_format(server_info(server)),
+            sealer=view.sealer,
+            rows=self.core.stores.sessions,
             streams=self._using.streams,
             view=view.name,
         )
