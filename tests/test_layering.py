@@ -34,7 +34,7 @@ LAYERS = [
     {"http"},
     {"older_clients"},
     {"main"},
-    {"cli", "lambda_http", "lambda_worker"},
+    {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above. A module
 that has a layer of its own, below its package's, imports nothing of the package that is above it."""
@@ -61,7 +61,8 @@ HOMES = {
     "jwt": {"auth", "client.auth"},
     "botocore": {"aws"},
     "opentelemetry": {"tracing", "metrics"},
-    "sqlite3": {"storage.sqlite"},
+    "sqlite3": {"storage.sqlite", "testing.memory"},
+    "pytest": {"testing.plugin"},
     "random": set(),
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""

@@ -89,12 +89,13 @@ async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem
                 page_size,
                 checks_scopes=checks_scopes,
             )
-        check_names(built, file.config.fallback, file.origin.at("fallback"))
+        built = catalog.with_reading(built, file.origin.at("backends"))
         if file.config.search is not None:
             from roundgate.backends.search import with_search  # not needed for a list
 
             place = file.origin.at("search")
             built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
+        check_names(built, file.config.fallback, file.origin.at("fallback"))
         return Snapshot(built, made)
     except BaseException:
         for backend in made:

@@ -127,6 +127,18 @@ class LimitsConfig(Model):
         le=1000,
     )
     page_size: int = Field(200, description="Entries on a page of a list.", ge=1, le=10_000)
+    kept_results_s: float = Field(
+        900,
+        description="Seconds for which the rest of a result that was too long can be read.",
+        gt=0,
+        le=86_400,
+    )
+    max_kept_chars: int = Field(
+        4_000_000,
+        description="Characters of such a result that are kept; the rest is said to be lost.",
+        ge=1_000,
+        le=50_000_000,
+    )
 
 
 class StateConfig(Model):
