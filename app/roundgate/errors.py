@@ -61,6 +61,7 @@ Standard library only; the bottom of every import chain.
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
+        ├── PortTaken                     another process listens at the port of a server that a suite starts
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
@@ -430,6 +431,10 @@ class OAuthRefused(Inside):
         self.error = str(body.get("error", ""))[:100]
         self.description = str(body.get("error_description", ""))[:300]
         self.nonce = nonce
+
+
+class PortTaken(Inside):
+    """The port that a suite has chosen for its server was taken by another process."""
 
 
 class SealBroken(Inside):
