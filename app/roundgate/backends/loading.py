@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.catalog import Catalog, Missing, missing_for
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
@@ -20,50 +23,87 @@ from roundgate.errors import ConfigError, Problem
 
 T = TypeVar("T")
 
+log = logging.getLogger("roundgate.backends")
 
-def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = False) -> Snapshot:
+
+def load(
+    file: ConfigFile,
+    modules: Modules | None = None,
+    *,
+    fetches: bool = False,
+    may_be_missing: Collection[str] = (),
+) -> Snapshot:
     """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
 
-    With `fetches`, documents that back ends are described by are fetched where no index of them is kept.
+    With `fetches`, documents that back ends are described by are fetched where no index of them is kept. Of those that
+    may be missing, `Catalog.missing` names the ones that cannot be served.
 
     Raises:
-        ConfigError: everything that is wrong in all back ends, and between them.
+        ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
     """
-    made, problems = _make(file, modules or Modules(), fetches=fetches)
-    return apart(_offered(made, file, problems))
+    made = _make(file, modules or Modules(), may_be_missing, fetches=fetches)
+    return apart(_offered(made, file, may_be_missing))
 
 
-async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
+async def load_again(
+    file: ConfigFile, modules: Modules, may_be_missing: Collection[str] = ()
+) -> Snapshot:
     """The same beside a running server: modules are imported here, the back ends are waited for.
 
     Raises:
         ConfigError: as `load`.
     """
-    made, problems = _make(file, modules)
-    return await _offered(made, file, problems)
+    return await _offered(_make(file, modules, may_be_missing), file, may_be_missing)
+
+
+def tell_missing(catalog: Catalog) -> None:
+    """Name the back ends that are not served in the log, with what is wrong with each."""
+    for name, one in catalog.missing.items():
+        problems = [str(problem) for problem in one.problems]
+        fields = {"backend": name, "problems": problems}
+        log.error("a back end is not served; the rest is", extra={"fields": fields})
+
+
+@dataclass(slots=True)
+class _Made:
+    """The back ends that could be made, and what is wrong with the others."""
+
+    backends: list[Backend] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    missing: dict[str, Missing] = field(default_factory=dict)
 
 
 def _make(
-    file: ConfigFile, modules: Modules, *, fetches: bool = False
-) -> tuple[list[Backend], list[Problem]]:
+    file: ConfigFile, modules: Modules, may_be_missing: Collection[str], *, fetches: bool = False
+) -> _Made:
     limits = file.config.limits
     shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules, fetches)
-    made: list[Backend] = []
-    problems: list[Problem] = []
+    made = _Made()
     for index, entry in enumerate(file.config.backends):
-        make: MakeBackend = kind_of(entry).factory()
+        origin = file.origin.at("backends", index)
         try:
-            origin = file.origin.at("backends", index)
-            made.append(shaped(make(entry, origin, shared), entry, origin))
-        except ConfigError as error:
-            problems.extend(error.problems)
-    return made, problems
+            make: MakeBackend = kind_of(entry).factory()
+            made.backends.append(shaped(make(entry, origin, shared), entry, origin))
+        except Exception as error:
+            if entry.name in may_be_missing:
+                made.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
+            elif isinstance(error, ConfigError):
+                made.problems.extend(error.problems)
+            else:
+                raise
+    return made
 
 
-async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:
+async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
     try:
         page_size = file.config.limits.page_size
-        built = await catalog.build(made, page_size, problems)
+        built = await catalog.build(
+            made.backends, page_size, made.problems, made.missing, may_be_missing
+        )
+        if len(built.missing) == len(file.config.backends):
+            raise ConfigError(
+                [problem for one in built.missing.values() for problem in one.problems]
+            )
         checks_scopes = file.config.auth != "none"
         if file.config.views:
             from roundgate.backends.views import with_views
@@ -82,9 +122,9 @@ async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem
             place = file.origin.at("search")
             built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
         check_names(built, file.config.fallback, file.origin.at("fallback"))
-        return Snapshot(built, made)
+        return Snapshot(built, made.backends)
     except BaseException:
-        for backend in made:
+        for backend in made.backends:
             await backend.aclose()
         raise
 
