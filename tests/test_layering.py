@@ -33,7 +33,7 @@ LAYERS = [
     {"reload"},
     {"http"},
     {"main"},
-    {"cli", "lambda_http", "lambda_worker"},
+    {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above. A module
 that has a layer of its own, below its package's, imports nothing of the package that is above it."""
@@ -60,7 +60,8 @@ HOMES = {
     "jwt": {"auth", "client.auth"},
     "botocore": {"aws"},
     "opentelemetry": {"tracing", "metrics"},
-    "sqlite3": {"storage.sqlite"},
+    "sqlite3": {"storage.sqlite", "testing.memory"},
+    "pytest": {"testing.plugin"},
     "random": set(),
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""

@@ -50,6 +50,8 @@ Standard library only; the bottom of every import chain.
     │       └── WrongHandle               a task's handle that is malformed, or is another server's
     ├── StepFailed                        a step raised: what the handler sees, now and in every replay
     │   └── StepTimeout                   a step was not over within its `timeout_s`
+    ├── Diverged                          `roundgate.testing`: a handler does not survive the death of its process
+    ├── NothingGoesOn                     `roundgate.testing`: what is waited for will never come
     └── Inside                            raised and caught in the house; nobody outside sees one
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
@@ -602,3 +604,16 @@ class TaskEnded(ClientError):
 
 class WrongHandle(ClientError):
     """A task's handle that is malformed, or belongs to another server than the one that this client talks to."""
+
+
+class Diverged(RoundgateError, AssertionError):
+    """`roundgate.testing`: a handler ended otherwise where a process had died, or where it was replaced by another
+    version. `findings` says how, one line each."""
+
+    def __init__(self, tool: str, findings: Sequence[str]) -> None:
+        super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
+        self.findings = list(findings)
+
+
+class NothingGoesOn(RoundgateError, AssertionError):
+    """`roundgate.testing`: a task is waited for, and nothing will ever make it go on."""

@@ -88,9 +88,18 @@ def build_app(
     *,
     clock: Clock | None = None,
     stores: Stores | None = None,
+    verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """The app for a configuration. With `owns_process` it may begin processes of the same environment, and end its own.
+    """The app for a configuration. `app.state.core` is what it serves, and its stores.
+
+    Args:
+        file: the configuration.
+        using: the settings of the environment.
+        clock: whose time it is.
+        stores: where it keeps things; those of the settings unless given.
+        verifier: finds out who is calling; as the configuration says unless given.
+        owns_process: it may begin processes of the same environment, and end its own.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
@@ -104,13 +113,22 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_middleware(gateway, using, resources, clock),
+        middleware=_middleware(
+            gateway,
+            using,
+            resources,
+            make_verifiers(resources, file.config, clock)
+            if verifier is None
+            else dict.fromkeys(endpoints_of(file.config).values(), verifier),
+            clock,
+        ),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
     _add_routes(app, gateway, resources)
+    app.state.core = gateway.core
     return app
 
 
@@ -455,7 +473,11 @@ def make_verifiers(
 
 
 def _middleware(
-    gateway: _Gateway, using: Settings, resources: Mapping[str, ProtectedResource], clock: Clock
+    gateway: _Gateway,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
+    verifiers: Mapping[str, Verifier],
+    clock: Clock,
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = gateway.config.http
@@ -484,7 +506,7 @@ def _middleware(
         Middleware(HeadMiddleware),
         Middleware(
             AuthenticationMiddleware,
-            verifiers=make_verifiers(resources, gateway.config, clock),
+            verifiers=verifiers,
             nothing=_nothing(http.path),
             operator_scope=None if auth == "none" else auth.operator_scope,
             local_operates=loopback_only,

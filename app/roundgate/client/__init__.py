@@ -17,6 +17,8 @@ from roundgate.lazy import face
 if TYPE_CHECKING:
     from roundgate.client.answers import Answerer as Answerer
     from roundgate.client.answers import Answers as Answers
+    from roundgate.client.answers import AnswersLike as AnswersLike
+    from roundgate.client.answers import answer_all as answer_all
     from roundgate.client.answers import by_schema as by_schema
     from roundgate.client.answers import defaults as defaults
     from roundgate.client.auth.base import Auth as Auth
@@ -59,7 +61,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".answers": "Answerer Answers by_schema defaults",
+            ".answers": "AnswersLike answer_all Answerer Answers by_schema defaults",
             ".auth.base": "Auth Bearer",
             ".elicitation": "InputRequest InputRequiredResult InputResponse build_retry_params "
             "collect_responses recognize_input_required run_elicitation_chain",

@@ -14,7 +14,9 @@ from roundgate.client.answers import Answers, AnswersLike, answer_all
 from roundgate.client.cache import Cache
 from roundgate.client.flows import Ask, Flow, Pause, Send, Show, Tell, negotiate
 from roundgate.client.link import NO_LISTENER, Link, Listener
+from roundgate.client.questions import Question, is_declared
 from roundgate.client.types import Json, ServerInfo, TaskState
+from roundgate.clock import Clock
 from roundgate.errors import BadAnswer, ClientError, SessionOver
 
 T = TypeVar("T")
@@ -32,6 +34,7 @@ class Connection:
         capabilities: Json,
         versions: Sequence[str],
         answers: Answers,
+        clock: Clock,
     ) -> None:
         """Nothing is sent yet.
 
@@ -42,6 +45,7 @@ class Connection:
             capabilities: what the client declares; an older server is not told of `extensions`.
             versions: the revisions that it may speak, newest first.
             answers: are asked after those of a call.
+            clock: whose time passes between two looks at a task.
         """
         self.link = link
         self.cache = cache
@@ -51,8 +55,10 @@ class Connection:
         self._older_capabilities = {
             name: value for name, value in capabilities.items() if name != "extensions"
         }
+        self._capabilities = capabilities
         self._versions = versions
         self._answers = answers
+        self._clock = clock
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ServerInfo:
@@ -100,11 +106,9 @@ class Connection:
                         case Send(method, params, may_repeat, version):
                             sent = await self.send(method, params, may_repeat, listener, version)
                         case Ask(questions, request_state):
-                            sent = await answer_all(
-                                questions, self.answers_of(answers), request_state
-                            )
+                            sent = await self.answer(questions, answers, request_state)
                         case Pause(ms):
-                            await asyncio.sleep(ms / 1_000)
+                            await self._clock.sleep(ms / 1_000)
                         case Show(task):
                             if on_task is not None and inspect.isawaitable(done := on_task(task)):
                                 await done
@@ -115,9 +119,31 @@ class Connection:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def answers_of(self, answers: AnswersLike) -> Answers:
-        """The answers of a call, and behind them those of the client."""
-        return self._answers if answers is None else Answers(answers, self._answers)
+    async def answer(
+        self, questions: Sequence[Question], answers: AnswersLike, request_state: str | None = None
+    ) -> dict[str, Json]:
+        """Responses from the answers of a call, and behind them from those of the client.
+
+        Raises:
+            BadAnswer: the server asks in a way that the client did not declare.
+            Unanswered, AnswerInvalid: as their names say.
+        """
+        for question in questions:
+            self.refuse_undeclared(question)
+        sources = self._answers if answers is None else Answers(answers, self._answers)
+        return await answer_all(questions, sources, request_state)
+
+    def refuse_undeclared(self, question: Question) -> None:
+        """A server asks only what the client said that it can be asked.
+
+        Raises:
+            BadAnswer: it asks something else.
+        """
+        if not is_declared(question.kind, self._capabilities):
+            raise BadAnswer(
+                f"The server asks {question.key[:80]!r}, which is of the kind {question.kind}"
+                " that this client did not declare"
+            )
 
     async def send(
         self,
