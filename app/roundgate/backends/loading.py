@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
 from roundgate.backends import catalog
@@ -24,6 +24,8 @@ from roundgate.errors import ConfigError, Problem
 T = TypeVar("T")
 
 log = logging.getLogger("roundgate.backends")
+ONE_PAGE: Final = 1_000_000_000
+"""Entries on a page where no list has a second one."""
 
 
 def load(
@@ -96,7 +98,7 @@ def _make(
 
 async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
     try:
-        page_size = file.config.limits.page_size
+        page_size = file.config.limits.page_size or ONE_PAGE
         built = await catalog.build(
             made.backends, page_size, made.problems, made.missing, may_be_missing
         )
@@ -121,7 +123,8 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
 
             place = file.origin.at("search")
             built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
-        check_names(built, file.config.fallback, file.origin.at("fallback"))
+        continue_tool = file.config.sessions.continue_tool
+        check_names(built, file.config.fallback, file.origin, continue_tool)
         return Snapshot(built, made.backends)
     except BaseException:
         for backend in made.backends:
