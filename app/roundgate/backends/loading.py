@@ -13,12 +13,12 @@ from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
 from roundgate.backends.catalog import Catalog, Missing, missing_for
+from roundgate.backends.config import BackendConfig
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
-from roundgate.backends.shaping import shaped
-from roundgate.config import ConfigFile
+from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -35,10 +35,13 @@ def load(
     fetches: bool = False,
     may_be_missing: Collection[str] = (),
 ) -> Snapshot:
-    """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
+    """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
 
-    With `fetches`, documents that back ends are described by are fetched where no index of them is kept. Of those that
-    may be missing, `Catalog.missing` names the ones that cannot be served.
+    Args:
+        file: the configuration.
+        modules: the users' modules that are loaded already; a reload uses them again.
+        fetches: whether documents that describe back ends are fetched where no index of them is kept.
+        may_be_missing: names of back ends without which the rest is served; `Catalog.missing` has those that are.
 
     Raises:
         ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
@@ -50,7 +53,9 @@ def load(
 async def load_again(
     file: ConfigFile, modules: Modules, may_be_missing: Collection[str] = ()
 ) -> Snapshot:
-    """The same beside a running server: modules are imported here, the back ends are waited for.
+    """What the configuration serves, loaded beside a running server.
+
+    Modules are imported in this thread; what back ends offer is awaited.
 
     Raises:
         ConfigError: as `load`.
@@ -85,7 +90,7 @@ def _make(
         origin = file.origin.at("backends", index)
         try:
             make: MakeBackend = kind_of(entry).factory()
-            made.backends.append(shaped(make(entry, origin, shared), entry, origin))
+            made.backends.append(_shaped(make(entry, origin, shared), entry, origin))
         except Exception as error:
             if entry.name in may_be_missing:
                 made.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
@@ -94,6 +99,15 @@ def _make(
             else:
                 raise
     return made
+
+
+def _shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
+    """The back end with the selection and the overrides of its settings; itself where there are none."""
+    if not (config.include or config.exclude or config.override):
+        return backend
+    from roundgate.backends.shaping import Shaped
+
+    return Shaped(backend, config, origin)
 
 
 async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:

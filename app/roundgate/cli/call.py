@@ -18,7 +18,12 @@ from roundgate.client import Answers, CallResult, Client, Task
 
 def run(arguments: argparse.Namespace) -> int:
     """Call a tool; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, _call)
+    return remote.run(arguments, work(arguments))
+
+
+def work(arguments: argparse.Namespace) -> remote.Work:
+    """What is done with a client."""
+    return _call
 
 
 async def _call(client: Client, arguments: argparse.Namespace) -> int:
@@ -47,7 +52,14 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
 async def finished(
     task: Task, answers: Answers, status: Status, timeout_s: float | None
 ) -> CallResult:
-    """The result of a task; whoever is interrupted is told how to go on with it."""
+    """The result of a task; a user who interrupts is told how to go on with it.
+
+    Args:
+        task: which may be over already.
+        answers: for what it asks.
+        status: shows how it is.
+        timeout_s: seconds; `None` for as long as it takes.
+    """
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.cli.terminal import say
+from roundgate.cli.terminal import Style, escaped_lines
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
+from roundgate.logs import escaped
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -41,7 +42,12 @@ Work = Callable[[Client, argparse.Namespace], Awaitable[int]]
 
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
-    """Do something with a client of the server that the arguments name; returns the exit status."""
+    """Do something with a client of the server that the arguments name; returns the exit status.
+
+    Args:
+        arguments: of the command line.
+        work: what to do with the client; returns the exit status.
+    """
     try:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
@@ -50,8 +56,12 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
         return refused(error)
 
 
-def refused(error: errors.GatewayError) -> int:
-    """Say what went wrong, on standard error, and which exit status that is."""
+def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
+    """Say what went wrong, on standard error, and which exit status that is.
+
+    Args:
+        has_lines: whether line ends in it are ours. A server's are escaped, or it could pretend to be us.
+    """
     if isinstance(error, errors.Unanswered):
         print(
             json.dumps(
@@ -61,7 +71,8 @@ def refused(error: errors.GatewayError) -> int:
                 }
             )
         )
-    say(error, to=sys.stderr)
+    said = escaped_lines(str(error)) if has_lines else escaped(str(error))
+    print(Style(sys.stderr)(said, "red"), file=sys.stderr)
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
 
 
