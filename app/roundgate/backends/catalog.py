@@ -175,7 +175,11 @@ class Catalog:
         return True
 
     def completers(self, kind: str, name: str) -> Mapping[str, Complete]:
-        """The completers of a prompt ("ref/prompt") or of a resource template ("ref/resource").
+        """The completers of a prompt or of a resource template.
+
+        Args:
+            kind: `ref/prompt` or `ref/resource`.
+            name: of the prompt, or the URI of the template.
 
         Raises:
             InvalidParams: there is no such prompt or template.
@@ -240,7 +244,12 @@ class _Shelf(Generic[T]):
 async def build(
     backends: Sequence[Backend], page_size: int, problems: Sequence[Problem] = ()
 ) -> Catalog:
-    """Ask every back end, all at once, and merge what they offer; `problems` are those that are known already.
+    """Ask every back end, all at once, and merge what they offer.
+
+    Args:
+        backends: in the order of the lists.
+        page_size: entries on a page.
+        problems: those that are known already.
 
     Raises:
         ConfigError: all that is wrong in all of them.
@@ -340,7 +349,14 @@ def _prefixed(item: T, prefix: str) -> T:
 
 
 def serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
-    """A tool made ready for calls; `None` if its input schema is of no use, which is added to the problems."""
+    """A tool made ready for calls; `None` if its input schema cannot be used.
+
+    Args:
+        name: under which it is served.
+        tool: as its back end offers it.
+        backend: the name of its back end, for problems.
+        problems: what is wrong is added to these.
+    """
     # it was checked when it was compiled, and mirrors no header
     if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)

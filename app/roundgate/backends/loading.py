@@ -10,12 +10,12 @@ from typing import Any, Final, TypeVar
 from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.config import BackendConfig
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
-from roundgate.backends.shaping import shaped
-from roundgate.config import ConfigFile
+from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
 
 T = TypeVar("T")
@@ -25,9 +25,12 @@ ONE_PAGE: Final = 1_000_000_000
 
 
 def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = False) -> Snapshot:
-    """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
+    """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
 
-    With `fetches`, documents that back ends are described by are fetched where no index of them is kept.
+    Args:
+        file: the configuration.
+        modules: the users' modules that are loaded already; a reload uses them again.
+        fetches: whether documents that describe back ends are fetched where no index of them is kept.
 
     Raises:
         ConfigError: everything that is wrong in all back ends, and between them.
@@ -37,7 +40,9 @@ def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = Fa
 
 
 async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
-    """The same beside a running server: modules are imported here, the back ends are waited for.
+    """What the configuration serves, loaded beside a running server.
+
+    Modules are imported in this thread; what back ends offer is awaited.
 
     Raises:
         ConfigError: as `load`.
@@ -57,10 +62,19 @@ def _make(
         make: MakeBackend = kind_of(entry).factory()
         try:
             origin = file.origin.at("backends", index)
-            made.append(shaped(make(entry, origin, shared), entry, origin))
+            made.append(_shaped(make(entry, origin, shared), entry, origin))
         except ConfigError as error:
             problems.extend(error.problems)
     return made, problems
+
+
+def _shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
+    """The back end with the selection and the overrides of its settings; itself where there are none."""
+    if not (config.include or config.exclude or config.override):
+        return backend
+    from roundgate.backends.shaping import Shaped
+
+    return Shaped(backend, config, origin)
 
 
 async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:

@@ -34,7 +34,13 @@ def with_views(
     *,
     checks_scopes: bool,
 ) -> Catalog:
-    """The catalog with its views; `origin` is where they stand.
+    """The catalog with its views.
+
+    Args:
+        catalog: of everything.
+        configs: the views.
+        origin: where they stand, for problems.
+        page_size: entries on a page.
 
     Raises:
         ConfigError: everything that is wrong in all of them.
