@@ -70,20 +70,14 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
         for attempt in range(1, _ATTEMPTS + 1):
             process = _Process(target, _free_port(), Path(folder))
             try:
-                try:
-                    await process.start()
-                except _PortTaken:
+                if not await process.start():
                     if attempt < _ATTEMPTS:
                         continue
-                    raise ConnectionLost("No free port was found for the server") from None
+                    raise ConnectionLost("No free port was found for the server")
                 yield replace(target, url=process.url)
                 return
             finally:
                 await process.end()
-
-
-class _PortTaken(Exception):
-    """Another process was quicker."""
 
 
 class _Process:
@@ -97,7 +91,12 @@ class _Process:
         self._port = str(port)
         self.url = target.url.replace("${port}", self._port)
 
-    async def start(self) -> None:
+    async def start(self) -> bool:
+        """Start it, and wait until it listens; whether it could, or another process took its port.
+
+        Raises:
+            UsageError, ConnectionLost: as `started`.
+        """
         environment = {**os.environ, **(self._target.environment or {})}
         # a store of its own, unless somebody chose one: what is left of another run must not be found
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
@@ -110,7 +109,7 @@ class _Process:
                     if self._process.returncode is not None:
                         said = self._tail()
                         if "address already in use" in said.lower():
-                            raise _PortTaken
+                            return False
                         raise ConnectionLost(
                             f"{words[0]} ended with status {self._process.returncode} before it served:\n{said}"
                         )
@@ -120,6 +119,7 @@ class _Process:
                 f"Nothing listens at {self.url} after {self._target.start_timeout_s:g} s "
                 f"(start_timeout_s):\n{self._tail()}"
             ) from None
+        return True
 
     async def _spawn(
         self, words: list[str], environment: Mapping[str, str], output: BinaryIO
