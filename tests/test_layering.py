@@ -26,7 +26,7 @@ LAYERS = [
     {"auth"},
     {"aio"},
     {"tokens", "storage", "replay", "client"},
-    {"backends", "suites"},
+    {"backends", "suites", "cassettes"},
     {"tasks"},
     {"methods"},
     {"startup"},
@@ -47,7 +47,10 @@ HOMES = {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session"),
     },
-    "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering", "suites.snapshots"},
+    "yaml": {
+        *("config.yaml_file", "backends.openapi.sources", "cli.answering", "suites.snapshots"),
+        "cassettes.files",
+    },
     "jmespath": {"backends.shaping", "suites.paths"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
@@ -61,7 +64,7 @@ HOMES = {
     "botocore": {"aws"},
     "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
-    "pytest": {"testing.plugin"},
+    "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     "random": set(),
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""

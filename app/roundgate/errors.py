@@ -61,10 +61,13 @@ Standard library only; the bottom of every import chain.
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
+        ├── RequestMalformed              a request that a stand-in or a recording proxy does not take
+        ├── PortTaken                     a port that was free is another process's by now
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
         ├── TryLater                      a server said that it cannot answer its client now
+        ├── UnboundPlaceholder            a placeholder of a cassette that stands for nothing yet
         ├── UnfitAnswer                   a response does not fit the question that was asked
         ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
         ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
@@ -432,6 +435,10 @@ class OAuthRefused(Inside):
         self.nonce = nonce
 
 
+class PortTaken(Inside):
+    """A port that was free a moment ago is another process's now."""
+
+
 class SealBroken(Inside):
     """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
 
@@ -451,6 +458,18 @@ class TryLater(Inside):
         super().__init__(f"The server is not available now (HTTP status {status})")
         self.status = status
         self.wait_s = wait_s
+
+
+class UnboundPlaceholder(Inside):
+    """A placeholder of a cassette stands for nothing yet."""
+
+
+class RequestMalformed(Inside):
+    """A request that a stand-in or a recording proxy does not take; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class UnfitAnswer(Inside):

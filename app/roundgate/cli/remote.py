@@ -25,7 +25,7 @@ from typing import Any, Final
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
 from roundgate.cli.terminal import Style, escaped_lines
-from roundgate.client import VERSIONS, Auth, Client, Observer
+from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
 from roundgate.logs import escaped
 
@@ -86,7 +86,9 @@ _STATUSES: Final = (
 
 async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
-        async with Client(arguments.url, **client_options(arguments, files)) as client:
+        transport = recorder(arguments.cassette, arguments.url)
+        options = client_options(arguments, files)
+        async with Client(arguments.url, transport=transport, **options) as client:
             return await work(client, arguments)
 
 
@@ -101,7 +103,7 @@ def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str,
     """
     return {
         "auth": _auth(arguments),
-        "headers": dict(map(_header, arguments.header)),
+        "headers": dict(map(header, arguments.header)),
         "versions": arguments.revision or VERSIONS,
         "observer": _transcript(arguments.transcript, files),
     }
@@ -127,11 +129,25 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     return os.environ.get(arguments.token_env) or None
 
 
-def _header(said: str) -> tuple[str, str]:
+def header(said: str) -> tuple[str, str]:
+    """A header as it is said on the command line.
+
+    Raises:
+        UsageError: it is none.
+    """
     name, colon, value = said.partition(":")
     if not colon or not name.strip():
         raise errors.UsageError(f"--header {said!r}: give 'Name: value'")
     return name.strip(), value.strip()
+
+
+def recorder(path: Path | None, url: str) -> Transport | None:
+    """Records the conversation, if that is wanted."""
+    if path is None:
+        return None
+    from roundgate.cassettes import Recorder
+
+    return Recorder(path, url)
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:

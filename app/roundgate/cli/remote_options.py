@@ -98,6 +98,8 @@ def add_requests(commands: Commands, *, in_shell: bool) -> None:
     add_connection(call)
 
     wait = commands.add_parser("wait", help="go on with a task")
+    if not in_shell:
+        _add_cassette(wait)
     wait.add_argument("handle", help="as `call --detach` printed it")
     wait.add_argument("--cancel", action="store_true", help="ask the server to end it instead")
     _add_timeout(wait)
@@ -185,6 +187,7 @@ def _add_test(commands: Commands) -> None:
 
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
+    _add_cassette(parser)
     parser.add_argument("url", help="the server's endpoint, such as http://127.0.0.1:8000/mcp")
 
 
@@ -251,4 +254,10 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     )
     connection.add_argument(
         "--transcript", type=Path, metavar="FILE", help="write each message to a file, a line each"
+    )
+
+
+def _add_cassette(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cassette", type=Path, metavar="FILE", help="record the conversation, to be replayed"
     )

@@ -45,7 +45,11 @@ async def _with_client(arguments: argparse.Namespace) -> int:
     with ExitStack() as files:
         options = remote.client_options(arguments, files)
         noted = _Noted(options["observer"])
-        async with Client(arguments.url, **{**options, "observer": noted}) as client:
+        options |= {
+            "observer": noted,
+            "transport": remote.recorder(arguments.cassette, arguments.url),
+        }
+        async with Client(arguments.url, **options) as client:
             shell = Shell(client)
             noted.tasks = shell.server.tasks
             if sys.stdin.isatty() and sys.stderr.isatty():

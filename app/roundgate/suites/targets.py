@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
-from roundgate.errors import ConnectionLost, UsageError
+from roundgate.errors import ConnectionLost, PortTaken, UsageError
 
 _STOP_S: Final = 15.0
 _TAIL_BYTES: Final = 4_096
@@ -70,10 +70,12 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
         for attempt in range(1, _ATTEMPTS + 1):
             process = _Process(target, _free_port(), Path(folder))
             try:
-                if not await process.start():
+                try:
+                    await process.start()
+                except PortTaken:
                     if attempt < _ATTEMPTS:
                         continue
-                    raise ConnectionLost("No free port was found for the server")
+                    raise ConnectionLost("No free port was found for the server") from None
                 yield replace(target, url=process.url)
                 return
             finally:
@@ -91,12 +93,7 @@ class _Process:
         self._port = str(port)
         self.url = target.url.replace("${port}", self._port)
 
-    async def start(self) -> bool:
-        """Start it, and wait until it listens; whether it could, or another process took its port.
-
-        Raises:
-            UsageError, ConnectionLost: as `started`.
-        """
+    async def start(self) -> None:
         environment = {**os.environ, **(self._target.environment or {})}
         # a store of its own, unless somebody chose one: what is left of another run must not be found
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
@@ -109,7 +106,7 @@ class _Process:
                     if self._process.returncode is not None:
                         said = self._tail()
                         if "address already in use" in said.lower():
-                            return False
+                            raise PortTaken
                         raise ConnectionLost(
                             f"{words[0]} ended with status {self._process.returncode} before it served:\n{said}"
                         )
@@ -119,7 +116,6 @@ class _Process:
                 f"Nothing listens at {self.url} after {self._target.start_timeout_s:g} s "
                 f"(start_timeout_s):\n{self._tail()}"
             ) from None
-        return True
 
     async def _spawn(
         self, words: list[str], environment: Mapping[str, str], output: BinaryIO
