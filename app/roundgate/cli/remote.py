@@ -91,7 +91,7 @@ _STATUSES: Final = (
 
 async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
-        transport = _recorder(arguments.cassette, arguments.url)
+        transport = recorder(arguments.cassette, arguments.url)
         options = client_options(arguments, files)
         async with Client(arguments.url, transport=transport, **options) as client:
             return await work(client, arguments)
@@ -146,7 +146,7 @@ def header(said: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _recorder(path: Path | None, url: str) -> Transport | None:
+def recorder(path: Path | None, url: str) -> Transport | None:
     """Records the conversation, if that is wanted."""
     if path is None:
         return None
