@@ -95,8 +95,13 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
+        keyring = SystemKeyring()
+        if not keyring.works:
+            say("no keyring works here: the login is for this command alone", to=sys.stderr)
         return BrowserLogin(
-            client_id=arguments.client_id, issuer=arguments.issuer, storage=SystemKeyring()
+            client_id=arguments.client_id,
+            issuer=arguments.issuer,
+            storage=keyring if keyring.works else None,
         )
     if arguments.client_id:
         from roundgate.client.auth import ClientCredentials
