@@ -46,6 +46,9 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except errors.GatewayError as error:
         return refused(error)
 
