@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 
 from roundgate import aws, tracing
 from roundgate.auth import LocalVerifier, Verifier
-from roundgate.backends import Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
+from roundgate.backends import KeptTexts, Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import (
     AuthorizerConfig,
@@ -88,9 +88,18 @@ def build_app(
     *,
     clock: Clock | None = None,
     stores: Stores | None = None,
+    verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """The app for a configuration. With `owns_process` it may begin processes of the same environment, and end its own.
+    """The app for a configuration. `app.state.core` is what it serves, and its stores.
+
+    Args:
+        file: the configuration.
+        using: the settings of the environment.
+        clock: whose time it is.
+        stores: where it keeps things; those of the settings unless given.
+        verifier: finds out who is calling; as the configuration says unless given.
+        owns_process: it may begin processes of the same environment, and end its own.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
@@ -104,13 +113,22 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_middleware(gateway, using, resources, clock),
+        middleware=_middleware(
+            gateway,
+            using,
+            resources,
+            make_verifiers(resources, file.config, clock)
+            if verifier is None
+            else dict.fromkeys(endpoints_of(file.config).values(), verifier),
+            clock,
+        ),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
     _add_routes(app, gateway, resources)
+    app.state.core = gateway.core
     return app
 
 
@@ -142,9 +160,16 @@ class _View:
     endpoint: Endpoint
 
     def __init__(
-        self, name: str, rounds: Rounds, once: Once, tasks: NamedTasks, questions: Questions
+        self,
+        name: str,
+        sealer: StateSealer,
+        rounds: Rounds,
+        once: Once,
+        tasks: NamedTasks,
+        questions: Questions,
     ) -> None:
         self.name = name
+        self.sealer = sealer
         self.rounds = rounds
         self.once = once
         self.tasks = tasks
@@ -196,6 +221,7 @@ class _Gateway:
         source = ViewSource(serving, view) if view else serving
         made = _View(
             view,
+            sealer,
             Rounds(sealer, clock, config.state.max_rounds, view),
             Once(stores.once, sealer, clock),
             NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
@@ -260,8 +286,11 @@ class _Gateway:
             self._watch,
             self._clock,
             results or NEWEST.result_format(server_info(server)),
+            sealer=view.sealer,
+            rows=self.core.stores.sessions,
             streams=self._using.streams,
             view=view.name,
+            texts=KeptTexts(self.core.stores.sessions, self._clock, config.limits, view.name),
         )
         return made, snapshot.use
 
@@ -444,7 +473,11 @@ def make_verifiers(
 
 
 def _middleware(
-    gateway: _Gateway, using: Settings, resources: Mapping[str, ProtectedResource], clock: Clock
+    gateway: _Gateway,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
+    verifiers: Mapping[str, Verifier],
+    clock: Clock,
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = gateway.config.http
@@ -473,7 +506,7 @@ def _middleware(
         Middleware(HeadMiddleware),
         Middleware(
             AuthenticationMiddleware,
-            verifiers=make_verifiers(resources, gateway.config, clock),
+            verifiers=verifiers,
             nothing=_nothing(http.path),
             operator_scope=None if auth == "none" else auth.operator_scope,
             local_operates=loopback_only,

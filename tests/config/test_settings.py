@@ -17,6 +17,7 @@ from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
     JobConfig,
+    SearchConfig,
     Selector,
     ToolOverride,
     ViewConfig,
@@ -152,11 +153,13 @@ PLACES: dict[type[Model], str] = {
     config.AuthorizerConfig: "| setting of an authorizer",
     config.StateConfig: "## `state`",
     config.SessionsConfig: "## `sessions`",
+    config.FallbackConfig: "## `fallback`",
     config.TasksConfig: "## `tasks`",
     config.CachingConfig: "## `caching`",
     config.CacheHint: "## `caching`",
     BackendConfig: "## `backends`",
     Selector: "| setting of a selector",
+    SearchConfig: "## `search`",
     ViewConfig: "| setting of a view |",
     ViewSelector: "| setting of a view |",
     ToolOverride: "| setting of an override |",
@@ -218,7 +221,7 @@ def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
 
 def subclasses(model: type[Model]) -> Iterator[type[Model]]:
     for one in model.__subclasses__():
-        if one.__module__.startswith("roundgate."):
+        if one.__module__.startswith(("roundgate.config.", "roundgate.backends.")):
             yield one
             yield from subclasses(one)
 

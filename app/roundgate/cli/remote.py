@@ -1,8 +1,8 @@
 """What the commands that talk to a server have in common: their options, their client, their exit statuses.
 
 0    done
-1    the tool failed (`isError`), or its task did
-2    wrong usage: an option, an argument of a tool, an answer file
+1    the tool failed (`isError`), or its task did; a case of a suite failed
+2    wrong usage: an option, an argument of a tool, an answer file, a suite
 3    the server answered with an error, or not as the protocol has it
 4    the server asks, and nobody here can answer; the questions are on standard output as JSON
 5    no connection, or no answer in time
@@ -25,7 +25,7 @@ from typing import Any, Final
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
 from roundgate.cli.terminal import say
-from roundgate.client import VERSIONS, Auth, Client, Observer
+from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
 
 DONE: Final = 0
@@ -83,14 +83,27 @@ _STATUSES: Final = (
 
 async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
-        async with Client(
-            arguments.url,
-            auth=_auth(arguments),
-            headers=dict(map(_header, arguments.header)),
-            versions=arguments.revision or VERSIONS,
-            observer=_transcript(arguments.transcript, files),
-        ) as client:
+        transport = _recorder(arguments.cassette, arguments.url)
+        options = client_options(arguments, files)
+        async with Client(arguments.url, transport=transport, **options) as client:
             return await work(client, arguments)
+
+
+def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str, Any]:
+    """What the options of a connection make of a client.
+
+    Args:
+        files: closes the file that messages are written to.
+
+    Raises:
+        UsageError: one of them cannot be used.
+    """
+    return {
+        "auth": _auth(arguments),
+        "headers": dict(map(header, arguments.header)),
+        "versions": arguments.revision or VERSIONS,
+        "observer": _transcript(arguments.transcript, files),
+    }
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
@@ -118,11 +131,25 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     return os.environ.get(arguments.token_env) or None
 
 
-def _header(said: str) -> tuple[str, str]:
+def header(said: str) -> tuple[str, str]:
+    """A header as it is said on the command line.
+
+    Raises:
+        UsageError: it is none.
+    """
     name, colon, value = said.partition(":")
     if not colon or not name.strip():
         raise errors.UsageError(f"--header {said!r}: give 'Name: value'")
     return name.strip(), value.strip()
+
+
+def _recorder(path: Path | None, url: str) -> Transport | None:
+    """Records the conversation, if that is wanted."""
+    if path is None:
+        return None
+    from roundgate.cassettes import Recorder
+
+    return Recorder(path, url)
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:

@@ -123,6 +123,7 @@ class Client:
             capabilities=declared,
             versions=tuple(versions),
             answers=Answers.of(answers),
+            clock=self._clock,
         )
         self._tools = ToolList(self._connection)
         self._log_level: tuple[ServerInfo, str] | None = None

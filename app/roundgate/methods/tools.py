@@ -97,10 +97,10 @@ class ToolMethods:
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         arguments = dict(round_.target.arguments)
         if not served.arguments.is_valid(arguments):
-            return self._results.tool(_invalid_arguments(served, arguments))
+            return self._results.tool(invalid_arguments(served, arguments))
 
         def handler(ctx: Context) -> Awaitable[Returned]:
-            return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
+            return served.call(ctx, _arguments(round_, run_of(ctx).journal))
 
         if (
             call.may_become_task
@@ -201,6 +201,7 @@ class ToolMethods:
             round_.origin,
             journal.generation,
             self._tasks.view,
+            call.meta.capabilities.substituted,
         )
 
     async def _in_doubt(
@@ -226,7 +227,8 @@ def _requirements(served: ServedTool) -> Mapping[str, Any]:
     return merged([served.tool.requires, REQUIRED])
 
 
-def _invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:
+def invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:
+    """What a model is told of arguments that the tool's schema does not allow."""
     problems = served.arguments.problems(arguments, "arguments")
     return ToolResult.error(
         "Invalid arguments; correct them and call again:\n" + "\n".join(f"- {p}" for p in problems)

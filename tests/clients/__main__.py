@@ -1,0 +1,138 @@
+"""`scripts/clients`: which clients, and what is done with the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.tasks import store
+from tests.clients import documented
+from tests.clients.capabilities import RIGHT
+from tests.clients.environments import EnvironmentMissingError, make
+from tests.clients.matrix import Row, drive, replicas
+from tests.clients.subjects import CACHE, SUBJECTS, Subject
+
+EXPECTED: Final = Path(__file__).with_name("expected.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Drive them; the exit status says whether anything differs from what is expected."""
+    options = _parser().parse_args(arguments)
+    subjects = [one for one in SUBJECTS if not options.names or one.name in options.names]
+    rows, unmade = _drive(subjects, options.store)
+    found = {row.subject.name: row.to_json() for row in rows}
+    print(json.dumps(found, indent=1) if options.json else _table(rows))
+    if options.update:
+        _keep(found)
+        return int(bool(unmade))
+    differences = [*unmade, *_differences(rows)]
+    for difference in differences:
+        print(difference, file=sys.stderr)
+    return int(bool(differences))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/clients",
+        description="Drives unmodified clients against three replicas, each request at another one.",
+    )
+    names = [subject.name for subject in SUBJECTS]
+    parser.add_argument(
+        "names", nargs="*", choices=[*names, []], metavar="NAME", help=f"of {', '.join(names)}"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    parser.add_argument(
+        "--store",
+        choices=("sqlite", "dynamodb"),
+        default="sqlite",
+        help="what the replicas share: a file, or DynamoDB Local (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="keep what was found as what is expected from now on, also in docs/clients.md",
+    )
+    return parser
+
+
+def _drive(subjects: Sequence[Subject], kind: str) -> tuple[list[Row], list[str]]:
+    """What was found, and which clients could not be installed."""
+    rows, unmade = [], []
+    logs = CACHE / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        with (
+            store(kind, directory) as environment,
+            replicas(environment | {"GATEWAY_WORKER": "off"}, directory) as urls,
+        ):
+            for subject in subjects:
+                try:
+                    make(subject)
+                except EnvironmentMissingError as error:
+                    unmade.append(f"{subject.name}: {error}")
+                    continue
+                row = drive(subject, urls, logs / f"{subject.name}.log")
+                print(_line(row), file=sys.stderr, flush=True)
+                rows.append(row)
+    return rows, unmade
+
+
+def _line(row: Row) -> str:
+    wrong = {name: cell for name, cell in row.cells.items() if cell not in documented.MARKS}
+    return f"{row.subject.name}: {', '.join(row.revisions)} {wrong or 'ok'}"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = [("client", "version", "revision", *RIGHT)]
+    for row in rows:
+        cells = (
+            cell if cell in documented.MARKS else "FAILED"
+            for name, cell in row.cells.items()
+            if name in RIGHT
+        )
+        known = row.to_json()
+        lines.append((known["client"], known["version"], str(known["revision"]), *cells))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _differences(rows: Sequence[Row]) -> list[str]:
+    expected = json.loads(EXPECTED.read_text())
+    found: list[str] = []
+    for row in rows:
+        name, before, now = row.subject.name, expected.get(row.subject.name), row.to_json()
+        if before is None:
+            found.append(f"{name}: is not expected at all: keep it with --update")
+            continue
+        found += [
+            f"{name}: {key}: {now.get(key)}, not {before.get(key)}"
+            for key in {**before, **now}
+            if now.get(key) != before.get(key)
+        ]
+        if row.replicas < 2:
+            found.append(f"{name}: all of its requests went to one replica")
+    return found
+
+
+def _keep(found: dict[str, Any]) -> None:
+    """Those that were not driven stay as they were."""
+    expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
+    kept = {**expected, **found}
+    ordered = {one.name: kept[one.name] for one in SUBJECTS if one.name in kept}
+    EXPECTED.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    documented.write(ordered)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

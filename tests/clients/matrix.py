@@ -1,0 +1,101 @@
+"""Runs each client against replicas behind a balancer that sends every request to another one.
+
+client ─▶ balancer ─▶ replica 1, 2, 3, 1 …     which have one store and one key in common
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.clients.capabilities import judged
+from tests.clients.environments import NODE, command
+from tests.clients.subjects import Subject
+from tests.support.round_robin import RoundRobin, Seen
+from tests.support.server import running
+
+SERVED: Final = Path(__file__).parent / "served"
+REPLICAS: Final = 3
+DRIVER_S: Final = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one client did."""
+
+    subject: Subject
+    revisions: tuple[str, ...]
+    """The revisions that it named, the one that it went on with last."""
+    cells: Mapping[str, str]
+    replicas: int
+    """How many of the replicas had a part in it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept, and printed."""
+        subject = self.subject
+        return {
+            "client": subject.client,
+            "version": subject.version,
+            "revision": self.revisions[-1] if self.revisions else None,
+            **self.cells,
+        }
+
+
+@contextmanager
+def replicas(environment: Mapping[str, str], directory: Path) -> Iterator[list[str]]:
+    """Where the replicas are."""
+    with ExitStack() as stack:
+        urls = []
+        for number in range(REPLICAS):
+            served = shutil.copytree(SERVED, directory / f"replica-{number}")
+            server = stack.enter_context(running(served / "gateway.yaml", dict(environment)))
+            urls.append(server.url)
+        yield urls
+
+
+def drive(subject: Subject, urls: list[str], log: Path) -> Row:
+    """Have a client do all that it can; what it printed stays in `log`."""
+    with RoundRobin(urls) as balancer:
+        told = _told(subject, balancer.url, log)
+        return _row(subject, told, balancer.seen)
+
+
+def _row(subject: Subject, told: Mapping[str, Any], seen: Seen) -> Row:
+    return Row(subject, tuple(seen.revisions), judged(told), len(seen.posts))
+
+
+def _told(subject: Subject, url: str, log: Path) -> dict[str, Any]:
+    home = log.with_suffix(".home")  # what a client keeps there, it finds in no other run
+    home.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "NO_PROXY": "127.0.0.1",
+        "PATH": f"{NODE.parent}:{os.environ['PATH']}",
+    }
+    try:
+        done = subprocess.run(
+            command(subject, url),
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=home,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=DRIVER_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"connection": {"error": f"not done in {DRIVER_S} s"}}
+    log.write_text(f"{done.stdout}\n{done.stderr}")
+    try:
+        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"connection": {"error": f"the driver ended with {done.returncode}: see {log}"}}
+    return told
