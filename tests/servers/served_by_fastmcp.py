@@ -1,5 +1,7 @@
 """FastMCP's server with tasks, run by `scripts/servers` in an environment of its own. The port is its argument."""
 
+# mypy: disable-error-code="untyped-decorator"
+
 import asyncio
 import sys
 from dataclasses import dataclass
