@@ -62,6 +62,7 @@ Standard library only; the bottom of every import chain.
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
         ├── RequestMalformed              a request that a stand-in or a recording proxy does not take
+        ├── PortTaken                     a port that was free is another process's by now
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
@@ -432,6 +433,10 @@ class OAuthRefused(Inside):
         self.error = str(body.get("error", ""))[:100]
         self.description = str(body.get("error_description", ""))[:300]
         self.nonce = nonce
+
+
+class PortTaken(Inside):
+    """A port that was free a moment ago is another process's now."""
 
 
 class SealBroken(Inside):

@@ -34,6 +34,7 @@ from roundgate.errors import ConfigError, Problem
 from roundgate.http import (
     GRACE_S,
     HEALTH,
+    OLD_TRANSPORT,
     AuthenticationMiddleware,
     BodyBudget,
     Endpoint,
@@ -46,6 +47,7 @@ from roundgate.http import (
     Questions,
     SessionCalls,
     default_hosts,
+    not_served,
     on_stop_signal,
     public_origins,
     telling_of_stalls,
@@ -127,7 +129,7 @@ def build_app(
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, gateway, resources)
+    _add_routes(app, gateway, using, resources)
     app.state.core = gateway.core
     return app
 
@@ -253,6 +255,7 @@ class _Gateway:
             self._clock,
             answer_timeout_s=sessions.answer_timeout_s,
             keep_alive_s=http.keep_alive_s,
+            continue_tool=sessions.continue_tool,
         )
         return OlderEndpoint(
             view.methods,
@@ -530,7 +533,10 @@ def _nothing(endpoint: str) -> JSONResponse:
 
 
 def _add_routes(
-    app: FastAPI, gateway: _Gateway, resources: Mapping[str, ProtectedResource]
+    app: FastAPI,
+    gateway: _Gateway,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
 ) -> None:
     """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
 
@@ -549,6 +555,8 @@ def _add_routes(
         return metadata
 
     app.add_route(HEALTH, healthz)
+    old = not_served(gateway.config.http.path, streams=using.streams)
+    app.add_route(OLD_TRANSPORT, old, methods=["GET", "POST"])
     for resource in resources.values():
         for path in resource.metadata_paths:
             app.add_route(path, metadata_of(resource))
