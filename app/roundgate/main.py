@@ -34,6 +34,7 @@ from roundgate.errors import ConfigError, Problem
 from roundgate.http import (
     GRACE_S,
     HEALTH,
+    OLD_TRANSPORT,
     AuthenticationMiddleware,
     BodyBudget,
     Endpoint,
@@ -43,6 +44,7 @@ from roundgate.http import (
     McpEndpoint,
     ProtectedResource,
     default_hosts,
+    not_served,
     on_stop_signal,
     public_origins,
     telling_of_stalls,
@@ -124,7 +126,7 @@ def build_app(
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, gateway, resources)
+    _add_routes(app, gateway, using, resources)
     app.state.core = gateway.core
     return app
 
@@ -484,7 +486,10 @@ def _nothing(endpoint: str) -> JSONResponse:
 
 
 def _add_routes(
-    app: FastAPI, gateway: _Gateway, resources: Mapping[str, ProtectedResource]
+    app: FastAPI,
+    gateway: _Gateway,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
 ) -> None:
     """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
 
@@ -503,6 +508,8 @@ def _add_routes(
         return metadata
 
     app.add_route(HEALTH, healthz)
+    old = not_served(gateway.config.http.path, streams=using.streams)
+    app.add_route(OLD_TRANSPORT, old, methods=["GET", "POST"])
     for resource in resources.values():
         for path in resource.metadata_paths:
             app.add_route(path, metadata_of(resource))

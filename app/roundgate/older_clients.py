@@ -111,6 +111,7 @@ class OlderClients:
             self._clock,
             answer_timeout_s=sessions.answer_timeout_s,
             keep_alive_s=http.keep_alive_s,
+            continue_tool=sessions.continue_tool,
         )
         return OlderEndpoint(
             by_version,

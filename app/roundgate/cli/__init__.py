@@ -26,11 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = remote_options.MODULES.get(arguments.command, arguments.command)
         status: int = import_module(f"roundgate.cli.{module}").run(arguments)
+        sys.stdout.flush()
     except ConfigError as error:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read has enough: `roundgate list URL | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return status
 
 

@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.cli.terminal import say
+from roundgate.cli.terminal import Style, escaped_lines
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
+from roundgate.logs import escaped
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -55,8 +56,12 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
         return refused(error)
 
 
-def refused(error: errors.GatewayError) -> int:
-    """Say what went wrong, on standard error, and which exit status that is."""
+def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
+    """Say what went wrong, on standard error, and which exit status that is.
+
+    Args:
+        has_lines: whether line ends in it are ours. A server's are escaped, or it could pretend to be us.
+    """
     if isinstance(error, errors.Unanswered):
         print(
             json.dumps(
@@ -66,7 +71,8 @@ def refused(error: errors.GatewayError) -> int:
                 }
             )
         )
-    say(error, to=sys.stderr)
+    said = escaped_lines(str(error)) if has_lines else escaped(str(error))
+    print(Style(sys.stderr)(said, "red"), file=sys.stderr)
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
 
 

@@ -167,6 +167,11 @@ class Methods:
         """Whether there is something to read under a URI."""
         return self._catalog.has_resource(uri)
 
+    def has_output_schema(self, tool: str) -> bool:
+        """Whether clients expect a structured result of a tool."""
+        served = self._catalog.tools.get(tool)
+        return served is not None and "outputSchema" in served.tool.definition
+
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""
         self._hub.unsubscribe(stream.subscription)
