@@ -21,7 +21,7 @@ from roundgate.cli import output, remote, remote_options
 from roundgate.cli.suggesting import Server, Suggesting
 from roundgate.cli.terminal import say
 from roundgate.client import Client, Observer, handle_of
-from roundgate.errors import GatewayError, UsageError
+from roundgate.errors import GatewayError, HelpShown, UsageError
 
 _OWN: Final[Mapping[str, str]] = {
     "tasks": "the tasks that calls of this shell have become",
@@ -129,7 +129,7 @@ class Shell:
                 return await self._words(words)
         except ValueError as error:  # a quote that is not closed
             return remote.refused(UsageError(f"{error}: quote with '…' or \"…\""))
-        except _Told:
+        except HelpShown:
             return remote.DONE
         except GatewayError as error:
             return remote.refused(error)
@@ -200,10 +200,6 @@ class _Noted:
             self.tasks[result["taskId"]] = self._called.get(message.get("id"), "")
 
 
-class _Told(Exception):
-    """The parser has printed what was asked for."""
-
-
 class _Parser(argparse.ArgumentParser):
     """Raises where the standard one would end the process."""
 
@@ -211,7 +207,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise _Told
+        raise HelpShown
 
 
 @contextmanager
