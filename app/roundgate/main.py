@@ -495,7 +495,11 @@ def _add_routes(
 
     async def healthz(request: Request) -> JSONResponse:
         server = gateway.config.server
-        return JSONResponse({"status": "ok", "name": server.name, "version": server.version})
+        missing = list(gateway.core.serving.catalog.missing)
+        more = {"missing": missing} if missing else {}
+        return JSONResponse(
+            {"status": "ok", "name": server.name, "version": server.version, **more}
+        )
 
     async def not_found(request: Request, error: Exception) -> JSONResponse:
         return _nothing(gateway.config.http.path)

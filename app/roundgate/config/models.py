@@ -126,6 +126,11 @@ class LimitsConfig(Model):
         ge=1,
         le=1000,
     )
+    strict: bool = Field(
+        False,
+        description="Whether a back end that cannot be served keeps the gateway from starting; if not, the rest is"
+        " served.",
+    )
     page_size: int | None = Field(
         None,
         description="Entries on a page of a list. Unset: all are on one, because many clients read the first alone.",

@@ -34,7 +34,7 @@ from roundgate.errors import (
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
-from roundgate.http.responder import State
+from roundgate.http.responder import State, headers_of
 from roundgate.http.session_calls import Caller, Responded, SessionCalls
 from roundgate.http.session_stream import SessionStream
 from roundgate.methods import CurrentMethods, Hub, Sessions, Subscription, capabilities, server_info
@@ -441,8 +441,7 @@ class OlderEndpoint:
         exchange.code = wire_errors.look_up(error).code
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
-            headers = error.headers if isinstance(error, TransportError) else ()
-            await exchange.responder.answer(status, body, headers)
+            await exchange.responder.answer(status, body, headers_of(error))
 
 
 def _name(request: Request) -> str | None:
