@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
 from roundgate.auth import Principal
+from roundgate.carrier import carrier
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
     CallCancelled,
@@ -59,7 +60,7 @@ _INTERRUPTED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class OpenCall:
     """A call between its rounds: the facts behind an event's id."""
 
@@ -107,7 +108,7 @@ class OpenCall:
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Caller:
     """Who sends a request of a session, and until when the environment lets it run."""
 
@@ -122,7 +123,7 @@ class Caller:
         return REVISIONS[self.session.revision]
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Responded:
     """How a request ended. Without a response it goes on elsewhere, or nobody waits for it."""
 
