@@ -1,5 +1,5 @@
-"""Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a call, one call in two
-revisions, a JWT.
+"""Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a call, one call in
+two revisions, a JWT.
 
 Run with the gateway's own Python (`python -m bench.inside`); prints one JSON object, case → µs. Calls go through the
 whole ASGI app but through no socket, so that what differs between two is not lost in the noise of the network.

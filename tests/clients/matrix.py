@@ -11,13 +11,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tests.clients.capabilities import judged
 from tests.clients.environments import NODE, command
-from tests.clients.subjects import Subject
+from tests.clients.subjects import ROOT, Subject
+from tests.conformance.suite import BEHIND_API_GATEWAY, one_serving
 from tests.support.round_robin import RoundRobin, Seen
 from tests.support.server import running
 
@@ -58,6 +59,17 @@ def replicas(environment: Mapping[str, str], directory: Path) -> Iterator[list[s
             server = stack.enter_context(running(served / "gateway.yaml", dict(environment)))
             urls.append(server.url)
         yield urls
+
+
+@contextmanager
+def stack(directory: Path) -> Iterator[list[str]]:
+    """Where API Gateway is, in front of three functions of AWS Lambda, where nothing streams."""
+    command = [str(ROOT / "scripts/stack"), str(SERVED / "gateway.yaml")]
+    profile = replace(
+        BEHIND_API_GATEWAY, command=(*command, "--directory", str(directory / "functions"))
+    )
+    with one_serving(profile, directory, {}) as url:
+        yield [url]
 
 
 def drive(subject: Subject, urls: list[str], log: Path) -> Row:

@@ -128,7 +128,9 @@ class RoundRobin:
         target = next(self._targets)
         self.seen.note(target, request.method, body)
         headers = [
-            (name, value) for name, value in request.headers.raw if name.decode() not in _OF_A_HOP
+            (name, value.strip())
+            for name, value in request.headers.raw
+            if name.decode() not in _OF_A_HOP
         ]
         url = httpx.URL(target).copy_with(raw_path=request.scope["raw_path"] or b"/")
         sent = self._http.build_request(request.method, url, headers=headers, content=body)
