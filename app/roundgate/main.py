@@ -142,9 +142,16 @@ class _View:
     endpoint: Endpoint
 
     def __init__(
-        self, name: str, rounds: Rounds, once: Once, tasks: NamedTasks, questions: Questions
+        self,
+        name: str,
+        sealer: StateSealer,
+        rounds: Rounds,
+        once: Once,
+        tasks: NamedTasks,
+        questions: Questions,
     ) -> None:
         self.name = name
+        self.sealer = sealer
         self.rounds = rounds
         self.once = once
         self.tasks = tasks
@@ -196,6 +203,7 @@ class _Gateway:
         source = ViewSource(serving, view) if view else serving
         made = _View(
             view,
+            sealer,
             Rounds(sealer, clock, config.state.max_rounds, view),
             Once(stores.once, sealer, clock),
             NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
@@ -260,6 +268,8 @@ class _Gateway:
             self._watch,
             self._clock,
             results or NEWEST.result_format(server_info(server)),
+            sealer=view.sealer,
+            rows=self.core.stores.sessions,
             streams=self._using.streams,
             view=view.name,
         )

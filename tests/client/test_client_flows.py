@@ -191,6 +191,16 @@ def test_a_task_is_answered_once_for_each_key() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asks", "said"),
+    [({"inputRequests": {"a": FORM}}, r"has been answered \(a\)"), ({}, "not say")],
+)
+def test_a_task_that_asks_for_ever_what_it_was_answered_is_given_up(asks: Json, said: str) -> None:
+    polled = [task("input_required", **asks)] * 10_000
+    with pytest.raises(BadAnswer, match=said):
+        drive(flows.follow("t1", LIMITS), polled if not asks else [polled[0], {}, *polled])
+
+
+@pytest.mark.parametrize(
     ("end", "status", "said"),
     [
         (task("failed", error={"code": -32603, "message": "broken"}), "failed", "broken"),
@@ -293,10 +303,11 @@ def test_what_says_nothing_of_the_era_is_no_reason_to_fall_back(failure: Excepti
         negotiated(failure)
 
 
+LISTED = Limits(max_pages=3, max_items=4, max_message=300)
+
+
 def pages(*replies: Mapping[str, Any]) -> list[Json]:
-    found: list[Json] = drive(
-        flows.every_page("tools/list", "tools", Limits(max_pages=3, max_items=4)), replies
-    )[0]
+    found: list[Json] = drive(flows.every_page("tools/list", "tools", LISTED), replies)[0]
     return found
 
 
@@ -315,7 +326,9 @@ def test_lists_are_read_page_after_page() -> None:
         ([{"tools": [{}] * 5}], "max_items"),
         ([{"tools": "all"}], "without a list"),
         ([{"tools": [1]}], "without a list"),
-        ([{"tools": [], "nextCursor": 5}], "circle"),
+        ([{"tools": [], "nextCursor": 5}], "cannot be one"),
+        ([{"tools": [], "nextCursor": "x" * 100_000}], "cannot be one"),
+        ([{"tools": [{"n": "x" * 150}], "nextCursor": str(n)} for n in range(2)], "max_message"),
     ],
 )
 def test_lists_that_make_no_sense_are_refused(replies: list[Json], complaint: str) -> None:

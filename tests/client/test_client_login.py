@@ -35,6 +35,10 @@ class Guarded:
     resource: str | None = None
     refuse: Callable[[dict[str, str]], bytes | None] = lambda form: None
     origin: str = ""
+    issuer: str = ""
+    """The authorization server, if it is not named after `origin`."""
+    granted: dict[str, Any] = field(default_factory=dict)
+    """Changes what the token endpoint answers."""
     registrations: list[dict[str, Any]] = field(default_factory=list)
     forms: list[dict[str, str]] = field(default_factory=list)
     valid: set[str] = field(default_factory=set)
@@ -48,7 +52,8 @@ class Guarded:
                 return self._mcp(asked)
             case "/.well-known/oauth-protected-resource/mcp":
                 resource = self.resource or f"{self.origin}/mcp"
-                return says({"resource": resource, "authorization_servers": [self.origin]})
+                issuers = [self.issuer or self.origin]
+                return says({"resource": resource, "authorization_servers": issuers})
             case "/.well-known/oauth-authorization-server":
                 return says(self.metadata())
             case "/register":
@@ -62,7 +67,7 @@ class Guarded:
 
     def metadata(self) -> dict[str, Any]:
         return {
-            "issuer": self.origin,
+            "issuer": self.issuer or self.origin,
             "authorization_endpoint": f"{self.origin}/authorize",
             "token_endpoint": f"{self.origin}/token",
             "registration_endpoint": f"{self.origin}/register",
@@ -98,6 +103,7 @@ class Guarded:
                 "token_type": "Bearer",
                 "expires_in": 3600,
                 "refresh_token": "r",
+                **self.granted,
             }
         )
 
@@ -262,6 +268,156 @@ async def test_client_credentials_are_shown_to_the_issuer_they_belong_to_alone()
         await logged_in(guarded, auth)
     assert guarded.forms == []
     assert "hush" not in f"{caught.value}{auth}"
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        lambda guarded, kept: ClientCredentials("me", "hush", storage=kept),
+        lambda guarded, kept: BrowserLogin(
+            client_id="me", client_secret="hush", open_url=guarded.browser(), storage=kept
+        ),
+    ],
+    ids=["client credentials", "browser"],
+)
+async def test_a_secret_that_was_used_in_another_process_stays_with_its_issuer(login: Any) -> None:
+    guarded, kept = Guarded(scope="read write"), InMemory()
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        async with Client(server.url, auth=login(guarded, kept)) as client:
+            await client.call("t")
+        guarded.issuer = server.origin.replace("127.0.0.1", "localhost")
+        guarded.valid.clear()
+        guarded.forms.clear()
+        async with Client(server.url, auth=login(guarded, kept)) as client:
+            with pytest.raises(AuthorizationFailed, match="another authorization server"):
+                await client.call("t")
+    assert guarded.forms == []
+
+
+async def test_a_login_goes_to_the_issuer_that_was_named_and_to_no_other() -> None:
+    guarded, opened = Guarded(), list[str]()
+    auth = BrowserLogin(issuer="https://mine.example", open_url=opened.append)
+    with pytest.raises(AuthorizationFailed, match="another authorization server"):
+        await logged_in(guarded, auth)
+    assert not opened
+    assert not guarded.registrations
+
+
+@pytest.mark.parametrize(
+    "lasts_s", [1.7e308, 10**30, -5, 0, True, "3600", None, [1]], ids=lambda one: repr(one)
+)
+async def test_a_token_may_say_anything_about_how_long_it_lasts(lasts_s: Any) -> None:
+    guarded = Guarded(scope="read write", granted={"expires_in": lasts_s, "refresh_token": 5})
+    auth = ClientCredentials("me", "hush")
+    if lasts_s is True or lasts_s not in (0, -5):
+        assert (await logged_in(guarded, auth))[0] == "secret things"
+    else:  # it is over as soon as it is there, each time
+        with pytest.raises(AuthorizationFailed):
+            await logged_in(guarded, auth)
+
+
+@pytest.mark.parametrize(
+    ("granted", "said"),
+    [
+        ({"access_token": 5}, "access_token"),
+        ({"access_token": ""}, "access_token"),
+        ({"access_token": "a\r\nX-Evil: 1"}, "cannot be sent"),
+        ({"access_token": "\u4f8b"}, "cannot be sent"),
+        ({"token_type": "mac"}, "unknown type"),
+    ],
+)
+async def test_a_token_that_is_none_is_refused_in_words(granted: Any, said: str) -> None:
+    guarded = Guarded(scope="read write", granted=granted)
+    with pytest.raises(ClientError, match=said) as caught:
+        await logged_in(guarded, ClientCredentials("me", "hush"))
+    assert "X-Evil" not in str(caught.value)
+
+
+async def test_scopes_without_end_are_not_asked_for() -> None:
+    guarded = Guarded(scope=" ".join(f"s{number}" for number in range(300)))
+    with pytest.raises(AuthorizationFailed, match="more than 200 scopes"):
+        await logged_in(guarded, ClientCredentials("me", "hush"))
+    assert guarded.forms == []
+
+
+@pytest.mark.parametrize(
+    ("challenge", "metadata", "named"),
+    [
+        ('Bearer resource_metadata="http://127.0.0.1:8080/admin"', None, "metadata URL"),
+        ('Bearer resource_metadata="https://localhost/admin"', None, "metadata URL"),
+        ("Bearer", {"authorization_servers": ["http://127.0.0.1:8080"]}, "issuer"),
+    ],
+)
+async def test_a_server_elsewhere_has_nothing_asked_on_this_machine(
+    challenge: str, metadata: Any, named: str
+) -> None:
+    asked: list[str] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        if "well-known" in request.url.path and metadata is not None:
+            return httpx.Response(200, json={"resource": "https://far.example/mcp", **metadata})
+        return httpx.Response(401, headers={"WWW-Authenticate": challenge})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(serve)) as http_client:
+        auth = ClientCredentials("me", "hush")
+        async with Client("https://far.example/mcp", auth=auth, http=http_client) as client:
+            with pytest.raises(AuthorizationFailed, match=f"{named}.* is on this machine"):
+                await client.call("t")
+    assert all(url.startswith("https://far.example/") for url in asked)
+
+
+@pytest.mark.parametrize("endpoint", ["token_endpoint", "authorization_endpoint"])
+async def test_an_authorization_server_elsewhere_has_no_endpoint_on_this_machine(
+    endpoint: str,
+) -> None:
+    opened: list[str] = []
+    documents = {
+        "/.well-known/oauth-protected-resource/mcp": {
+            "resource": "https://far.example/mcp",
+            "authorization_servers": ["https://as.example"],
+        },
+        "/.well-known/oauth-authorization-server": {
+            "issuer": "https://as.example",
+            "token_endpoint": "https://as.example/token",
+            "authorization_endpoint": "https://as.example/authorize",
+            "code_challenge_methods_supported": ["S256"],
+            endpoint: "http://127.0.0.1:8080/admin",
+        },
+    }
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        found = documents.get(request.url.path)
+        return httpx.Response(401) if found is None else httpx.Response(200, json=found)
+
+    auth: Any = ClientCredentials("me", "hush")
+    if endpoint == "authorization_endpoint":
+        auth = BrowserLogin(client_id="me", open_url=opened.append)
+    async with (
+        httpx.AsyncClient(transport=httpx.MockTransport(serve)) as http_client,
+        Client("https://far.example/mcp", auth=auth, http=http_client) as client,
+    ):
+        with pytest.raises(AuthorizationFailed, match=f"{endpoint}.* is on this machine"):
+            await client.call("t")
+    assert opened == []
+
+
+async def test_no_secret_is_logged_or_seen(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(0)
+    seen: list[Any] = []
+    guarded, kept = Guarded(scope="read write"), InMemory()
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        auth = ClientCredentials("me", "hush-hush", storage=kept)
+        client = Client(server.url, auth=auth, observer=lambda *one: seen.append(one))
+        async with client:
+            await client.call("t")
+            shown = f"{client!r} {auth!r} {auth._kept!r} {seen!r} {caplog.text}"
+    assert await kept.load(server.url)
+    assert "tools/call" in shown
+    for secret in ("hush-hush", "token-1", "'r'"):
+        assert secret not in shown
 
 
 async def test_a_refusal_says_why_and_no_secret() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,8 @@ def test_what_comes_behind_the_end_is_told_apart() -> None:
         b"HTTP/1.1 200 OK\r\nno colon",
         b"HTTP/1.1 200 OK\r\nspace : x",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2",
+        b"HTTP/1.1 200 OK\r\nX: a\nY: b",
+        b"HTTP/1.1 200 OK\r\nX: a\0b",
     ],
 )
 def test_what_is_no_head_is_refused(head: bytes) -> None:
@@ -100,6 +104,31 @@ def test_a_body_whose_end_is_not_known_is_refused(headers: bytes) -> None:
 def test_malformed_chunks_are_refused(chunks: bytes) -> None:
     with pytest.raises(BadAnswer, match="chunk"):
         Body(parse_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked")).feed(chunks)
+
+
+def test_trailers_without_end_are_refused() -> None:
+    body = Body(parse_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked"))
+    body.feed(b"0\r\n")
+    with pytest.raises(BadAnswer, match="trailers"):
+        body.feed((b"X: " + b"x" * 200 + b"\r\n") * 1_000)
+
+
+def test_a_header_of_blanks_takes_no_time() -> None:
+    # Minutes, if blanks are looked for at every place where they could begin.
+    began = time.process_time()
+    with pytest.raises(BadAnswer, match="malformed header"):
+        parse_head(b"HTTP/1.1 200 OK\r\nX:" + b" " * 5_000 + b"\n")
+    assert parse_head(b"HTTP/1.1 200 OK\r\nX: a" + b" " * 60_000 + b"b").status == 200
+    assert time.process_time() - began < 20
+
+
+def test_a_body_in_chunks_of_one_byte_takes_time_in_proportion() -> None:
+    body = Body(parse_head(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked"))
+    began, received = time.process_time(), 0
+    for _ in range(8):  # each a minute or so, if what is left is copied for every chunk
+        received += len(body.feed(b"1\r\nx\r\n" * 100_000))
+    assert received == 800_000
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate.client import Bearer, Client, Limits
+from roundgate.client import Bearer, Client, Limits, by_schema
 from roundgate.errors import (
+    AnswerInvalid,
     AuthorizationFailed,
     BadAnswer,
     ClientError,
@@ -63,6 +64,29 @@ def about(asked: Asked, value: Any) -> bytes:
 
 QUESTION = {"jsonrpc": "2.0", "id": 5, "method": "elicitation/create", "params": {}}
 LONG = "x" * 2_000
+FORM = {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}
+VISIT = {"method": "elicitation/create", "params": {"mode": "url", "url": "file:///etc/passwd"}}
+
+
+def form(schema: Any) -> dict[str, Any]:
+    return {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": schema}}
+
+
+def asking(question: Any, count: int = 1) -> dict[str, Any]:
+    """A result with so many questions; the first has the key `q`."""
+    keys = ["q", *(f"q{number}" for number in range(1, count))]
+    return {"resultType": "input_required", "inputRequests": dict.fromkeys(keys, question)}
+
+
+def replies(value: dict[str, Any]) -> Script:
+    """A server whose result is this."""
+    return lambda asked: result(asked, value)
+
+
+def answers_as(request_id: Any) -> bytes:
+    return says({"jsonrpc": "2.0", "id": request_id, "result": {}})
+
+
 REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
 
 
@@ -99,14 +123,28 @@ REPEATED = b'{"jsonrpc":"2.0","id":3,"id":3,"result":{}}'
         (a_stream(b": only comments\n\n"), ConnectionLost, "before its answer"),
         (a_stream(b"data: x" * 5_000), BadAnswer, "max_message"),
         (a_stream(event(QUESTION)), BadAnswer, "forbids"),
-        (a_stream(b"data: nonsense\n\n"), BadAnswer, "no JSON"),
+        (replies({"resultType": "input_required", "inputRequests": [FORM]}), BadAnswer, "no object"),
+        (replies({"resultType": "input_required", "inputRequests": {"q": 5}}), BadAnswer, "no request"),
+        (replies(asking({"method": "tools/call"})), BadAnswer, "unknown method"),
+        (replies(asking(VISIT)), BadAnswer, r"no http\(s\) URL"),
+        (replies(asking(FORM, count=200)), BadAnswer, "max_questions"),
+        (replies(asking(form({"type": "object", "allOf": [False]}))), AnswerInvalid, "q"),
+        (replies(asking(form({"$ref": "https://evil.example/schema"}))), BadAnswer, "cannot be used"),
+        (replies(asking(form({"required": [{}, 5], "properties": {"x": {}}}))), BadAnswer, "cannot be used"),
+        (replies({"resultType": "task", "taskId": 5, "status": "working"}), BadAnswer, "'taskId'"),
+        (replies({"resultType": {"of": "another type"}}), BadAnswer, "unknown type"),
+        (lambda asked: answers_as(str(asked.message["id"])), BadAnswer, "another request"),
+        (lambda asked: answers_as(True), BadAnswer, "another request"),
+        (lambda asked: http(503, b"", "text/plain", Retry_After="~").replace(b"~", b"\xb2"), HttpRefused, "503"),
     ],
 )  # fmt: skip
 async def test_an_answer_that_is_none_is_an_error_in_words(
     script: Script, kind: type[ClientError], complaint: str
 ) -> None:
     with pytest.raises(kind, match=complaint):
-        await called(script)
+        await called(
+            script, answers=[{"x": 1}, by_schema({"type": "string"}, "x"), lambda question: {}]
+        )
 
 
 async def test_silence_ends_in_time() -> None:
@@ -311,3 +349,120 @@ async def test_to_cancel_a_call_closes_its_stream() -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
         await asyncio.wait_for(closed.wait(), 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("sampling", {"method": "sampling/createMessage", "params": {"messages": []}}),
+        ("roots", {"method": "roots/list"}),
+        ("url", {"method": "elicitation/create", "params": {"mode": "url", "url": "https://h/"}}),
+    ],
+)
+async def test_what_nobody_declared_is_not_answered(kind: str, asked: dict[str, Any]) -> None:
+    script = modern(lambda one: result(one, asking(asked)))
+    declared: dict[str, Any] = {"elicitation": {"form": {}}}
+
+    def answer(_: object) -> Any:
+        raise AssertionError("nobody is asked")
+
+    async with (
+        scripted(script) as server,
+        Client(server.url, capabilities=declared, answers=answer) as client,
+    ):
+        with pytest.raises(BadAnswer, match=f"{kind} that this client did not declare"):
+            await client.call("t")
+
+
+@pytest.mark.parametrize("modes", [{}, {"form": {}}])
+async def test_a_client_that_declares_elicitation_without_a_mode_takes_forms(
+    modes: dict[str, Any],
+) -> None:
+    replies = iter([asking(FORM), text("thanks")])
+    async with (
+        scripted(modern(lambda one: result(one, next(replies)))) as server,
+        Client(server.url, capabilities={"elicitation": modes}, answers={"q": {}}) as client,
+    ):
+        assert (await client.call("t")).text == "thanks"
+
+
+async def test_tools_that_break_the_rules_do_not_pile_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listed = [[{"name": f"{turn}-{n}"} for n in range(500)] for turn in range(2)]
+    turns = iter(listed)
+
+    def script(asked: Asked) -> Any:
+        if asked.rpc == "tools/list":
+            return result(asked, {"tools": next(turns), "ttlMs": 0, "cacheScope": "private"})
+        return modern(lambda one: http(500))(asked)
+
+    async with scripted(script) as server, Client(server.url) as client:
+        assert await client.tools() == []
+        assert await client.tools() == []
+        assert client.rejected.keys() == {tool["name"] for tool in listed[1]}
+    assert len(caplog.records) == 40
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "said"),
+    [
+        (a_stream(b""), ConnectionLost, "before the server said"),
+        (a_stream(event({"jsonrpc": "2.0", "method": "notifications/x"})), BadAnswer, "before it"),
+        (a_stream(event([1])), BadAnswer, "no JSON-RPC"),
+        (lambda asked: http(503, b"", "text/plain"), HttpRefused, "503"),
+        (lambda asked: drops(), TimedOut, "request_s"),
+    ],
+)
+async def test_a_subscription_that_does_not_begin_ends(
+    first: Script, kind: type[ClientError], said: str
+) -> None:
+    async with (
+        scripted(modern(first)) as server,
+        asyncio.timeout(30),
+        Client(server.url, limits=Limits(request_s=2)) as client,
+    ):
+        with pytest.raises(kind, match=said):
+            async with client.listen(tools=True):
+                pass
+
+
+async def drops() -> AsyncGenerator[bytes, None]:
+    yield STREAM_HEAD
+    while True:
+        yield b": soon\n\n"
+        await asyncio.sleep(0.05)
+
+
+async def test_a_subscription_goes_on_when_the_server_is_away_for_a_moment() -> None:
+    agreed = event({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged"})
+    changed = event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    away = http(503, b"", "text/plain")
+    streams = iter([a_stream(agreed), lambda asked: away, a_stream(agreed + changed)])
+
+    async with (
+        scripted(modern(lambda asked: next(streams)(asked))) as server,
+        asyncio.timeout(30),
+        Client(server.url) as client,
+        client.listen(tools=True) as changes,
+    ):
+        change = await anext(changes)
+        assert change.method == "notifications/tools/list_changed"
+        assert change.was_interrupted
+
+
+async def test_a_task_that_is_gone_is_said_so() -> None:
+    def script(asked: Asked) -> bytes:
+        if asked.rpc == "tools/call":
+            created = {"taskId": "t1", "status": "working", "pollIntervalMs": 1}
+            return result(asked, {"resultType": "task", **created})
+        return error(asked, -32602, "Unknown task")
+
+    with pytest.raises(RpcError, match="Unknown task"):
+        await called(script)
+
+
+async def test_what_a_server_says_in_an_error_does_not_fill_the_screen() -> None:
+    with pytest.raises(RpcError) as caught:
+        await called(lambda asked: error(asked, -1, "x" * 15_000))
+    assert len(str(caught.value)) < 3_000

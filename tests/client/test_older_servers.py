@@ -21,6 +21,7 @@ from roundgate.errors import (
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
+    Scripted,
     error,
     event,
     http,
@@ -267,6 +268,122 @@ async def test_too_many_questions_at_once_are_refused() -> None:
     async with scripted(Older(call)) as server, Client(server.url) as client:
         with pytest.raises(BadAnswer, match="questions at once"):
             await client.call("t", answers=never)
+
+
+async def test_questions_without_end_are_refused() -> None:
+    older: Older
+
+    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        for number in range(100):
+            yield event(question(number))
+            await asyncio.wait_for(older.answers.get(), 20)
+
+    older = Older(call)
+    limits = Limits(max_questions=5, max_rounds=2)
+    async with scripted(older) as server, Client(server.url, limits=limits) as client:
+        with pytest.raises(BadAnswer, match="more than 10 questions in a call"):
+            await client.call("t", answers={"ok": True})
+
+
+async def test_a_question_that_is_sent_again_is_asked_once() -> None:
+    asked_for: list[Question] = []
+    older: Older
+
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        if "last-event-id" not in asked.headers:
+            yield event(question(), "1", retry=10)
+            return
+        yield event(question(), "1")
+        answer = await asyncio.wait_for(older.answers.get(), 20)
+        yield event({"jsonrpc": "2.0", "id": call_id(server), "result": text(str(answer["id"]))})
+
+    def answer(asked: Question) -> Any:
+        asked_for.append(asked)
+        return True
+
+    older = Older(call)
+    async with scripted(older) as server, Client(server.url) as client:
+        assert (await client.call("t", answers=answer)).text == "q1"
+    assert len(asked_for) == 1
+    assert older.answers.empty()
+
+
+def call_id(server: Scripted) -> Any:
+    return next(one.message["id"] for one in server.asked if one.rpc == "tools/call")
+
+
+@pytest.mark.parametrize("odd", [None, True, {}, ["q"], 1.5])
+async def test_a_question_without_a_usable_id_is_refused(odd: Any) -> None:
+    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event(question(odd))
+        await asyncio.sleep(60)
+
+    async with scripted(Older(call)) as server, Client(server.url) as client:
+        with pytest.raises(BadAnswer, match="neither text nor a number"):
+            await client.call("t", answers={"ok": True})
+
+
+async def test_what_nobody_declared_is_refused_and_the_call_goes_on() -> None:
+    older: Older
+
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        for method, params in (
+            ("sampling/createMessage", {"messages": []}),
+            ("roots/list", {}),
+            ("elicitation/create", FORM),
+        ):
+            yield event(question(method, method, params))
+            answer = await asyncio.wait_for(older.answers.get(), 20)
+            assert answer["error"]["code"] == -32601, answer
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("done")})
+
+    older = Older(call)
+
+    def nobody(_: Question) -> Any:
+        raise AssertionError("nobody is asked")
+
+    async with (
+        scripted(older) as server,
+        Client(server.url, capabilities={}, answers=nobody) as client,
+    ):
+        assert (await client.call("t")).text == "done"
+
+
+@pytest.mark.parametrize("odd", ["", "a b", "caf\xe9", "x" * 9_000])
+async def test_a_session_whose_id_cannot_be_sent_back_is_refused(odd: str) -> None:
+    older = Older(lambda asked: result(asked, text("x")))
+
+    def script(asked: Asked) -> Any:
+        reply = older(asked)
+        return reply.replace(b": s1\r\n", f": {odd}\r\n".encode("latin-1"))
+
+    async with scripted(script) as server, Client(server.url) as client:
+        with pytest.raises(BadAnswer, match="session whose id"):
+            await client.call("t")
+
+
+async def test_a_notification_that_is_never_received_ends_in_time() -> None:
+    older = Older(lambda asked: result(asked, text("x")))
+
+    async def drops() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"H"
+            await asyncio.sleep(0.05)
+
+    def script(asked: Asked) -> Any:
+        return drops() if asked.rpc == "notifications/initialized" else older(asked)
+
+    async with (
+        scripted(script) as server,
+        asyncio.timeout(30),
+        Client(server.url, limits=Limits(request_s=2)) as client,
+    ):
+        with pytest.raises(TimedOut, match="notifications/initialized"):
+            await client.call("t")
 
 
 async def test_silence_ends_in_time_with_an_older_server_too() -> None:

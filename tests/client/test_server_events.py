@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,3 +48,11 @@ def test_comments_and_unknown_fields_are_no_events() -> None:
 def test_an_event_without_end_is_refused(flood: bytes) -> None:
     with pytest.raises(BadAnswer, match="max_message"):
         read([flood])
+
+
+def test_a_long_event_in_small_pieces_takes_time_in_proportion() -> None:
+    reader = EventReader(32 * 1024 * 1024)
+    piece, began = b"x" * 2048, time.process_time()
+    for _ in range(8_000):  # minutes, if what came before is read again with each piece
+        reader.feed(piece)
+    assert time.process_time() - began < 20

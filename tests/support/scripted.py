@@ -88,6 +88,8 @@ async def scripted(script: Script) -> AsyncGenerator[Scripted, None]:
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass  # the client hung up
+        except asyncio.CancelledError:
+            pass  # the test is over; asyncio's streams would log it as an error
         finally:
             writer.close()
             open_.discard(current)

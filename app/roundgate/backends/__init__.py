@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from roundgate.backends.catalog import ServedTool as ServedTool
     from roundgate.backends.catalog import build as build
     from roundgate.backends.config import BackendConfig as BackendConfig
+    from roundgate.backends.config import SearchConfig as SearchConfig
     from roundgate.backends.config import ViewConfig as ViewConfig
+    from roundgate.backends.fallback import Fallback as Fallback
+    from roundgate.backends.fallback import OwnTool as OwnTool
     from roundgate.backends.http.secrets import Redactor as Redactor
     from roundgate.backends.http.service import Service as Service
     from roundgate.backends.openapi.command import compiled as compiled
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from roundgate.backends.openapi.index import Index as Index
     from roundgate.backends.openapi.index import write as write
     from roundgate.backends.openapi.requests import request as request
+    from roundgate.backends.policy import is_approval as is_approval
     from roundgate.backends.python.modules import Modules as Modules
     from roundgate.backends.registry import kind_of as kind_of
     from roundgate.backends.serving import CatalogSource as CatalogSource
@@ -42,13 +46,15 @@ else:
         {
             ".base": "Backend Offering Prompt Resource Returned Tool",
             ".catalog": "Catalog ServedTool build",
-            ".config": "BackendConfig ViewConfig",
+            ".config": "BackendConfig SearchConfig ViewConfig",
+            ".fallback": "Fallback OwnTool",
             ".http.secrets": "Redactor",
             ".http.service": "Service",
             ".openapi.command": "compiled",
             ".openapi.config": "OpenApiBackendConfig",
             ".openapi.index": "Index write",
             ".openapi.requests": "request",
+            ".policy": "is_approval",
             ".python.modules": "Modules",
             ".registry": "kind_of",
             ".serving": "CatalogSource Serving Snapshot ToolScopes ViewSource",

@@ -16,7 +16,7 @@ from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.task_source import TaskSource
-from roundgate.config import Origin, TaskMode
+from roundgate.config import Origin, TaskMode, WithoutTasks
 from roundgate.errors import Problem
 from roundgate.protocol import Completion, PromptMessage, ResourceContents, TaskView, ToolResult
 from roundgate.replay import Context
@@ -64,6 +64,10 @@ class Tool:
     """Whether answers count that a client sends along without a `requestState`, so before it was asked anything."""
     approval: str | None = None
     """What its back end adds to the question where the user has to approve a call."""
+    ask_in_words: bool | None = None
+    """Whether a client is asked in words that cannot be asked otherwise; `None`: as for all tools."""
+    without_tasks: WithoutTasks | None = None
+    """What a client gets that knows no tasks, if its calls become some; `None`: as for all tools."""
     about: ToolAbout = ToolAbout()
     approvable: CallTool | None = None
     """The same call with the question whether to go ahead before it, for who wants it; `None` where there is none."""

@@ -70,6 +70,8 @@ class Catalog:
     """What back ends have read it from, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """What is not served and why, where that is no reason not to serve the rest."""
+    call_tool: str | None = None
+    """The tool through which others are called, where search stands for the list (`roundgate.backends.search`)."""
     views: Mapping[str, Catalog] = field(default_factory=dict)
     """What each view has of all this, by its name (`roundgate.backends.views`)."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
@@ -91,7 +93,10 @@ class Catalog:
         return {
             "tools": (
                 self.tool_pages.items,
-                [served.tool.scopes for served in self.tools.values()],
+                [
+                    (served.tool.scopes, served.tool.ask_in_words, served.tool.without_tasks)
+                    for served in self.tools.values()
+                ],
             ),
             "prompts": self.prompt_pages.items,
             "resources": (self.resource_pages.items, self.template_pages.items),

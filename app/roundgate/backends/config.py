@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.config import Model, TaskMode
+from roundgate.config import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
@@ -80,6 +80,10 @@ class ToolOverride(Model):
         [], description="Arguments for which the user is asked with a form when missing."
     )
     task: TaskMode | None = Field(None, description="Whether its calls become tasks.")
+    ask_in_words: bool | None = Field(None, description="As fallback.ask_in_words, for this tool.")
+    without_tasks: WithoutTasks | None = Field(
+        None, description="As fallback.without_tasks, for this tool."
+    )
     once: Literal[True] | None = Field(
         None, description="A round that is sent again must not be run again."
     )
@@ -135,6 +139,20 @@ class BackendConfig(Model):
         return f"{prefix}__" if prefix else ""
 
 
+class SearchConfig(Model):
+    """Three tools in place of a long list: search_tools, describe_tool and call_tool."""
+
+    above: int = Field(
+        0, description="Number of tools up to which all are listed and there is no search.", ge=0
+    )
+    pinned: list[str] = Field(
+        [], description='Names of tools that are listed all the same; "*" stands for any text.'
+    )
+    results: int = Field(
+        5, description="Tools that a search returns unless it says how many.", ge=1, le=20
+    )
+
+
 class ViewSelector(Selector):
     """Which of all tools are meant; `name` is the whole name, with the prefix."""
 
@@ -164,6 +182,9 @@ class ViewConfig(Model):
     exclude: list[ViewSelector] = Field([], description="Tools of these that it does not have.")
     override: dict[str, ToolOverride] = Field(
         {}, description="What is changed of its tools, by their whole names."
+    )
+    search: SearchConfig | None = Field(
+        None, description="Search in place of the list of its tools."
     )
     prompts: list[str] = Field(
         [], description='Names of the prompts that it has; "*" stands for any text. Unset: none.'

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
 from roundgate.backends.shaping import shaped
-from roundgate.backends.views import with_views
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 
@@ -64,8 +64,23 @@ async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem
     try:
         page_size = file.config.limits.page_size
         built = await catalog.build(made, page_size, problems)
+        checks_scopes = file.config.auth != "none"
         if file.config.views:
-            built = with_views(built, file.config.views, file.origin.at("views"), page_size)
+            from roundgate.backends.views import with_views
+
+            built = with_views(
+                built,
+                file.config.views,
+                file.origin.at("views"),
+                page_size,
+                checks_scopes=checks_scopes,
+            )
+        check_names(built, file.config.fallback, file.origin.at("fallback"))
+        if file.config.search is not None:
+            from roundgate.backends.search import with_search  # not needed for a list
+
+            place = file.origin.at("search")
+            built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
         return Snapshot(built, made)
     except BaseException:
         for backend in made:

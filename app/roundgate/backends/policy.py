@@ -35,7 +35,8 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
 
     async def approved(context: Context, arguments: dict[str, Any]) -> Returned:
         question = _question(name, text, arguments)
-        answer = await context.elicit("approve", question, _APPROVAL)
+        asked = {"approve": Form(question, _APPROVAL, is_approval=True)}
+        answer = (await context.ask(asked))["approve"].get()
         if not answer["approve"]:
             raise ToolError("The user did not approve the call; nothing was done")
         return await call(context, arguments)
@@ -58,6 +59,12 @@ def asking_first(tool: Tool) -> Tool:
     if tool.approvable is None:
         raise ValueError("calls of it cannot be approved: its back end asks nobody")
     return replace(tool, call=tool.approvable, asks_first=True, once=True, unasked_answers=False)
+
+
+def is_approval(request: Mapping[str, Any]) -> bool:
+    """Whether a question on the wire asks for an approval."""
+    params = request.get("params")
+    return isinstance(params, Mapping) and params.get("requestedSchema") == _APPROVAL
 
 
 def _is_to_be_approved(tool: Tool, backend: BackendConfig, override: ToolOverride) -> bool:

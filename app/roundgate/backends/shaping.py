@@ -128,6 +128,9 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
     if project is not None:
         definition.pop("outputSchema", None)
     changed: dict[str, Any] = {} if override.task is None else {"task": override.task}
+    for name in ("ask_in_words", "without_tasks"):
+        if (value := getattr(override, name)) is not None:
+            changed[name] = value
     if override.scopes is not None:
         changed["scopes"] = frozenset(override.scopes)
     if override.once:  # never the other way: one approval is one run

@@ -18,6 +18,7 @@ from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serv
 from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded
 from roundgate.backends.policy import asking_first
+from roundgate.backends.search import with_search
 from roundgate.backends.selection import matches
 from roundgate.backends.shaping import overridden
 from roundgate.config import Origin
@@ -26,7 +27,12 @@ from roundgate.protocol import Pages
 
 
 def with_views(
-    catalog: Catalog, configs: Sequence[ViewConfig], origin: Origin, page_size: int
+    catalog: Catalog,
+    configs: Sequence[ViewConfig],
+    origin: Origin,
+    page_size: int,
+    *,
+    checks_scopes: bool,
 ) -> Catalog:
     """The catalog with its views; `origin` is where they stand.
 
@@ -35,7 +41,9 @@ def with_views(
     """
     problems: list[Problem] = []
     views = {
-        config.name: _view(catalog, config, origin.at(number), page_size, problems)
+        config.name: _view(
+            catalog, config, origin.at(number), page_size, problems, checks_scopes=checks_scopes
+        )
         for number, config in enumerate(configs)
     }
     if problems:
@@ -49,6 +57,8 @@ def _view(
     origin: Origin,
     page_size: int,
     problems: list[Problem],
+    *,
+    checks_scopes: bool,
 ) -> Catalog:
     chosen = {
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
@@ -74,7 +84,7 @@ def _view(
         tools[changed.name] = changed
         items.append((changed.name, encoded(changed.tool.definition)))
     served_by = {served.backend for served in chosen.values()}
-    return Catalog(
+    view = Catalog(
         tools=tools,
         prompts={
             name: prompt
@@ -99,6 +109,11 @@ def _view(
             name: source for name, source in everything.task_sources.items() if name in served_by
         },
     )
+    try:
+        return with_search(view, config.search, origin.at("search"), checks_scopes=checks_scopes)
+    except ConfigError as error:
+        problems += error.problems
+        return view
 
 
 def _is_selected(served: ServedTool, config: ViewConfig) -> bool:

@@ -104,7 +104,10 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))
 
-    commands.add_parser("schema", help="print the JSON Schema of gateway.yaml, for editors")
+    schema = commands.add_parser("schema", help="print a JSON Schema for editors")
+    schema.add_argument(
+        "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
+    )
     remote_options.add_commands(commands)
     return parser
 

@@ -1,8 +1,8 @@
 """What the commands that talk to a server have in common: their options, their client, their exit statuses.
 
 0    done
-1    the tool failed (`isError`), or its task did
-2    wrong usage: an option, an argument of a tool, an answer file
+1    the tool failed (`isError`), or its task did; a case of a suite failed
+2    wrong usage: an option, an argument of a tool, an answer file, a suite
 3    the server answered with an error, or not as the protocol has it
 4    the server asks, and nobody here can answer; the questions are on standard output as JSON
 5    no connection, or no answer in time
@@ -80,14 +80,25 @@ _STATUSES: Final = (
 
 async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
-        async with Client(
-            arguments.url,
-            auth=_auth(arguments),
-            headers=dict(map(_header, arguments.header)),
-            versions=arguments.revision or VERSIONS,
-            observer=_transcript(arguments.transcript, files),
-        ) as client:
+        async with Client(arguments.url, **client_options(arguments, files)) as client:
             return await work(client, arguments)
+
+
+def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str, Any]:
+    """What the options of a connection make of a client.
+
+    Args:
+        files: closes the file that messages are written to.
+
+    Raises:
+        UsageError: one of them cannot be used.
+    """
+    return {
+        "auth": _auth(arguments),
+        "headers": dict(map(_header, arguments.header)),
+        "versions": arguments.revision or VERSIONS,
+        "observer": _transcript(arguments.transcript, files),
+    }
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:

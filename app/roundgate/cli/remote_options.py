@@ -20,6 +20,7 @@ MODULES: Final = {
     "prompt": "reading",
     "complete": "reading",
     "ping": "reading",
+    "test": "suite",
 }
 """The modules of commands that are not named like theirs."""
 
@@ -109,6 +110,34 @@ def add_commands(commands: Commands) -> None:
     _add_url(ping)
     _add_connection(ping)
 
+    _add_test(commands)
+
+
+def _add_test(commands: Commands) -> None:
+    test = commands.add_parser("test", help="run suites of cases against a server")
+    test.add_argument("suites", nargs="+", type=Path, metavar="SUITE", help="suite.yaml")
+    against = test.add_mutually_exclusive_group()
+    against.add_argument("--url", help="test this server, whatever the suites say")
+    against.add_argument(
+        "--serve", type=Path, metavar="CONFIG", help="serve this gateway.yaml, and test that"
+    )
+    test.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="only cases with this in their names or tags; may be repeated",
+    )
+    test.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="cases at a time (default: %(default)s)"
+    )
+    test.add_argument("--fail-fast", action="store_true", help="stop after the first failure")
+    test.add_argument("--update", action="store_true", help="store snapshots instead of comparing")
+    test.add_argument("--list", action="store_true", help="print the cases, and run none")
+    test.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML to a file")
+    test.add_argument("--tap", action="store_true", help="print TAP instead of the report")
+    _add_connection(test)
+
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", help="the server's endpoint, such as http://127.0.0.1:8000/mcp")
@@ -137,9 +166,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", help="print whole results of the protocol, as JSON"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON, with everything in it")
     connection = parser.add_argument_group("connection")
     connection.add_argument(
         "--token-env",

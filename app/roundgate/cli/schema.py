@@ -1,4 +1,4 @@
-"""`roundgate schema`: the JSON Schema of gateway.yaml, for editors that complete and check while one types."""
+"""`roundgate schema`: the JSON Schema of gateway.yaml or of suites, for editors that complete and check."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _STAY_OUTSIDE: Final[tuple[str, ...]] = ("description", "default", "title")
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the schema."""
+    if arguments.suite:
+        from roundgate.suites import schema_of_suites
+
+        print(json.dumps(schema_of_suites(), indent=2))
+        return 0
     schema = GatewayConfig.model_json_schema(by_alias=True)
     for model in (schema, *schema["$defs"].values()):
         model["properties"] = {

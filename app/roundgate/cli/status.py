@@ -63,6 +63,10 @@ class Status:
             self._line = text
             say(text, to=self._to)
 
+    def says(self, text: str) -> None:
+        """Whatever is going on; a log has no use for it."""
+        self._show(text)
+
     def hide(self) -> None:
         """Take the line away, for something else to be written."""
         if self._is_live and self._line:

@@ -85,9 +85,10 @@ class _ByKey:
         if question.kind is not Kind.FORM:
             return None
         known = {name: self._given[name] for name in question.fields if name in self._given}
-        required = question.schema.get("required")
-        needed = required if isinstance(required, list) else []
-        if not known or any(name not in known and name not in question.defaults for name in needed):
+        defaults_ = question.defaults
+        if not known or any(
+            name not in known and name not in defaults_ for name in question.required
+        ):
             return None
         self._used |= known.keys()
         return known
@@ -102,9 +103,7 @@ def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
         filled = {
             name: value for name, one in question.fields.items() if pattern.items() <= one.items()
         }
-        required = question.schema.get("required")
-        needed = required if isinstance(required, list) else []
-        is_whole = all(name in filled or name in question.defaults for name in needed)
+        is_whole = all(name in filled or name in question.defaults for name in question.required)
         return filled if filled and is_whole else None
 
     return answer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from roundgate.carrier import carrier
-from roundgate.client.answers import AnswersLike, answer_all
+from roundgate.client.answers import AnswersLike
 from roundgate.client.connection import Connection
 from roundgate.client.link import Listener
 from roundgate.client.questions import Question
@@ -72,9 +72,10 @@ def listener_of(
             return {"result": {}}
         try:
             question = Question.read(str(request_id), {"method": method, "params": params}, target)
+            connection.refuse_undeclared(question)
         except BadAnswer as error:
             return {"error": {"code": -32601, "message": str(error)}}
-        responses = await answer_all([question], connection.answers_of(options.answers))
+        responses = await connection.answer([question], options.answers)
         return {"result": responses[question.key]}
 
     return Listener(heard, asked, meta or None, headers)

@@ -14,6 +14,7 @@ from roundgate.client.answers import Answers, AnswersLike, answer_all
 from roundgate.client.cache import Cache
 from roundgate.client.flows import Ask, Flow, Pause, Send, Show, Tell, negotiate
 from roundgate.client.link import NO_LISTENER, Link, Listener
+from roundgate.client.questions import Question, is_declared
 from roundgate.client.types import Json, ServerInfo, TaskState
 from roundgate.errors import BadAnswer, ClientError, SessionOver
 
@@ -51,6 +52,7 @@ class Connection:
         self._older_capabilities = {
             name: value for name, value in capabilities.items() if name != "extensions"
         }
+        self._capabilities = capabilities
         self._versions = versions
         self._answers = answers
         self._connecting = asyncio.Lock()
@@ -100,9 +102,7 @@ class Connection:
                         case Send(method, params, may_repeat, version):
                             sent = await self.send(method, params, may_repeat, listener, version)
                         case Ask(questions, request_state):
-                            sent = await answer_all(
-                                questions, self.answers_of(answers), request_state
-                            )
+                            sent = await self.answer(questions, answers, request_state)
                         case Pause(ms):
                             await asyncio.sleep(ms / 1_000)
                         case Show(task):
@@ -115,9 +115,31 @@ class Connection:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def answers_of(self, answers: AnswersLike) -> Answers:
-        """The answers of a call, and behind them those of the client."""
-        return self._answers if answers is None else Answers(answers, self._answers)
+    async def answer(
+        self, questions: Sequence[Question], answers: AnswersLike, request_state: str | None = None
+    ) -> dict[str, Json]:
+        """Responses from the answers of a call, and behind them from those of the client.
+
+        Raises:
+            BadAnswer: the server asks in a way that the client did not declare.
+            Unanswered, AnswerInvalid: as their names say.
+        """
+        for question in questions:
+            self.refuse_undeclared(question)
+        sources = self._answers if answers is None else Answers(answers, self._answers)
+        return await answer_all(questions, sources, request_state)
+
+    def refuse_undeclared(self, question: Question) -> None:
+        """A server asks only what the client said that it can be asked.
+
+        Raises:
+            BadAnswer: it asks something else.
+        """
+        if not is_declared(question.kind, self._capabilities):
+            raise BadAnswer(
+                f"The server asks {question.key[:80]!r}, which is of the kind {question.kind}"
+                " that this client did not declare"
+            )
 
     async def send(
         self,

@@ -25,6 +25,7 @@ from roundgate.errors import (
     TaskEnded,
     TooManyRounds,
 )
+from roundgate.json import encode
 
 LATEST: Final = "2026-07-28"
 LEGACY: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
@@ -169,6 +170,9 @@ def call(
 
 _SHORTEST_POLL_MS: Final = 20
 _USUAL_POLL_MS: Final = 1_000
+_PATIENCE_MS: Final = 120_000
+"""How long a task may go on to ask what it has been answered: a server may act on answers after it has taken them."""
+_LONGEST_CURSOR: Final = 64 * 1024
 
 
 def poll_ms(task: TaskState, limits: Limits) -> float:
@@ -187,6 +191,7 @@ def follow(
         BadAnswer, and what is thrown in.
     """
     answered: set[str] = set()
+    deaf_ms = 0.0
     task = known or TaskState.read((yield Send("tasks/get", {"taskId": task_id}, True)), task_id)
     while True:
         yield Show(task)
@@ -206,8 +211,22 @@ def follow(
             # Sent again after a lost acknowledgement it does no harm: answered keys are ignored.
             yield Send("tasks/update", {"taskId": task_id, "inputResponses": responses}, True)
             answered |= asked.keys()
+            deaf_ms = 0.0
+        elif task.status == "input_required":
+            deaf_ms += poll_ms(task, limits)
+            if deaf_ms > _PATIENCE_MS:
+                raise BadAnswer(_deaf(task))
+        else:
+            deaf_ms = 0.0
         yield Pause(poll_ms(task, limits))
         task = TaskState.read((yield Send("tasks/get", {"taskId": task_id}, True)), task_id)
+
+
+def _deaf(task: TaskState) -> str:
+    if not task.requests:
+        return "The task waits for input (input_required), and the server does not say which"
+    keys = ", ".join(key[:80] for key in list(task.requests)[:5])
+    return f"The task goes on to ask what it has been answered ({keys})"
 
 
 def outcome(task: TaskState) -> Json:
@@ -328,6 +347,7 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
     items: list[Json] = []
     cursor: str | None = None
     seen: set[str] = set()
+    size = 0
     for _ in range(limits.max_pages):
         result: Json = yield Send(method, {} if cursor is None else {"cursor": cursor}, True)
         page = result.get(name)
@@ -339,9 +359,18 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
                 f"The server lists more than {limits.max_items} {name} (limit max_items)"
             )
         cursor = result.get("nextCursor")
+        if cursor is None and not seen:
+            return items  # as most lists are: one page, which is one message
+        size += len(encode(page))
+        if size > limits.max_message:
+            raise BadAnswer(
+                f"The server's list of {name} has more than {limits.max_message} bytes (limit max_message)"
+            )
         if cursor is None:
             return items
-        if not isinstance(cursor, str) or cursor in seen:
+        if not isinstance(cursor, str) or len(cursor) > _LONGEST_CURSOR:
+            raise BadAnswer(f"The server answered {method} with a cursor that cannot be one")
+        if cursor in seen:
             raise BadAnswer(f"The server answered {method} with a cursor that leads in a circle")
         seen.add(cursor)
     raise BadAnswer(

@@ -15,9 +15,11 @@ from roundgate.errors import BadAnswer
 
 END_OF_HEAD: Final = b"\r\n\r\n"
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: .*)?")
-_FIELD: Final = re.compile(r"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(.*?)[ \t]*")
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FORBIDDEN: Final = re.compile(r"[\r\n\0]")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,12})[ \t]*(?:;.*)?")
 _LONGEST_CHUNK_LINE: Final = 1024
+_LONGEST_TRAILERS: Final = 64 * 1024
 _BODILESS: Final = frozenset({204, 304})
 
 
@@ -50,15 +52,16 @@ def _parse_head(raw: bytes) -> Head:
         raise BadAnswer(f"The server does not answer in HTTP/1.1: its first line is {first[:80]!r}")
     headers: dict[str, str] = {}
     for line in lines:
-        field = _FIELD.fullmatch(line)
-        if field is None:
+        # No expression looks for the blanks around a value: a line of nothing else would take it minutes.
+        name, colon, value = line.partition(":")
+        if not colon or _NAME.fullmatch(name) is None or _FORBIDDEN.search(value):
             raise BadAnswer(f"The server sent a malformed header: {line[:80]!r}")
-        name = field[1].lower()
+        name, value = name.lower(), value.strip(" \t")
         if name in headers and name in ("content-length", "transfer-encoding"):
             raise BadAnswer(
                 f"The server sent {name} more than once, so the end of its answer is not known"
             )
-        headers[name] = f"{headers[name]}, {field[2]}" if name in headers else field[2]
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
     tokens = {token.strip().lower() for token in headers.get("connection", "").split(",")}
     keeps_alive = "close" not in tokens if status_line[1] == "1" else "keep-alive" in tokens
     return Head(int(status_line[2]), headers, keeps_alive)
@@ -70,7 +73,7 @@ _parse_short_head = lru_cache(maxsize=64)(_parse_head)
 class Body:
     """The body of one response: of a known length, in chunks, or until the connection ends."""
 
-    __slots__ = ("_buffer", "_chunked", "_left", "_state", "is_done", "left_over")
+    __slots__ = ("_buffer", "_chunked", "_left", "_state", "_trailers", "is_done", "left_over")
 
     def __init__(self, head: Head) -> None:
         coding = head.headers.get("transfer-encoding")
@@ -84,6 +87,7 @@ class Body:
         self._chunked = coding is not None
         self._buffer = b""
         self._state = "size"
+        self._trailers = 0
         bodiless = head.status in _BODILESS or head.status < 200
         self._left: int | None = (
             0 if bodiless or self._chunked else None if length is None else int(length)
@@ -119,24 +123,27 @@ class Body:
 
     def _feed_chunks(self, data: bytes) -> bytes:
         buffer = self._buffer + data if self._buffer else data
+        at = 0
         parts: list[bytes] = []
         while not self.is_done:
             if self._state == "data":
                 assert self._left is not None
-                part, buffer = buffer[: self._left], buffer[self._left :]
+                part = buffer[at : at + self._left]
                 parts.append(part)
+                at += len(part)
                 self._left -= len(part)
                 if self._left:
                     break
                 self._state = "end of data"
-            line, found, rest = buffer.partition(b"\r\n")
-            if not found:
-                if len(buffer) > _LONGEST_CHUNK_LINE:
+            end = buffer.find(b"\r\n", at, at + _LONGEST_CHUNK_LINE + 2)
+            if end < 0:
+                if len(buffer) - at > _LONGEST_CHUNK_LINE:
                     raise BadAnswer("The server sent a malformed chunk")
                 break
-            buffer = rest
+            line, at = buffer[at:end], end + 2
             self._take_line(line)
-        self._buffer, self.left_over = (b"", buffer) if self.is_done else (buffer, b"")
+        rest = buffer[at:]
+        self._buffer, self.left_over = (b"", rest) if self.is_done else (rest, b"")
         return b"".join(parts)
 
     def _take_line(self, line: bytes) -> None:
@@ -152,6 +159,9 @@ class Body:
             self._state = "data" if self._left else "trailers"
         else:  # trailers, which are ignored; an empty line ends them
             self.is_done = not line
+            self._trailers += len(line)
+            if self._trailers > _LONGEST_TRAILERS:
+                raise BadAnswer("The server sent a malformed chunk: its trailers have no end")
 
 
 def request_head(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from typing import Any, Final
 
@@ -149,15 +149,17 @@ class Link:
             "method": method,
             **({"params": params} if params else {}),
         }
-        response = await self.post(message, version, NO_LISTENER)
-        try:
-            if not 200 <= response.status < 300:
-                raise HttpRefused(
-                    response.status,
-                    f"The server refused {method} with HTTP status {response.status}",
-                )
-        finally:
+        await self._deliver(message, version, method)
+
+    async def _deliver(self, message: Json, version: str, what: str) -> None:
+        """Send what has no answer but a status."""
+        async with self._in_time(what):
+            response = await self.post(message, version, NO_LISTENER)
             await response.close()
+        if not 200 <= response.status < 300:
+            raise HttpRefused(
+                response.status, f"The server refused {what} with HTTP status {response.status}"
+            )
 
     async def stream(
         self, method: str, params: Json, listener: Listener = NO_LISTENER
@@ -200,17 +202,8 @@ class Link:
     async def answer(self, request_id: Any, answer: Json) -> None:
         """POST the answer to a request of an older server."""
         assert self.version is not None
-        response = await self.post(
-            {"jsonrpc": "2.0", "id": request_id, **answer}, self.version, NO_LISTENER
-        )
-        try:
-            if not 200 <= response.status < 300:
-                raise HttpRefused(
-                    response.status,
-                    f"The server refused an answer with HTTP status {response.status}",
-                )
-        finally:
-            await response.close()
+        message = {"jsonrpc": "2.0", "id": request_id, **answer}
+        await self._deliver(message, self.version, "an answer")
 
     async def end_session(self) -> None:
         """Tell an older server that its session is over; what it answers does not matter."""
@@ -254,16 +247,19 @@ class Link:
         return message
 
     async def _within_time(self, message: Json, version: str, listener: Listener) -> Json:
+        async with self._in_time(message["method"]) as timeout:
+            if is_modern(version):
+                return await self._answered(message, version, listener)
+            return await OlderRequest(self, message, version, listener, timeout).result()
+
+    @asynccontextmanager
+    async def _in_time(self, what: str) -> AsyncGenerator[asyncio.Timeout, None]:
         limit = self.limits.request_s
         try:
             async with asyncio.timeout(limit) as timeout:
-                if is_modern(version):
-                    return await self._answered(message, version, listener)
-                return await OlderRequest(self, message, version, listener, timeout).result()
+                yield timeout
         except TimeoutError:
-            raise TimedOut(
-                f"No answer to {message['method']} within {limit:g} s (limit request_s)"
-            ) from None
+            raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
 
     async def _answered(self, message: Json, version: str, listener: Listener) -> Json:
         response = await self.post(message, version, listener)
@@ -284,7 +280,8 @@ class Link:
     async def _get(self, last_id: str | None) -> HttpResponse:
         headers = [("Accept", "text/event-stream"), _IDENTITY]
         if last_id is not None:
-            headers.append(("Last-Event-ID", last_id))
+            # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
+            headers.append(("Last-Event-ID", last_id.encode("utf-8", "replace").decode("latin-1")))
         response = await self._sender.send("GET", self._older_headers(headers), None)
         if not is_stream(response):
             await response.close()

@@ -20,7 +20,7 @@ from roundgate.client.cache import Cache
 from roundgate.client.flows import rpc_error
 from roundgate.client.link import Link
 from roundgate.client.types import Json, TaskState
-from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, TimedOut
+from roundgate.errors import BadAnswer, ConnectionLost, HttpRefused, TimedOut, TryLater
 
 if TYPE_CHECKING:
     from roundgate.client.session import Client
@@ -61,10 +61,25 @@ class Subscription:
         server = await self._client.connect()
         self._changes = self._modern() if server.is_modern else self._older()
         if server.is_modern:
-            first = await anext(self._changes, None)  # the acknowledgement, which is no change
-            if first is not None and first.method != _ACKNOWLEDGED:
-                raise BadAnswer("The server tells changes before it says which it will tell")
+            try:
+                await self._acknowledgement()
+            except BaseException:
+                await self._changes.aclose()
+                raise
         return self
+
+    async def _acknowledgement(self) -> None:
+        """Wait for the first message, which is no change."""
+        limit = self._link.limits.request_s
+        try:
+            async with asyncio.timeout(limit):
+                first = await anext(self._changes, None)
+        except TimeoutError:
+            raise TimedOut(
+                f"The server did not say within {limit:g} s which changes it tells (limit request_s)"
+            ) from None
+        if first is not None and first.method != _ACKNOWLEDGED:
+            raise BadAnswer("The server tells changes before it says which it will tell")
 
     async def __aexit__(
         self,
@@ -109,6 +124,14 @@ class Subscription:
             except (ConnectionLost, TimedOut):
                 if not opened_once:
                     raise
+            except TryLater as error:  # as behind a proxy while the server is deployed anew
+                if not opened_once:
+                    raise HttpRefused(error.status, str(error)) from None
+            if not opened_once:
+                raise ConnectionLost(
+                    "The stream of changes ended before the server said which it tells",
+                    was_sent=True,
+                )
             interrupted = True
             await asyncio.sleep(wait)
             wait = min(wait * 2, _LONGEST_WAIT_S)

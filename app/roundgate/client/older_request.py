@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roundgate.client.link import Link, Listener
 
 _MAX_ANSWERING: Final = 32
+_LONGEST_SESSION_ID: Final = 8_192
 _MAX_SILENT: Final = 2
 """How many streams in a row may end without an event before the request is given up."""
 
@@ -46,6 +47,7 @@ class OlderRequest:
         self._listener = listener
         self._timeout = time_limit
         self._answering: set[asyncio.Task[None]] = set()
+        self._asked: set[str | int] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last_id: str | None = None
         self._retry_ms = 1_000
@@ -78,7 +80,7 @@ class OlderRequest:
         finally:
             await response.close()
         if self._message["method"] == "initialize":
-            self._link.session_id = response.headers.get("mcp-session-id")
+            self._link.session_id = _session_id(response)
         return result
 
     async def _read(self, response: HttpResponse) -> Json:
@@ -125,9 +127,25 @@ class OlderRequest:
         return None
 
     def asked(self, message: Json) -> None:
-        """Answer a request of the server, beside what else happens."""
+        """Answer a request of the server, beside what else happens; once, however often it is sent.
+
+        What breaks the rules ends the request.
+        """
+        limits, request_id = self._link.limits, message["id"]
+        if not isinstance(request_id, str | int) or isinstance(request_id, bool):
+            self._fail(BadAnswer("The server sent a request whose id is neither text nor a number"))
+            return
+        if request_id in self._asked:
+            return  # a stream that goes on after it broke may hold it again
         if len(self._answering) >= _MAX_ANSWERING:
-            raise BadAnswer(f"The server asks more than {_MAX_ANSWERING} questions at once")
+            self._fail(BadAnswer(f"The server asks more than {_MAX_ANSWERING} questions at once"))
+            return
+        if len(self._asked) >= limits.max_questions * limits.max_rounds:
+            self._fail(
+                BadAnswer(f"The server asks more than {len(self._asked)} questions in a call")
+            )
+            return
+        self._asked.add(request_id)
         task = asyncio.create_task(self._answer(message))
         self._answering.add(task)
         task.add_done_callback(self._answered)
@@ -159,7 +177,24 @@ class OlderRequest:
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)
-        if task.cancelled() or self._failure.done():
-            return
-        if (error := task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
             self._failure.set_exception(error)
+
+
+def _session_id(response: HttpResponse) -> str | None:
+    """The session that has begun, `None` if the server keeps none.
+
+    Raises:
+        BadAnswer: its id cannot be sent back (2025-11-25, "Session Management": visible ASCII).
+    """
+    session_id = response.headers.get("mcp-session-id")
+    if session_id is None:
+        return None
+    is_visible = session_id.isascii() and session_id.isprintable() and " " not in session_id
+    if not session_id or not is_visible or len(session_id) > _LONGEST_SESSION_ID:
+        raise BadAnswer("The server began a session whose id is no visible ASCII, or too long")
+    return session_id

@@ -43,6 +43,16 @@ class Action(Enum):
     CANCEL = "cancel"
 
 
+def is_declared(kind: Kind, capabilities: Mapping[str, Any]) -> bool:
+    """Whether a client with these capabilities said that it can be asked so."""
+    if kind in (Kind.SAMPLING, Kind.ROOTS):
+        return kind.value in capabilities
+    modes = capabilities.get("elicitation")
+    if not isinstance(modes, Mapping):
+        return False
+    return kind.value in modes or (kind is Kind.FORM and not modes)
+
+
 ACCEPT: Final = Action.ACCEPT
 DECLINE: Final = Action.DECLINE
 CANCEL: Final = Action.CANCEL
@@ -82,6 +92,12 @@ class Question:
             if isinstance(found, dict)
             else {}
         )
+
+    @property
+    def required(self) -> list[str]:
+        """The names of the fields that a form needs."""
+        found = self.schema.get("required")
+        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
     @property
     def defaults(self) -> Json:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from roundgate.client.events import EventReader, ServerEvent
 from roundgate.client.flows import rpc_error
 from roundgate.client.limits import Limits
-from roundgate.client.transport import HttpResponse, read_body
+from roundgate.client.transport import HttpResponse, read_body, refuse_compressed
 from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, HttpRefused, ParseError, SessionOver, TryLater
 from roundgate.json import decode
@@ -46,7 +46,7 @@ class Reader:
             BadAnswer: it answered something else.
         """
         status = response.status
-        _refuse_compressed(response)
+        refuse_compressed(response)
         media_type = media_type_of(response)
         if media_type != "application/json":
             if status == 404 and in_session:
@@ -73,6 +73,7 @@ class Reader:
 
     async def events(self, response: HttpResponse) -> AsyncGenerator[ServerEvent, None]:
         """The events of a response that is a stream, as they come."""
+        refuse_compressed(response)
         reader = EventReader(self._limits.max_message)
         async with aclosing(response.chunks()) as chunks:
             async for data in chunks:
@@ -134,20 +135,14 @@ def _is_response(message: Json) -> bool:
     return "method" not in message and ("result" in message or "error" in message)
 
 
-def _refuse_compressed(response: HttpResponse) -> None:
-    if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise BadAnswer(
-            "The server compressed its answer, although the client takes none that is compressed"
-        )
-
-
 def _no_message(response: HttpResponse) -> TryLater | HttpRefused:
     """What an error is that has no JSON-RPC message."""
     status = response.status
     if status not in _TRY_LATER_STATUSES:
         return _refusal(status)
     retry_after = response.headers.get("retry-after", "")
-    asked_s = int(retry_after) if retry_after.isdigit() and len(retry_after) < 6 else 1
+    is_number = retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 6
+    asked_s = int(retry_after) if is_number else 1
     return TryLater(status, min(asked_s, _LONGEST_RETRY_AFTER_S))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Final
 
 from roundgate.client.connection import Connection
 from roundgate.client.flows import every_page
@@ -11,6 +12,8 @@ from roundgate.client.types import Json, Tool
 from roundgate.errors import BadAnswer, ClientError, RpcError
 
 log = logging.getLogger("roundgate.client")
+
+_MOST_LOGGED: Final = 20
 
 
 class ToolList:
@@ -27,20 +30,12 @@ class ToolList:
         limits = self._connection.link.limits
         await self._connection.connect()
         listed = await self._connection.drive(every_page("tools/list", "tools", limits))
-        self._tools = dict(self._usable(listed))
+        rejected: dict[str, str] = {}
+        self._tools = dict(_usable(listed, rejected))
+        for name in [name for name in rejected if name not in self.rejected][:_MOST_LOGGED]:
+            log.warning("tool %r is not used: %s", name, rejected[name])
+        self.rejected = rejected
         return list(self._tools.values())
-
-    def _usable(self, listed: list[Json]) -> Iterator[tuple[str, Tool]]:
-        for raw in listed:
-            try:
-                tool = Tool.read(raw)
-            except (BadAnswer, ValueError) as error:
-                name = str(raw.get("name"))[:128]
-                if name not in self.rejected:
-                    log.warning("tool %r is not used: %s", name, error)
-                self.rejected[name] = str(error)
-            else:
-                yield tool.name, tool
 
     async def read_once(self) -> None:
         """Ask for them if that was never done. A server without a list of tools has none that are known."""
@@ -81,3 +76,14 @@ class ToolList:
         names = list(self._tools or ())
         near = get_close_matches(name, names, 3) or names[:10]
         raise ClientError(f"The server has no tool {name!r}; it has {', '.join(near) or 'none'}")
+
+
+def _usable(listed: list[Json], rejected: dict[str, str]) -> Iterator[tuple[str, Tool]]:
+    """The tools that may be used, by name; why the others may not goes into `rejected`."""
+    for raw in listed:
+        try:
+            tool = Tool.read(raw)
+        except (BadAnswer, ValueError) as error:
+            rejected[str(raw.get("name"))[:128]] = str(error)
+        else:
+            yield tool.name, tool

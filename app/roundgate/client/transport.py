@@ -19,6 +19,8 @@ from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
 
 _READ: Final = 256 * 1024
 _IDLE_PER_ORIGIN: Final = 16
+_MAX_INTERIM: Final = 16
+_LONGEST_LABEL: Final = 63
 
 
 @carrier
@@ -51,9 +53,8 @@ class Url:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if not target.isascii() or not target.isprintable() or " " in target:
             raise ClientError("The URL has characters that must be percent-encoded")
-        return cls(
-            parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), target
-        )
+        host = _host(parts.hostname)
+        return cls(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), target)
 
     @property
     def origin(self) -> tuple[str, str, int]:
@@ -68,6 +69,20 @@ class Url:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.target}"
+
+
+def _host(name: str) -> str:
+    """A host as it goes into requests and messages: a name in other letters as what the name system has for it."""
+    try:
+        host = name if name.isascii() else name.encode("idna").decode("ascii")
+    except UnicodeError:
+        host = ""
+    labels = host.removesuffix(".").split(".") if ":" not in host else [host]
+    if any(not label or len(label) > _LONGEST_LABEL for label in labels) or not (
+        host.isprintable() and " " not in host
+    ):
+        raise ClientError("The URL names a host that cannot be: write it as https://host/path")
+    return host
 
 
 @carrier
@@ -115,13 +130,26 @@ class Transport(Protocol):
         """Close every connection."""
 
 
+def refuse_compressed(response: HttpResponse) -> None:
+    """What is compressed is not unpacked: a few bytes could become more than anybody has room for.
+
+    Raises:
+        BadAnswer: it is.
+    """
+    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise BadAnswer(
+            "The server compressed its answer, although the client takes none that is compressed"
+        )
+
+
 async def read_body(response: HttpResponse, limit: int) -> bytes:
     """The whole body.
 
     Raises:
-        BadAnswer: it is longer than `limit`.
+        BadAnswer: it is longer than `limit`, or compressed.
         ConnectionLost, TimedOut: it did not come.
     """
+    refuse_compressed(response)
     parts: list[bytes] = []
     size = 0
     async for part in response.chunks():
@@ -255,6 +283,7 @@ class _Connection:
         except (OSError, RuntimeError):
             raise self._lost() from None
         received = b""
+        interim = 0
         while True:
             end = received.find(END_OF_HEAD)
             if end < 0:
@@ -272,6 +301,11 @@ class _Connection:
                 raise BadAnswer("The server switches to another protocol, which nobody asked for")
             if head.status >= 200:
                 return head, received
+            interim += 1
+            if interim > _MAX_INTERIM:
+                raise BadAnswer(
+                    f"The server announces an answer more than {_MAX_INTERIM} times and sends none"
+                )
 
     async def read(self) -> bytes:
         """What arrives next; empty at the end of the connection."""

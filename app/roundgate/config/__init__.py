@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from roundgate.config.base import Model as Model
     from roundgate.config.base import Origin as Origin
     from roundgate.config.base import TaskMode as TaskMode
+    from roundgate.config.base import WithoutTasks as WithoutTasks
     from roundgate.config.loading import ConfigFile as ConfigFile
     from roundgate.config.loading import load as load
     from roundgate.config.models import AuthorizerConfig as AuthorizerConfig
     from roundgate.config.models import CacheHint as CacheHint
     from roundgate.config.models import CachingConfig as CachingConfig
     from roundgate.config.models import CallersConfig as CallersConfig
+    from roundgate.config.models import FallbackConfig as FallbackConfig
     from roundgate.config.models import GatewayConfig as GatewayConfig
     from roundgate.config.models import HttpConfig as HttpConfig
     from roundgate.config.models import JwtAuthConfig as JwtAuthConfig
@@ -31,10 +33,10 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".base": "Model Origin TaskMode",
+            ".base": "Model Origin TaskMode WithoutTasks",
             ".loading": "ConfigFile load",
-            ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig GatewayConfig HttpConfig "
-            "JwtAuthConfig LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
+            ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
+            "HttpConfig JwtAuthConfig LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
             ".settings": "Settings",
         },
         modules="settings yaml_file",

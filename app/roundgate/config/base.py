@@ -24,6 +24,10 @@ class Model(BaseModel):
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
 """Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is refused."""
 
+WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
+"""What a client gets that knows no tasks, of a tool whose calls become some: an ordinary call or an error; the result,
+for which its call waits; a handle, and tools that take it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.backends import BackendConfig, ViewConfig, registry
-from roundgate.config.base import Model
+from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
+from roundgate.config.base import Model, WithoutTasks
 
 
 class ServerConfig(Model):
@@ -162,6 +162,33 @@ class SessionsConfig(Model):
         description="Seconds within which a client has to answer a question; then its call ends with an error.",
         ge=1,
         le=86_400,
+    )
+
+
+class FallbackConfig(Model):
+    """What clients get that cannot be asked, or know no tasks. Each tool may have its own (`override`)."""
+
+    ask_in_words: bool = Field(
+        False,
+        description="Whether a question that a client cannot be asked becomes the text of a result, which a tool takes"
+        " the answers to. The model may make them up. Never an approval.",
+    )
+    without_tasks: WithoutTasks = Field(
+        "none",
+        description="What a client without the tasks extension gets of a tool with task: none, an ordinary call, or an"
+        " error where the tool has to be a task; wait, the result, for which its call waits; tools, a handle that tools"
+        " take.",
+    )
+    answer_tool: str = Field(
+        "answer",
+        description="Name of the tool that takes answers to questions in words.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
+    task_tool_prefix: str = Field(
+        "task_",
+        description="Stands before status, result, answer and cancel in the names of the tools that take handles of"
+        " tasks.",
+        pattern=r"^[A-Za-z0-9_.-]{1,50}$",
     )
 
 
@@ -413,12 +440,19 @@ class GatewayConfig(Model):
         SessionsConfig.model_construct(),
         description="Clients that speak a revision before 2026-07-28.",
     )
+    fallback: FallbackConfig = Field(
+        FallbackConfig.model_construct(),
+        description="Clients that cannot be asked, or know no tasks.",
+    )
     tasks: TasksConfig = Field(
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[AnyBackendConfig] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
+    )
+    search: SearchConfig | None = Field(
+        None, description="Search in place of the list of all tools."
     )
     views: list[ViewConfig] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import ConfigError, ParseError, Problem
 
@@ -33,8 +33,15 @@ class Located:
         )
 
 
-def read(path: Path) -> Located:
-    """Parse a file.
+_DATE: Final = "tag:yaml.org,2002:timestamp"
+_REMEDY: Final = "give the path of a gateway.yaml: roundgate serve PATH, or GATEWAY_CONFIG"
+
+
+def read(path: Path, *, remedy: str = _REMEDY) -> Located:
+    """Parse a file. What YAML takes for a date stays text: JSON has no dates.
+
+    Args:
+        remedy: what to do if there is no such file.
 
     Raises:
         ConfigError: it cannot be read, is not YAML or JSON, or repeats a key.
@@ -42,7 +49,6 @@ def read(path: Path) -> Located:
     try:
         text = path.read_bytes()
     except OSError as error:
-        remedy = "give the path of a gateway.yaml: roundgate serve PATH, or GATEWAY_CONFIG"
         raise ConfigError(
             [Problem(str(path), "(file)", error.strerror or "cannot be read", remedy)]
         ) from None
@@ -61,7 +67,13 @@ def _read_json(path: Path, text: bytes) -> Located:
 def _read_yaml(path: Path, text: bytes) -> Located:
     import yaml  # not needed where the file is JSON
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        yaml_implicit_resolvers: ClassVar = {
+            first: [one for one in resolvers if one[0] != _DATE]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    loader = Loader(text)
     try:
         node = loader.get_single_node()
         # before the values are made, which writes what `<<` refers to into the nodes

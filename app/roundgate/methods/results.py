@@ -69,6 +69,10 @@ class Results:
         """What a tool returned, or its error. Raises InternalError as `write` does."""
         return Reply(self.write(result.to_wire()), "tool_error" if result.is_error else "ok")
 
+    def tool_of(self, result: Mapping[str, Any]) -> Reply:
+        """What a tool returned before, as it was kept. Raises InternalError as `write` does."""
+        return Reply(self.write(result), "tool_error" if result.get("isError") else "ok")
+
     def task(self, created: Mapping[str, Any]) -> Reply:
         """The call goes on as a task: `created` is the schema's `CreateTaskResult`."""
         return Reply(self.write(created), "task")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from roundgate.backends import Catalog
+from roundgate.backends import Catalog, Fallback
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
 from roundgate.methods.calls import Calls
@@ -20,7 +20,7 @@ from roundgate.methods.once import Once
 from roundgate.methods.prompts import PromptMethods
 from roundgate.methods.request import RequestContext
 from roundgate.methods.resources import ResourceMethods
-from roundgate.methods.results import Response, Results, Stream
+from roundgate.methods.results import Reply, Response, Results, Stream
 from roundgate.methods.rounds import Rounds
 from roundgate.methods.scopes import Scopes
 from roundgate.methods.subscriptions import SubscriptionMethods
@@ -28,9 +28,21 @@ from roundgate.methods.tasks import TaskMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import REQUIRED as TASKS
 from roundgate.protocol import Params, ResultFormat, params
+from roundgate.storage import SessionStore
 from roundgate.tasks import NamedTasks, Watch
+from roundgate.tokens import StateSealer
 
 P = TypeVar("P", bound=Params)
+
+
+class Tools(Protocol):
+    """Who lists tools and calls them."""
+
+    async def list(self, context: RequestContext, asked: params.ListParams) -> Reply:
+        """tools/list"""
+
+    async def call(self, context: RequestContext, asked: params.CallToolParams) -> Reply:
+        """tools/call"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,8 @@ class Methods:
         clock: Clock,
         result_format: ResultFormat,
         *,
+        sealer: StateSealer,
+        rows: SessionStore,
         streams: bool,
         view: str = "",
     ) -> None:
@@ -68,21 +82,45 @@ class Methods:
         caching, results = config.caching, Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
         calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000)
-        most = config.tasks.max_result_bytes
+        tools: Tools = ToolMethods(
+            catalog,
+            scopes,
+            calls,
+            rounds,
+            once,
+            tasks,
+            results,
+            clock,
+            cache=caching.tools,
+            max_result_bytes=config.tasks.max_result_bytes,
+        )
+        fallback = Fallback.of(catalog, config.fallback)
+        if fallback.is_on:
+            from roundgate.methods.fallback import FallbackTools
+            from roundgate.methods.in_words import InWords
+            from roundgate.methods.waiting import Waiting
+
+            waiting = Waiting(
+                watch,
+                sealer,
+                clock,
+                timeout_s=config.limits.call_timeout_s,
+                max_rounds=config.state.max_rounds,
+            )
+            in_words = InWords(sealer, rows, clock, config.fallback.answer_tool)
+            tools = FallbackTools(
+                tools,
+                fallback,
+                scopes,
+                tasks,
+                in_words,
+                waiting,
+                results,
+                caching.tools,
+            )
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
-            ToolMethods(
-                catalog,
-                scopes,
-                calls,
-                rounds,
-                once,
-                tasks,
-                results,
-                clock,
-                cache=caching.tools,
-                max_result_bytes=most,
-            ),
+            tools,
             ResourceMethods(catalog, calls, rounds, results, caching),
             PromptMethods(catalog, calls, rounds, results, caching.prompts),
             CompletionMethods(catalog, calls, results, clock),
@@ -116,7 +154,7 @@ class Methods:
 
 def _table(
     discovery: DiscoveryMethods,
-    tools: ToolMethods,
+    tools: Tools,
     resources: ResourceMethods,
     prompts: PromptMethods,
     completion: CompletionMethods,

@@ -8,6 +8,7 @@ same shape, as -32021 demands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
 from typing import Any
 
 from roundgate.carrier import carrier
@@ -21,6 +22,8 @@ class ClientCapabilities:
     """The declared capabilities of this one request; nothing is remembered from any other."""
 
     declared: Mapping[str, Any]
+    substituted: Mapping[str, Any] = field(default_factory=dict)
+    """What the gateway does by other means where the client has not declared it (docs/clients.md)."""
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:
@@ -34,18 +37,30 @@ class ClientCapabilities:
                 raise InvalidParams(f'_meta["{META_KEY}"].{name[:100]} must be an object')
         return cls(value)
 
+    def with_substitutes(self, substituted: Mapping[str, Any]) -> ClientCapabilities:
+        """The same client, with other means for what it lacks of this."""
+        return replace(self, substituted=substituted)
+
     def require(self, required: Mapping[str, Any], what_for: str) -> None:
-        """Do nothing if all of `required` is declared.
+        """Do nothing if all of `required` is declared, or there are other means.
 
         Raises:
             MissingCapability: names exactly what is not.
         """
-        if missing := _missing(required, self._explicit()):
+        if missing := self._missing(required):
             raise MissingCapability(what_for, missing)
 
     def has(self, required: Mapping[str, Any]) -> bool:
-        """Whether all of `required` is declared."""
+        """Whether all of `required` is declared, or there are other means."""
+        return not self._missing(required)
+
+    def has_declared(self, required: Mapping[str, Any]) -> bool:
+        """Whether the client itself can do all of `required`."""
         return not _missing(required, self._explicit())
+
+    def _missing(self, required: Mapping[str, Any]) -> dict[str, Any]:
+        missing = _missing(required, self._explicit())
+        return _missing(missing, self.substituted) if missing and self.substituted else missing
 
     def _explicit(self) -> Mapping[str, Any]:
         # client/elicitation: "an empty object is equivalent to declaring support for form mode only"

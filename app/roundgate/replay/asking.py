@@ -16,7 +16,7 @@ from roundgate.protocol import merged
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
 from roundgate.replay.journal import Answered, Asked, Unanswered, wire_key
 from roundgate.replay.learning import learn
-from roundgate.replay.questions import Answer, Question, digest_of
+from roundgate.replay.questions import Answer, Form, Question, digest_of
 from roundgate.replay.run import Run
 from roundgate.replay.scopes import within_scopes
 
@@ -143,7 +143,11 @@ def _open(
     """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
-    run.call.capabilities.require(required, f"asking {names}")
+    capabilities, what_for = run.call.capabilities, f"asking {names}"
+    if any(isinstance(question, Form) and question.is_approval for _, _, question in opened):
+        what_for = f"asking a person for approval ({names}), which no text can do,"
+        capabilities = capabilities.with_substitutes({})
+    capabilities.require(required, what_for)
     untils: list[int] = []
     for name, entry, question in opened:
         if entry.key not in run.journal.questions:

@@ -89,6 +89,8 @@ class Form:
 
     message: str
     fields: type[BaseModel] | Mapping[str, Any]
+    is_approval: bool = False
+    """Whether a person has to answer, in a form that the client shows: never by other means."""
     _schema: dict[str, Any] = field(init=False, repr=False, compare=False)
     _checker: Schema = field(init=False, repr=False, compare=False)
 

@@ -34,6 +34,8 @@ class TaskCall:
     """See `Journal.generation`."""
     view: str = ""
     """The view whose tool it is; empty for the endpoint of everything."""
+    substituted: Mapping[str, Any] = field(default_factory=dict)
+    """What there are other means for where the client declared nothing (`ClientCapabilities.substituted`)."""
 
     def to_bytes(self) -> bytes:
         """The call as the store keeps it."""
@@ -49,6 +51,8 @@ class TaskCall:
         }
         if self.view:  # not otherwise: workers of the version before read calls without it
             facts["view"] = self.view
+        if self.substituted:  # workers of the version before do not know it
+            facts["substituted"] = dict(self.substituted)
         return json.encode(facts)
 
     @classmethod
@@ -68,5 +72,8 @@ class TaskCall:
         """
         info = None if self.client_info is None else dict(self.client_info)
         return Meta(
-            ClientCapabilities(self.capabilities), info, log_level=None, progress_token=None
+            ClientCapabilities(self.capabilities, self.substituted),
+            info,
+            log_level=None,
+            progress_token=None,
         )

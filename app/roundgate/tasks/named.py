@@ -146,9 +146,11 @@ class _OwnTask:
         return record.view()
 
     async def update(self, responses: Mapping[str, Any]) -> None:
+        self._read = None
         await self._tasks.update(self._principal, self.id, responses)
 
     async def cancel(self) -> None:
+        self._read = None
         await self._tasks.cancel(self._principal, self.id)
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:

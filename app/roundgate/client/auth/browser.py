@@ -58,13 +58,14 @@ class BrowserLogin(OAuth):
         self._client_id = client_id
         self._secret = client_secret
         self._metadata_url = client_metadata_url
-        self._issuer = issuer
+        self._issuer = self._only_issuer = issuer
         self._client_name = client_name
         self._open_url = open_url or _open_browser
         self._port = port
         self._login_s = login_s
 
     async def _grant(self, fetch: Fetcher, server: Server, kept: Kept) -> Json:
+        pinned(self._only_issuer, server)
         if not server.supports("code_challenge_methods_supported", "S256"):
             raise AuthorizationFailed(
                 401, "The authorization server does not support PKCE (S256), so no login is begun"

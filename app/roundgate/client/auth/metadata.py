@@ -103,6 +103,8 @@ class Server:
     scopes: tuple[str, ...] | None
     """`scopes_supported` of the resource."""
     document: Json
+    is_near: bool = True
+    """Whether the MCP server is on this machine, so that its authorization server may be, too."""
 
     def endpoint(self, name: str) -> Url | None:
         """An endpoint, `None` if the server has none.
@@ -111,7 +113,7 @@ class Server:
             AuthorizationFailed: it is not encrypted.
         """
         value = self.document.get(name)
-        return safe_url(value, name) if isinstance(value, str) else None
+        return safe_url(value, name, self.is_near) if isinstance(value, str) else None
 
     def supports(self, name: str, value: str) -> bool:
         """Whether a list of the metadata has a value."""
@@ -119,8 +121,8 @@ class Server:
         return isinstance(found, list) and value in found
 
 
-def safe_url(value: str, what: str) -> Url:
-    """A URL that secrets may go to.
+def safe_url(value: str, what: str, is_near: bool = True) -> Url:
+    """A URL that secrets may go to. A server that is not near (on this machine) names nothing that is.
 
     Raises:
         AuthorizationFailed: it is malformed, or plain http to another machine.
@@ -134,6 +136,10 @@ def safe_url(value: str, what: str) -> Url:
     if url.scheme != "https" and url.host not in LOOPBACK:
         raise AuthorizationFailed(
             401, f"The {what} of the authorization server is plain http, so nothing is sent to it"
+        )
+    if url.host in LOOPBACK and not is_near:
+        raise AuthorizationFailed(
+            401, f"The {what} of the authorization server is on this machine, and the server is not"
         )
     return url
 
@@ -156,13 +162,15 @@ async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Se
         issuer = issuers[0]
         supported = document.get("scopes_supported")
         scopes = tuple(str(one) for one in supported) if isinstance(supported, list) else None
-    return Server(issuer, resource, scopes, await _issuer_metadata(fetch, issuer))
+    is_near = server.host in LOOPBACK
+    described = await _issuer_metadata(fetch, issuer, is_near)
+    return Server(issuer, resource, scopes, described, is_near)
 
 
 async def _resource_metadata(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Json | None:
     named = challenge.get("resource_metadata")
     if named is not None:
-        document = await fetch.get(safe_url(named, "metadata URL"))
+        document = await fetch.get(safe_url(named, "metadata URL", server.host in LOOPBACK))
         if document is None:
             raise AuthorizationFailed(
                 401, "The server names metadata (resource_metadata) that is not there"
@@ -200,8 +208,8 @@ def _is_within(path: str, above: str) -> bool:
     return path == above or path.rstrip("/") == above or path.startswith(above + "/")
 
 
-async def _issuer_metadata(fetch: Fetcher, issuer: str) -> Json:
-    url = safe_url(issuer, "issuer")
+async def _issuer_metadata(fetch: Fetcher, issuer: str, is_near: bool) -> Json:
+    url = safe_url(issuer, "issuer", is_near)
     base, path = (
         f"{url.scheme}://{url.authority}/.well-known",
         urlsplit(url.target).path.rstrip("/"),

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from roundgate.client.auth.dpop import ProofKey
 
 _LEEWAY_MS: Final = 30_000
+_LONGEST_LIFE_S: Final = 10 * 365 * 86_400
+_MAX_SCOPES: Final = 200
 OFFLINE: Final = "offline_access"
 
 
@@ -73,6 +75,8 @@ class OAuth:
         self._proof_key: ProofKey | None = None
         self._lock = asyncio.Lock()
         self._is_loaded = False
+        self._issuer: str | None = None
+        """The authorization server that the credentials are for, once that is known."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
@@ -188,6 +192,8 @@ class OAuth:
         asked = list(dict.fromkeys([*kept.scopes, *self._wanted, *needed]))
         if asked and server.supports("scopes_supported", OFFLINE) and self._wants_refresh:
             asked = list(dict.fromkeys([*asked, OFFLINE]))
+        if len(asked) > _MAX_SCOPES:
+            raise AuthorizationFailed(403, f"The server wants more than {_MAX_SCOPES} scopes")
         return asked
 
     _wants_refresh = False
@@ -214,8 +220,11 @@ class OAuth:
                 401, "The authorization server did not bind the token to the key (DPoP)"
             )
         lasts_s = response.get("expires_in")
-        is_number = isinstance(lasts_s, (int, float)) and not isinstance(lasts_s, bool)
-        kept.expires_at_ms = self._clock.now_ms() + int(lasts_s * 1_000) if is_number else None  # type: ignore[operator]
+        if isinstance(lasts_s, (int, float)) and not isinstance(lasts_s, bool):
+            lasts_ms = int(min(lasts_s, _LONGEST_LIFE_S) * 1_000)
+            kept.expires_at_ms = self._clock.now_ms() + lasts_ms
+        else:
+            kept.expires_at_ms = None
         refresh = response.get("refresh_token")
         kept.refresh_token = refresh if isinstance(refresh, str) else kept.refresh_token
         kept.proof_key = self._key(kept).pem if kept.token_type.lower() == "dpop" else None
@@ -245,6 +254,7 @@ class OAuth:
         if secret is not None and self._kept is None:
             try:
                 self._kept = Kept(**json.loads(secret))
+                self._issuer = self._issuer or self._kept.issuer
             except (ValueError, TypeError):
                 await self._storage.delete(str(server))
 

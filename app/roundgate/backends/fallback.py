@@ -1,0 +1,110 @@
+"""Which tools have a substitute for what a client lacks, and the names of the gateway's own tools that go with it.
+
+    a client lacks           setting           it gets
+    what a question needs    `ask_in_words`    the question as text, and a tool that takes the answers
+    the tasks extension      `without_tasks`   the result, for which its call waits; or a handle, and tools that take it
+
+Both are off unless they are set, for all tools (`fallback`) or for one (`override`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from roundgate.backends.base import Tool
+from roundgate.backends.catalog import Catalog
+from roundgate.config import FallbackConfig, Origin
+from roundgate.errors import ConfigError, Problem
+
+
+class OwnTool(StrEnum):
+    """The gateway's own tools."""
+
+    ANSWER = "answer"
+    STATUS = "status"
+    RESULT = "result"
+    TASK_ANSWER = "task answer"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """What there is a substitute for, by the names of the tools."""
+
+    in_words: frozenset[str]
+    """Tools whose questions may be asked in words."""
+    waiting: frozenset[str]
+    """Tools whose callers wait for their tasks."""
+    with_handles: frozenset[str]
+    """Tools whose callers get a handle of their tasks."""
+    names: Mapping[OwnTool, str]
+    """Those of the gateway's own tools that are needed."""
+
+    @classmethod
+    def of(cls, catalog: Catalog, config: FallbackConfig) -> Self:
+        """As configured for all tools and for each."""
+        tools = {name: served.tool for name, served in catalog.tools.items()}
+        in_words = frozenset(name for name, tool in tools.items() if _in_words(tool, config))
+        ways = {name: _without_tasks(tool, config) for name, tool in tools.items()}
+        with_handles = frozenset(name for name, way in ways.items() if way == "tools")
+        prefix = config.task_tool_prefix
+        names: dict[OwnTool, str] = {}
+        if in_words:
+            names[OwnTool.ANSWER] = config.answer_tool
+        if with_handles:
+            names |= {
+                OwnTool.STATUS: f"{prefix}status",
+                OwnTool.RESULT: f"{prefix}result",
+                OwnTool.TASK_ANSWER: f"{prefix}answer",
+                OwnTool.CANCEL: f"{prefix}cancel",
+            }
+        waiting = frozenset(name for name, way in ways.items() if way == "wait")
+        return cls(in_words, waiting, with_handles, names)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a substitute for anything."""
+        return bool(self.in_words or self.waiting or self.with_handles)
+
+
+def check_names(catalog: Catalog, config: FallbackConfig, origin: Origin) -> None:
+    """Do nothing if the gateway's own tools have names that no other tool has, in every view.
+
+    Raises:
+        ConfigError: names each collision, and the setting that ends it.
+    """
+    problems = [
+        problem
+        for one in (catalog, *catalog.views.values())
+        for problem in _collisions(one, config, origin)
+    ]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+
+
+def _collisions(catalog: Catalog, config: FallbackConfig, origin: Origin) -> Iterator[Problem]:
+    found: set[str] = set()
+    for own, name in Fallback.of(catalog, config).names.items():
+        setting = "answer_tool" if own is OwnTool.ANSWER else "task_tool_prefix"
+        if name in catalog.tools:
+            backend = catalog.tools[name].backend
+            message = f"the gateway's own tool {name!r} is offered by back end {backend!r} too"
+            remedy = f"give it another name with fallback.{setting}, or rename that tool or prefix its back end's"
+            yield origin.at(setting).problem(message, remedy)
+        elif name in found:
+            message = f"two of the gateway's own tools would be called {name!r}"
+            yield origin.at(setting).problem(message, "change answer_tool or task_tool_prefix")
+        found.add(name)
+
+
+def _in_words(tool: Tool, config: FallbackConfig) -> bool:
+    return config.ask_in_words if tool.ask_in_words is None else tool.ask_in_words
+
+
+def _without_tasks(tool: Tool, config: FallbackConfig) -> str:
+    if tool.task == "forbidden":
+        return "none"
+    return config.without_tasks if tool.without_tasks is None else tool.without_tasks

@@ -1,0 +1,265 @@
+"""`roundgate test SUITE …`: cases against a server, a report for people, JUnit or TAP for programs.
+
+The exit status is 0 if nothing failed, 1 if something did, 2 if a suite or an option cannot be used, 5 if the server
+that was to be started does not come up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from roundgate import suites
+from roundgate.cli import output, remote
+from roundgate.cli.report import Report
+from roundgate.cli.status import Status
+from roundgate.cli.terminal import say
+from roundgate.client import VERSIONS, Client
+from roundgate.clock import Clock
+from roundgate.errors import ConfigError, GatewayError, UsageError
+from roundgate.suites import (
+    Case,
+    CaseResult,
+    Run,
+    Secrets,
+    Snapshots,
+    SuiteFile,
+    SuiteResult,
+    Target,
+    Variables,
+    Verdict,
+)
+
+_MAX_JOBS: Final = 64
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run suites."""
+    try:
+        return asyncio.run(_Session(arguments).run())
+    except KeyboardInterrupt:
+        return remote.INTERRUPTED
+    except ConfigError as error:
+        say(f"{len(error.problems)} problem(s):", to=sys.stderr)
+        for problem in error.problems:
+            print(output.escaped_lines(str(problem)), file=sys.stderr)
+        return remote.USAGE
+    except GatewayError as error:
+        return remote.refused(error)
+
+
+class _Session:
+    """One run of the command."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._clock = Clock()
+        self._report = Report(sys.stdout)
+        self._is_quiet = arguments.tap or arguments.json
+        self._stopped = False
+
+    async def run(self) -> int:
+        """Everything; returns the exit status.
+
+        Raises:
+            ConfigError: what is wrong with the suites, all of it.
+            UsageError, ConnectionLost: the run cannot begin.
+        """
+        if not 1 <= self._arguments.jobs <= _MAX_JOBS:
+            raise UsageError(f"--jobs: give a number from 1 to {_MAX_JOBS}")
+        chosen = [(file, self._chosen(file)) for file in _loaded(self._arguments.suites)]
+        if self._arguments.list:
+            for file, indexes in chosen:
+                for index in indexes:
+                    output.show_text(f"{file.path}\t{file.suite.cases[index].name}")
+            return remote.DONE
+        if not any(indexes for _, indexes in chosen):
+            raise UsageError("--filter: no case has this in its name or its tags; --list has them")
+        begun = self._clock.monotonic_ms()
+        results: list[SuiteResult] = []
+        with ExitStack() as files:
+            options = remote.client_options(self._arguments, files)
+            for file, indexes in chosen:
+                if indexes and not self._stopped:
+                    results.append(await self._suite(file, indexes, options))
+        self._write(results, self._clock.monotonic_ms() - begun)
+        failed = any(suite.count(Verdict.FAILED) for suite in results)
+        return remote.FAILED if failed else remote.DONE
+
+    def _chosen(self, file: SuiteFile) -> list[int]:
+        wanted = [text.casefold() for text in self._arguments.filter]
+
+        def fits(case: Case) -> bool:
+            said = [case.name.casefold(), *(tag.casefold() for tag in case.tags)]
+            return not wanted or any(text in one for text in wanted for one in said)
+
+        return [index for index, case in enumerate(file.suite.cases) if fits(case)]
+
+    async def _suite(
+        self, file: SuiteFile, indexes: Sequence[int], options: Mapping[str, Any]
+    ) -> SuiteResult:
+        begun = self._clock.monotonic_ms()
+        secrets = Secrets([os.environ.get(self._arguments.token_env, "")])
+        own = _Own(file, self._arguments, secrets)
+        snapshots = Snapshots.beside(file.path, updates=self._arguments.update)
+        async with suites.started(own.target()) as target:
+            client = own.client_options(options)
+            run = Run(file, lambda: Client(target.url, **client), snapshots, secrets)
+            if not self._is_quiet:
+                self._report.suite(file.name, secrets.hidden(str(own)))
+            with Status(sys.stderr) as status:
+                cases = await run.cases(
+                    indexes,
+                    jobs=self._arguments.jobs,
+                    begun=lambda case: status.says(f"running: {case.name}"),
+                    done=lambda result: self._done(file, result, status),
+                    stops=self._stops,
+                )
+        is_whole = len(cases) == len(file.suite.cases) and not any(
+            case.verdict is not Verdict.PASSED for case in cases
+        )
+        snapshots.save(drop_unused=is_whole)
+        if is_whole and snapshots.unused and not self._is_quiet:
+            self._report.note(
+                f"snapshots that no step uses: {', '.join(snapshots.unused)}; --update drops them"
+            )
+        return SuiteResult(
+            file.name,
+            str(file.path),
+            secrets.hidden(str(own)),
+            cases,
+            self._clock.monotonic_ms() - begun,
+        )
+
+    def _done(self, file: SuiteFile, result: CaseResult, status: Status) -> None:
+        status.hide()
+        if not self._is_quiet:
+            self._report.case(str(file.path), result)
+
+    def _stops(self, result: CaseResult) -> bool:
+        if self._arguments.fail_fast and result.verdict is Verdict.FAILED:
+            self._stopped = True
+        return self._stopped
+
+    def _write(self, results: Sequence[SuiteResult], duration_ms: float) -> None:
+        if self._arguments.junit is not None:
+            try:
+                self._arguments.junit.write_text(suites.junit(results), encoding="utf-8")
+            except OSError as error:
+                raise UsageError(
+                    f"--junit: {self._arguments.junit} cannot be written: {error}"
+                ) from None
+        if self._arguments.tap:
+            output.show_text(suites.tap(results).removesuffix("\n"))
+        elif self._arguments.json:
+            output.show_json([asdict(suite) for suite in results])
+        else:
+            self._report.total(results, duration_ms)
+
+
+def _loaded(paths: Sequence[Path]) -> list[SuiteFile]:
+    """All suites.
+
+    Raises:
+        ConfigError: what is wrong with any of them.
+    """
+    files: list[SuiteFile] = []
+    problems: list[Any] = []
+    for path in paths:
+        try:
+            files.append(suites.load(path))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return files
+
+
+class _Own:
+    """What a suite says of the server that it tests, and what the command line says instead."""
+
+    def __init__(self, file: SuiteFile, arguments: argparse.Namespace, secrets: Secrets) -> None:
+        self._file = file
+        self._arguments = arguments
+        self._server = file.suite.server
+        environ = dict(os.environ)
+        self._variables = Variables({"port": "${port}"}, file.folder, environ, secrets)
+        try:
+            self._variables.values |= self._variables.filled(
+                {key: one for key, one in file.suite.variables.items() if "unique" not in str(one)}
+            )
+        except ValueError as error:
+            raise UsageError(f"{file.path}: variables: {error}") from None
+        self._secrets = secrets
+
+    def __str__(self) -> str:
+        if self._arguments.url is not None:
+            return str(self._arguments.url)
+        if self._arguments.serve is not None:
+            return str(self._arguments.serve)
+        return str(self.target())
+
+    def target(self) -> Target:
+        """What is tested.
+
+        Raises:
+            UsageError: nobody says what.
+        """
+        server, filled = self._server, self._filled
+        environment = {} if server is None else filled(server.environment)
+        timeout_s = 60.0 if server is None else server.start_timeout_s
+        if self._arguments.url is not None:
+            return Target(self._arguments.url)
+        if self._arguments.serve is not None:
+            return Target.of_gateway(
+                self._arguments.serve, environment, timeout_s, str(self._arguments.serve)
+            )
+        if server is None or not (server.url or server.gateway):
+            raise UsageError(
+                f"{self._file.path} does not say what it tests: give --url, --serve, or `server` in the suite"
+            )
+        if server.gateway:
+            config = self._file.folder / filled(server.gateway)
+            return Target.of_gateway(config, environment, timeout_s, server.gateway)
+        return Target(
+            filled(server.url),
+            tuple(filled(server.command or [])),
+            environment,
+            self._file.folder,
+            timeout_s,
+            "" if server.command is None else " ".join(server.command),
+        )
+
+    def client_options(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the command line, and where it says nothing, those of the suite.
+
+        The token and the headers are for the server that the suite names: another gets none of them.
+        """
+        options = dict(said)
+        server = self._server
+        if server is None:
+            return options
+        if not self._arguments.revision:
+            options["versions"] = server.revisions or VERSIONS
+        if self._arguments.url is not None:
+            return options
+        headers = self._filled(server.headers)
+        self._secrets.add(list(headers.values()))
+        options["headers"] = {**headers, **options["headers"]}
+        if options["auth"] is None and server.token is not None:
+            options["auth"] = self._filled(server.token)
+            self._secrets.add(options["auth"])
+        return options
+
+    def _filled(self, value: Any) -> Any:
+        try:
+            return self._variables.filled(value)
+        except ValueError as error:
+            raise UsageError(f"{self._file.path}: server: {error}") from None

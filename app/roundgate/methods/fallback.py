@@ -1,0 +1,213 @@
+"""tools/list and tools/call for clients that cannot be asked, or know no tasks, where there is a substitute for that.
+
+A call is made as if its client could do everything that there is a substitute for. What the client itself cannot take
+of what comes of it, questions or a task, is then told by other means:
+
+    questions   in words, with a tool that takes the answers                  `in_words`
+    a task      its result, which is waited for, or a handle, and its tools   `waiting`, `task_tools`
+
+Nothing in here runs for clients and tools that need none of it. A list has the gateway's own tools for clients that
+lack what they stand for, so it depends on what a client declares, and is its own (`cacheScope: private`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from roundgate import json
+from roundgate.backends import Fallback, OwnTool
+from roundgate.clock import Deadline
+from roundgate.config import CacheHint
+from roundgate.errors import MissingCapability, StateRefused, ToolError
+from roundgate.methods.in_words import CAN_BE_WORDS, InWords, answer_definition, requirement_of
+from roundgate.methods.lists import Listing
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Reply, Results
+from roundgate.methods.scopes import Scopes
+from roundgate.methods.table import Tools
+from roundgate.methods.task_tools import TaskTools, definitions
+from roundgate.methods.waiting import Waiting, result_of
+from roundgate.protocol import (
+    REQUIRED,
+    CallToolParams,
+    ClientCapabilities,
+    ListParams,
+    Pages,
+    ToolResult,
+    merged,
+)
+from roundgate.tasks import NamedTasks
+
+MAX_VIEWS: Final = 256
+_LABELS: Final = frozenset({"input_required", "task"})
+
+
+class FallbackTools:
+    """Tools, for clients of every kind."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        fallback: Fallback,
+        scopes: Scopes,
+        tasks: NamedTasks,
+        in_words: InWords,
+        waiting: Waiting,
+        results: Results,
+        cache: CacheHint,
+    ) -> None:
+        self._tools = tools
+        self._fallback = fallback
+        self._scopes = scopes
+        self._tasks = tasks
+        self._in_words = in_words
+        self._waiting = waiting
+        self._results = results
+        self._own = {name: own for own, name in fallback.names.items()}
+        self._task_tools = TaskTools(fallback, tasks, scopes, waiting, results)
+        self._list = Listing("tools", cache.model_copy(update={"scope": "private"}), results)
+        self._views: dict[tuple[int, bool, bool], tuple[Pages, Pages]] = {}
+
+    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+        """tools/list"""
+        capabilities = context.inbound.meta.capabilities
+        in_words = bool(self._fallback.in_words) and not capabilities.has_declared(CAN_BE_WORDS)
+        handles = bool(self._fallback.with_handles) and not capabilities.has_declared(REQUIRED)
+        pages = self._scopes.tool_pages(context.principal)
+        return self._list.reply(self._view(pages, in_words, handles), asked.cursor)
+
+    def _view(self, pages: Pages, in_words: bool, handles: bool) -> Pages:
+        """What a client sees that lacks what it takes to be asked, or the tasks extension. It is made once for each set
+        of scopes and lacks."""
+        if not (in_words or handles):
+            return pages
+        key = (id(pages), in_words, handles)
+        known = self._views.get(key)
+        if known is not None and known[0] is pages:
+            return known[1]
+        other = (self._fallback.in_words if in_words else frozenset()) | (
+            self._fallback.with_handles if handles else frozenset()
+        )
+        items = [
+            (name, _without_output(entry) if name in other else entry)
+            for name, entry in pages.items
+        ]
+        names = self._fallback.names
+        own = [answer_definition(names[OwnTool.ANSWER])] if in_words else []
+        own += definitions(names) if handles else []
+        items += [(definition["name"], json.encode(definition)) for definition in own]
+        view = Pages(items, pages.size)
+        if len(self._views) < MAX_VIEWS:
+            self._views[key] = pages, view
+        return view
+
+    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+        """tools/call"""
+        deadline = self._waiting.deadline(context)
+        own = self._own.get(asked.name)
+        if own is None:
+            return await self._call(context, asked, deadline)
+        try:
+            if own is not OwnTool.ANSWER:
+                return await self._task_tools.serve(own, asked, context, deadline)
+            continued = await self._in_words.continued(asked.arguments, context.principal)
+            # what mirrors arguments are the headers of the call that asked
+            inbound = replace(context.inbound, headers=None, name=continued.name)
+            return await self._call(replace(context, inbound=inbound), continued, deadline)
+        except (ToolError, StateRefused) as error:
+            return self._results.tool(ToolResult.error(str(error)))
+
+    async def _call(
+        self, context: RequestContext, asked: CallToolParams, deadline: Deadline
+    ) -> Reply:
+        capabilities = context.inbound.meta.capabilities
+        substituted = self._substituted(asked.name, capabilities)
+        if not substituted:
+            return await self._tools.call(context, asked)
+        begun = self._waiting.begun(asked, context.principal)
+        if begun is not None:
+            return await self._wait(context, asked, deadline, *begun)
+        meta = replace(
+            context.inbound.meta, capabilities=capabilities.with_substitutes(substituted)
+        )
+        able = replace(context, inbound=replace(context.inbound, meta=meta))
+        reply = await self._tools.call(able, asked)
+        if reply.label not in _LABELS:
+            return reply
+        told = json.decode(reply.result)
+        if reply.label == "input_required":
+            requests = told.get("inputRequests", {})
+            return await self._asked(reply, requests, told["requestState"], context, asked)
+        if capabilities.has_declared(REQUIRED):
+            return reply
+        if asked.name in self._fallback.with_handles:
+            return self._task_tools.handle(told)
+        return await self._wait(context, asked, deadline, told["taskId"], 1)
+
+    def _substituted(self, tool: str, capabilities: ClientCapabilities) -> Mapping[str, Any]:
+        """What there is a substitute for with this tool, unless the client can do all of it."""
+        found: dict[str, Any] = {}
+        if tool in self._fallback.in_words:
+            found |= CAN_BE_WORDS
+        if tool in self._fallback.with_handles or tool in self._fallback.waiting:
+            found |= REQUIRED
+        return {} if capabilities.has_declared(found) else found
+
+    async def _wait(
+        self,
+        context: RequestContext,
+        asked: CallToolParams,
+        deadline: Deadline,
+        task_id: str,
+        round_: int,
+    ) -> Reply:
+        """The result of a call whose task this is, or what the task asks, or a round that goes on waiting."""
+        task = self._tasks.find(context.principal, task_id)
+        self._scopes.check(asked.name, context.principal)
+        if asked.input_responses:
+            await task.update(asked.input_responses)
+        view = await self._waiting.until_settled(task, deadline)
+        if view.status.is_terminal:
+            return self._results.tool_of(result_of(view))
+        still = self._waiting.still(task_id, view, asked, context, round_)
+        if still is None:
+            await task.cancel()
+            return self._results.tool(
+                ToolResult.error(
+                    "This took longer than a call may that is waited for, and was cancelled;"
+                    " ask for less at once"
+                )
+            )
+        reply = self._results.input_required(still)
+        return await self._asked(reply, still.requests, still.request_state, context, asked)
+
+    async def _asked(
+        self,
+        reply: Reply,
+        requests: Mapping[str, Any],
+        request_state: str,
+        context: RequestContext,
+        asked: CallToolParams,
+    ) -> Reply:
+        """The questions of a round: as they are if the client can be asked, else in words."""
+        required = merged(requirement_of(request) for request in requests.values())
+        capabilities = context.inbound.meta.capabilities
+        if capabilities.has_declared(required):
+            return reply
+        if asked.name not in self._fallback.in_words:
+            what_for = f"asking {', '.join(requests)}"
+            capabilities.require(required, what_for)
+            raise MissingCapability(what_for, required)
+        return self._results.tool(
+            await self._in_words.asked(requests, request_state, asked, context.principal)
+        )
+
+
+def _without_output(entry: bytes) -> bytes:
+    """A tool that may answer something else than its output schema says: clients would refuse that."""
+    definition = json.decode(entry)
+    if definition.pop("outputSchema", None) is None:
+        return entry
+    return json.encode(definition)

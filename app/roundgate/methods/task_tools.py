@@ -1,0 +1,211 @@
+"""Tasks as tools: what a client gets that knows no tasks, and the tools that take the handle.
+
+    tools/call report {…}            →  a handle: {"taskId": …}, and how to go on
+    tools/call task_result {taskId}  →  the result, once there is one; within a request's time, else "still working"
+    tools/call task_status {taskId}  →  how it is, and what it asks
+    tools/call task_answer {taskId, answers}, task_cancel {taskId}
+
+A handle is good for the caller alone, like the id of any task. What a task asks is asked of the user while
+`task_result` waits, where the client can be asked; otherwise it is told in words, and `task_answer` takes the answers
+where its tool is asked in words at all. Nobody approves anything with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from roundgate import json
+from roundgate.backends import Fallback, OwnTool, is_approval
+from roundgate.clock import Deadline
+from roundgate.errors import TaskNotFound, ToolError
+from roundgate.methods.in_words import questions_in_words, requirement_of
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Reply, Results
+from roundgate.methods.scopes import Scopes
+from roundgate.methods.waiting import Waiting, requests_of, result_of
+from roundgate.protocol import CallToolParams, Schema, Status, TaskView, ToolResult, merged
+from roundgate.tasks import NamedTask, NamedTasks
+
+_TASK_ID: Final = {"type": "string", "description": "The taskId of the handle."}
+_OF_TASK: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"taskId": _TASK_ID},
+    "required": ["taskId"],
+    "additionalProperties": False,
+}
+_ANSWERS: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "taskId": _TASK_ID,
+        "answers": {
+            "type": "object",
+            "description": "An answer for each question, by its name, in the shape that was told with the question.",
+            "additionalProperties": {"type": "object"},
+        },
+    },
+    "required": ["taskId", "answers"],
+    "additionalProperties": False,
+}
+_DESCRIPTIONS: Final = {
+    OwnTool.STATUS: "How a task is, and what it asks, by the handle that a call was answered with.",
+    OwnTool.RESULT: "The result of a task. Waits for it for a while; if the task still works then, call again.",
+    OwnTool.TASK_ANSWER: "Answers what a task asks. The answers are the user's; ask the user, and do not make them up.",
+    OwnTool.CANCEL: "Cancels a task.",
+}
+_READ_ONLY: Final = frozenset({OwnTool.STATUS, OwnTool.RESULT})
+
+
+def definitions(names: Mapping[OwnTool, str]) -> list[dict[str, Any]]:
+    """The tools that take handles, as the schema's `Tool`."""
+    return [
+        {
+            "name": names[own],
+            "description": description,
+            "inputSchema": _ANSWERS if own is OwnTool.TASK_ANSWER else _OF_TASK,
+            "annotations": {"readOnlyHint": own in _READ_ONLY, "openWorldHint": False},
+        }
+        for own, description in _DESCRIPTIONS.items()
+    ]
+
+
+class TaskTools:
+    """Serves the tools that take handles."""
+
+    def __init__(
+        self,
+        fallback: Fallback,
+        tasks: NamedTasks,
+        scopes: Scopes,
+        waiting: Waiting,
+        results: Results,
+    ) -> None:
+        self._fallback = fallback
+        self._names = fallback.names
+        self._tasks = tasks
+        self._scopes = scopes
+        self._waiting = waiting
+        self._results = results
+        self._of_task, self._answers = Schema.compile(_OF_TASK), Schema.compile(_ANSWERS)
+
+    def handle(self, created: Mapping[str, Any]) -> Reply:
+        """What a call is answered with that goes on as a task; `created` is the schema's `CreateTaskResult`."""
+        task = {
+            name: value for name, value in created.items() if name not in ("resultType", "_meta")
+        }
+        how = json.encode({"taskId": task["taskId"]}).decode()
+        text = (
+            f"This goes on as a task, which is not finished. Call {self._names[OwnTool.RESULT]} with {how} for its"
+            f" result; it waits for a while, so call it again if the task still works then."
+            f" {self._names[OwnTool.STATUS]} tells how it is, {self._names[OwnTool.CANCEL]} ends it."
+            " Do not call the first tool again: that would begin another task."
+        )
+        return self._results.tool(ToolResult([text], structured_content=task))
+
+    async def serve(
+        self, own: OwnTool, asked: CallToolParams, context: RequestContext, deadline: Deadline
+    ) -> Reply:
+        """A call of one of them.
+
+        Raises:
+            ToolError: the arguments are wrong, there is no such task, or it cannot be answered here.
+            InsufficientScope: its tool needs more.
+            Unavailable, InternalError: who has the task cannot be asked.
+        """
+        schema = self._answers if own is OwnTool.TASK_ANSWER else self._of_task
+        if not schema.is_valid(asked.arguments):
+            problems = schema.problems(dict(asked.arguments), "arguments")
+            raise ToolError(
+                "Invalid arguments; correct them and call again:\n"
+                + "\n".join(f"- {problem}" for problem in problems)
+            )
+        try:
+            task = self._tasks.find(context.principal, asked.arguments["taskId"])
+            tool = await task.tool()
+            self._scopes.check(tool, context.principal)
+            match own:
+                case OwnTool.STATUS:
+                    return self._told(await task.look(), task.id, tool, context)
+                case OwnTool.CANCEL:
+                    await task.cancel()
+                    return self._told(await task.look(), task.id, tool, context)
+                case OwnTool.TASK_ANSWER:
+                    await self._answer(task, tool, asked.arguments["answers"])
+                    return self._results.tool(
+                        ToolResult(
+                            [
+                                "The answers were taken."
+                                f" Call {self._names[OwnTool.RESULT]} to go on waiting for the result."
+                            ]
+                        )
+                    )
+            return await self._result(task, tool, asked, context, deadline)
+        except TaskNotFound as error:
+            raise ToolError(str(error)) from None
+
+    async def _result(
+        self,
+        task: NamedTask,
+        tool: str,
+        asked: CallToolParams,
+        context: RequestContext,
+        deadline: Deadline,
+    ) -> Reply:
+        begun = self._waiting.begun(asked, context.principal)
+        if begun is not None and asked.input_responses:
+            await task.update(asked.input_responses)
+        view = await self._waiting.until_settled(task, deadline)
+        if view.status.is_terminal:
+            return self._results.tool_of(result_of(view))
+        requests = requests_of(view)
+        if requests and _can_be_asked(requests, context):
+            round_ = 1 if begun is None else begun[1]
+            still = self._waiting.still(task.id, view, asked, context, round_)
+            if still is not None:
+                return self._results.input_required(still)
+        return self._told(view, task.id, tool, context)
+
+    async def _answer(self, task: NamedTask, tool: str, answers: Mapping[str, Any]) -> None:
+        requests = requests_of(await task.look())
+        if any(is_approval(requests[key]) for key in answers if key in requests):
+            raise ToolError(
+                "This question asks a person for approval, which no text can do:"
+                f" call {self._names[OwnTool.RESULT]} in a client that can show forms"
+            )
+        if tool not in self._fallback.in_words:
+            raise ToolError(
+                f"What this task asks cannot be answered with a tool: call {self._names[OwnTool.RESULT]}"
+                " in a client that can be asked, and it asks the user"
+            )
+        if not answers.keys() & requests.keys():
+            waits_for = ", ".join(requests) or "nothing"
+            raise ToolError(f"The task does not ask this; it waits for an answer to {waits_for}")
+        await task.update(answers)
+
+    def _told(self, view: TaskView, task_id: str, tool: str, context: RequestContext) -> Reply:
+        """How a task is, in words."""
+        message = "" if view.status_message is None else f": {view.status_message}"
+        said = [f"The task is {view.status.value.replace('_', ' ')}{message}"]
+        requests = requests_of(view)
+        if requests and tool in self._fallback.in_words:
+            said.append(questions_in_words(requests))
+            said.append(
+                f"Then call {self._names[OwnTool.TASK_ANSWER]} with the taskId and the answers by the names of the"
+                " questions."
+            )
+        elif requests and _can_be_asked(requests, context):
+            said.append(f"Call {self._names[OwnTool.RESULT]}, and the user is asked what it needs.")
+        elif requests:
+            said.append("It has to ask the user something, and this client cannot be asked.")
+        elif not view.status.is_terminal:
+            said.append(f"Call {self._names[OwnTool.RESULT]} to wait for its result.")
+        elif view.status is Status.COMPLETED:
+            said.append(f"Call {self._names[OwnTool.RESULT]} for its result.")
+        structured = {"taskId": task_id, "status": view.status.value}
+        return self._results.tool(ToolResult(["\n\n".join(said)], structured_content=structured))
+
+
+def _can_be_asked(requests: Mapping[str, Any], context: RequestContext) -> bool:
+    """Whether the client itself can be asked all of them."""
+    required = merged(requirement_of(request) for request in requests.values())
+    return context.inbound.meta.capabilities.has_declared(required)

@@ -1,0 +1,243 @@
+"""The shapes of a suite: what may be in the file, as `docs/testing.md` has it.
+
+What a pattern, an expression or a reference may be is not known here: `roundgate.suites.checking` looks at those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from roundgate.config import Model
+
+ClientFailure: TypeAlias = Literal[
+    "AnswerInvalid", "AuthorizationFailed", "BadAnswer", "ConnectionLost", "HttpRefused", "NoCommonVersion",
+    "RpcError", "TaskEnded", "TimedOut", "TooManyRounds", "Unanswered",
+]  # fmt: skip
+"""Errors of `roundgate.client` that a step may expect, by their names."""
+
+
+def _shape(value: Any) -> str | None:
+    """The tag of a union by what stands in the file; `None` for what fits none."""
+    if isinstance(value, bool):
+        return "<flag>"
+    if isinstance(value, int):
+        return "<number>"
+    if isinstance(value, str):
+        return "<text>"
+    if isinstance(value, list):
+        return "<list>"
+    return "<mapping>" if isinstance(value, Mapping | Model) else None
+
+
+class SuiteModel(Model):
+    """Base of the models of a suite."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+
+class Server(SuiteModel):
+    """The server that is tested: one that is up (`url`), or one that is started for the run."""
+
+    url: str | None = Field(None, description="The endpoint, such as https://host/mcp.")
+    gateway: str | None = Field(
+        None, description="A gateway.yaml that is served for the run, relative to the suite."
+    )
+    command: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="A command that serves for the run; ${port} in it and in `url` is a free port.",
+    )
+    environment: dict[str, str] = Field({}, description="Variables of what is started.")
+    start_timeout_s: float = Field(60.0, gt=0, description="For how long a start may take.")
+    token: str | None = Field(None, description="A bearer token: ${secret:NAME}.")
+    headers: dict[str, str] = Field({}, description="Headers of each request.")
+    revisions: list[str] | None = Field(
+        None, min_length=1, description="Speak only these revisions, the preferred one first."
+    )
+
+
+class AnswerRule(SuiteModel):
+    """An answer for the questions that have everything that is named; without any of it, for every question."""
+
+    key: str | None = Field(None, description="The question's key.")
+    round: int | None = Field(None, ge=1, description="The round it is asked in; the first is 1.")
+    kind: Literal["form", "url", "sampling", "roots"] | None = Field(
+        None, description="What sort of question it is."
+    )
+    message: str | None = Field(None, description="A regular expression found in its message.")
+    field: dict[str, Any] | None = Field(
+        None,
+        description="Members of the schema of a form's field: each field that has them gets `value`.",
+    )
+    value: Any = Field(None, description="The value of the fields that `field` chooses.")
+    answer: Any = Field(None, description="The answer: content, {action: decline}, text, a list.")
+    defaults: bool = Field(False, description="Answer a form with the defaults of its schema.")
+
+
+AnswersGiven: TypeAlias = Annotated[
+    Annotated[dict[str, Any], Tag("<mapping>")] | Annotated[list[AnswerRule], Tag("<list>")],
+    Discriminator(_shape),
+]
+"""By key, or by the names of a form's fields; or rules, of which the first that fits answers."""
+
+
+SchemaGiven: TypeAlias = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<mapping>")],
+    Discriminator(_shape),
+]
+
+
+class ExpectedError(SuiteModel):
+    """An error of the protocol or of the client."""
+
+    kind: ClientFailure | None = Field(None, description="The client's name for it.")
+    code: Any = Field(None, description="A pattern for the code of a JSON-RPC error.")
+    message: Any = Field(None, description="A pattern for what is said.")
+    data: Any = Field(None, description="A pattern for the `data` of a JSON-RPC error.")
+    status: Any = Field(None, description="A pattern for the HTTP status, or how a task ended.")
+
+
+ErrorExpected: TypeAlias = Annotated[
+    Annotated[int, Tag("<number>")] | Annotated[ExpectedError, Tag("<mapping>")],
+    Discriminator(_shape),
+]
+
+
+class SnapshotOf(SuiteModel):
+    """What is compared with what was stored."""
+
+    of: str = Field("result", description="JMESPath: what of the outcome.")
+    name: str | None = Field(
+        None, description="Its name; the case and the number of the step unless given."
+    )
+
+
+SnapshotGiven: TypeAlias = Annotated[
+    Annotated[bool, Tag("<flag>")] | Annotated[SnapshotOf, Tag("<mapping>")],
+    Discriminator(_shape),
+]
+
+
+class Expect(SuiteModel):
+    """What has to be so after a step. Whatever is not named may be as it likes, but errors are never expected."""
+
+    result: Any = Field(None, description="A pattern for the result (docs/testing.md).")
+    text: Any = Field(None, description="A pattern for the text of the result.")
+    raw: Any = Field(None, description="A pattern for the whole result of the protocol.")
+    jmespath: dict[str, Any] = Field({}, description="Patterns by JMESPath into the outcome.")
+    json_schema: SchemaGiven | None = Field(
+        None, alias="schema", description="A JSON Schema of the result, or the path of one."
+    )
+    tool_error: Any = Field(None, description="true, or a pattern for the text of the failure.")
+    error: ErrorExpected | None = Field(
+        None, description="The code of a JSON-RPC error, or more about the error."
+    )
+    rounds: Any = Field(None, description="How many requests the step takes, or a pattern.")
+    asked: list[Any] | None = Field(
+        None, description="Each question in order: its key, or a pattern for it."
+    )
+    task: bool | None = Field(None, description="Whether it became a task.")
+    statuses: Any = Field(None, description="A pattern for the list of the task's statuses.")
+    progress: Any = Field(None, description="A pattern for the list of progress notifications.")
+    logs: Any = Field(None, description="A pattern for the list of log messages.")
+    within_s: float | None = Field(None, gt=0, description="For how long it may take.")
+    snapshot: SnapshotGiven = Field(False, description="Compare with what `--update` stored.")
+
+
+class Save(SuiteModel):
+    """A variable that is taken from an outcome."""
+
+    of: str = Field(description="JMESPath into the outcome.")
+    secret: bool = Field(False, description="Keep its value out of reports and snapshots.")
+
+
+SaveGiven: TypeAlias = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[Save, Tag("<mapping>")], Discriminator(_shape)
+]
+
+
+class Step(SuiteModel):
+    """One thing that is done with the server, and what is expected of it."""
+
+    call: str | None = Field(None, description="A tool that is called, through rounds and task.")
+    start: str | None = Field(None, description="A tool that is called until it is a task.")
+    wait: str | None = Field(None, description="A task that was started (its `as`), to its end.")
+    cancel: str | None = Field(None, description="A task that was started, which is cancelled.")
+    prompt: str | None = Field(None, description="A prompt that is filled in.")
+    read: str | None = Field(None, description="The URI of a resource that is read.")
+    complete: str | None = Field(
+        None, description="The prompt or the URI template whose argument is completed."
+    )
+    list_: Literal["tools", "prompts", "resources", "templates"] | None = Field(
+        None, alias="list", description="What is listed, every page of it."
+    )
+    request: str | None = Field(None, description="A method of the protocol, sent as it is.")
+    arguments: dict[str, Any] = Field({}, description="Of a tool or a prompt.")
+    params: dict[str, Any] = Field({}, description="Of a `request`.")
+    argument: str | None = Field(None, description="Which argument `complete` is about.")
+    value: str = Field("", description="What has been typed of it.")
+    as_: str | None = Field(None, alias="as", description="A name for a task that is started.")
+    until: Literal["working", "input_required", "completed", "failed", "cancelled"] | None = Field(
+        None, description="Wait only until the task has this status; nothing is answered."
+    )
+    answers: AnswersGiven = Field({}, description="What is answered when the server asks.")
+    expect: Expect = Field(Expect(), description="What has to be so afterwards.")
+    save: dict[str, SaveGiven] = Field({}, description="Variables that are taken from the outcome.")
+    timeout_s: float | None = Field(None, gt=0, description="For how long it may take at most.")
+    max_rounds: int | None = Field(None, ge=1, description="How many requests it may take.")
+
+    @property
+    def actions(self) -> list[str]:
+        """What it does: one of `ACTIONS`, if it is right."""
+        return [name for name in ACTIONS if getattr(self, _ATTRIBUTES.get(name, name)) is not None]
+
+    @property
+    def title(self) -> str:
+        """What it does, for people: `call book`."""
+        return " ".join(
+            f"{name} {getattr(self, _ATTRIBUTES.get(name, name))}" for name in self.actions
+        )
+
+
+_ATTRIBUTES: Final = {"list": "list_", "as": "as_"}
+
+_EVERY: Final = frozenset({"expect", "save", "timeout_s"})
+_CALL: Final = _EVERY | {"arguments", "answers", "max_rounds"}
+ACTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "call": _CALL,
+        "start": _CALL | {"as"},
+        "wait": _EVERY | {"answers", "until"},
+        "cancel": _EVERY,
+        "prompt": _EVERY | {"arguments", "answers"},
+        "read": _EVERY | {"answers"},
+        "complete": _EVERY | {"arguments", "argument", "value"},
+        "list": _EVERY,
+        "request": _EVERY | {"params"},
+    }
+)
+"""What a step can do, and the fields that go with it."""
+
+
+class Case(Step):
+    """One case: steps in their order, or one step that stands in the case itself."""
+
+    name: str = Field(min_length=1, max_length=200, description="Unique within the suite.")
+    tags: list[str] = Field([], description="Words that --filter looks at, beside the name.")
+    skip: str | None = Field(None, description="Why it is not run.")
+    steps: list[Step] = Field([], description="Done one after the other, until one fails.")
+
+
+class Suite(SuiteModel):
+    """A file of cases."""
+
+    name: str | None = Field(None, description="For reports; the file's unless given.")
+    server: Server | None = Field(None, description="What is tested; --url and --serve replace it.")
+    variables: dict[str, Any] = Field({}, description="Values that each case begins with.")
+    answers: AnswersGiven = Field({}, description="For what a step does not answer itself.")
+    timeout_s: float = Field(60.0, gt=0, description="For how long each step may take.")
+    cases: list[Case] = Field(min_length=1, description="Each with a client of its own.")

@@ -1,0 +1,55 @@
+"""Values that no report, no snapshot and no terminal shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+SHOWN: Final = "***"
+MIN_CHARS: Final = 4
+"""Shorter values are not looked for: they would be found in every second word."""
+
+
+class Secrets:
+    """What has to be kept secret, and how a text or a value looks without it."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self._forms: set[str] = set()
+        for value in values:
+            self.add(value)
+
+    def add(self, value: Any) -> None:
+        """Keep a value secret from now on, and each text in it."""
+        if isinstance(value, dict):
+            for member in value.values():
+                self.add(member)
+        elif isinstance(value, list):
+            for item in value:
+                self.add(item)
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            text = str(value)
+            if len(text) >= MIN_CHARS:
+                # as it is, as JSON has it, and as Python's errors quote it
+                self._forms |= {text, json.dumps(text)[1:-1], repr(text)[1:-1]}
+                self._forms.add(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def hidden(self, text: str) -> str:
+        """A text without the secrets in it."""
+        for form in sorted(self._forms, key=len, reverse=True):
+            text = text.replace(form, SHOWN)
+        return text
+
+    def without(self, value: Any) -> Any:
+        """A JSON value without the secrets in it."""
+        match value:
+            case str():
+                return self.hidden(value)
+            case dict():
+                return {self.hidden(str(key)): self.without(item) for key, item in value.items()}
+            case list():
+                return [self.without(item) for item in value]
+            case int() | float() if not isinstance(value, bool) and str(value) in self._forms:
+                return SHOWN
+            case _:
+                return value

@@ -1,0 +1,175 @@
+"""The server that a suite is run against: one that is up, or one that is started for the run and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
+
+from roundgate.errors import ConnectionLost, UsageError
+
+_STOP_S: Final = 15.0
+_TAIL_BYTES: Final = 4_096
+_ATTEMPTS: Final = 3
+"""How many ports are tried: between finding a free one and listening on it, another process may take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where calls go, and what starts it, if anything does."""
+
+    url: str
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] | None = None
+    folder: Path = Path()
+    start_timeout_s: float = 60.0
+    described: str = ""
+
+    @classmethod
+    def of_gateway(
+        cls, config: Path, environment: Mapping[str, str], timeout_s: float, described: str
+    ) -> Target:
+        """A gateway of this configuration, in a process of its own."""
+        command = (
+            sys.executable, "-m", "roundgate.cli", "serve", str(config.resolve()), "--port", "${port}",
+        )  # fmt: skip
+        return cls(
+            "http://127.0.0.1:${port}/mcp",
+            command,
+            environment,
+            Path(),
+            timeout_s,
+            described,
+        )
+
+    def __str__(self) -> str:
+        return self.described or self.url
+
+
+@asynccontextmanager
+async def started(target: Target) -> AsyncGenerator[Target, None]:
+    """The target once it answers; what was started for it ends with the block.
+
+    Raises:
+        UsageError: its command cannot be run.
+        ConnectionLost: it ended, or did not listen in time; the end of its output is in the text.
+    """
+    if not target.command:
+        yield target
+        return
+    with tempfile.TemporaryDirectory(prefix="roundgate-test-") as folder:
+        for attempt in range(1, _ATTEMPTS + 1):
+            process = _Process(target, _free_port(), Path(folder))
+            try:
+                try:
+                    await process.start()
+                except _PortTaken:
+                    if attempt < _ATTEMPTS:
+                        continue
+                    raise ConnectionLost("No free port was found for the server") from None
+                yield replace(target, url=process.url)
+                return
+            finally:
+                await process.end()
+
+
+class _PortTaken(Exception):
+    """Another process was quicker."""
+
+
+class _Process:
+    """A server that was started: its output goes into a file, of which the end is shown if it does not come up."""
+
+    def __init__(self, target: Target, port: int, folder: Path) -> None:
+        self._target = target
+        self._folder = folder
+        self._output = folder / f"output-{port}"
+        self._process: asyncio.subprocess.Process | None = None
+        self._port = str(port)
+        self.url = target.url.replace("${port}", self._port)
+
+    async def start(self) -> None:
+        environment = {**os.environ, **(self._target.environment or {})}
+        # a store of its own, unless somebody chose one: what is left of another run must not be found
+        environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
+        words = [word.replace("${port}", self._port) for word in self._target.command]
+        with self._output.open("wb") as output:
+            self._process = await self._spawn(words, environment, output)
+        try:
+            async with asyncio.timeout(self._target.start_timeout_s):
+                while not await self._listens():
+                    if self._process.returncode is not None:
+                        said = self._tail()
+                        if "address already in use" in said.lower():
+                            raise _PortTaken
+                        raise ConnectionLost(
+                            f"{words[0]} ended with status {self._process.returncode} before it served:\n{said}"
+                        )
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise ConnectionLost(
+                f"Nothing listens at {self.url} after {self._target.start_timeout_s:g} s "
+                f"(start_timeout_s):\n{self._tail()}"
+            ) from None
+
+    async def _spawn(
+        self, words: list[str], environment: Mapping[str, str], output: BinaryIO
+    ) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *words,
+                cwd=self._target.folder,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for the run, which ends it
+            )
+        except OSError as error:
+            raise UsageError(f"{words[0]} cannot be run: {error}") from None
+
+    async def _listens(self) -> bool:
+        place = urlsplit(self.url)
+        try:
+            _, writer = await asyncio.open_connection(place.hostname, place.port or 80)
+        except OSError:
+            return False
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+    async def end(self) -> None:
+        """Tell it to stop, and all that it has started; who does not is killed."""
+        if self._process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await self._process.wait()
+                    if number == signal.SIGKILL:
+                        return
+
+    def _tail(self) -> str:
+        with self._output.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(file.tell() - _TAIL_BYTES, 0))
+            return file.read().decode(errors="replace").strip() or "(it said nothing)"
+
+
+def _free_port() -> int:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        return port

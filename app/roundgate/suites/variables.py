@@ -1,0 +1,170 @@
+"""`${…}` in the values of a suite: variables, the environment, secrets, files.
+
+${order.id}              JMESPath over the variables of the case; a text that is nothing else keeps the value's type
+${env:NAME}              a variable of the environment; ${env:NAME:-default}
+${secret:NAME}           the same, kept out of everything that is shown or written
+${file:path}             the text of a file beside the suite
+${unique}                a text that no other case and no other run has
+$${                      a plain ${
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from roundgate.suites import paths
+from roundgate.suites.secrets import MIN_CHARS, Secrets
+
+_REFERENCE: Final = re.compile(
+    r"(?P<escape>\$\$\{)|\$\{(?:(?P<source>env|secret|file):)?(?P<name>(?:[^}:]|:(?!-))+)"
+    r"(?::-(?P<default>[^}]*))?\}|(?P<broken>\$\{)"
+)
+MAX_FILE_BYTES: Final = 8 * 1024 * 1024
+GIVEN: Final = frozenset({"unique", "port"})
+"""Variables that are there without being said."""
+
+
+class Variables:
+    """What references of one case lead to."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        folder: Path,
+        environ: Mapping[str, str],
+        secrets: Secrets,
+    ) -> None:
+        self.values = dict(values)
+        self._folder = folder
+        self._environ = environ
+        self._secrets = secrets
+
+    def filled(self, value: Any) -> Any:
+        """A value with every reference in its texts, and in its keys, replaced.
+
+        Raises:
+            ValueError: one leads to nothing; the text says which, and what to do.
+        """
+        match value:
+            case dict():
+                return {self._text(key): self.filled(item) for key, item in value.items()}
+            case list():
+                return [self.filled(item) for item in value]
+            case str() if "${" in value:
+                whole = _REFERENCE.fullmatch(value)
+                return (
+                    self._resolved(whole)
+                    if whole is not None and whole["name"]
+                    else self._text(value)
+                )
+            case _:
+                return value
+
+    def text(self, value: str) -> str:
+        """A text with its references replaced, whatever type they have.
+
+        Raises:
+            ValueError: as `filled`.
+        """
+        filled: str = self._text(value)
+        return filled
+
+    def _text(self, value: Any) -> Any:
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        return _REFERENCE.sub(lambda found: _as_text(self._resolved(found)), value)
+
+    def _resolved(self, found: re.Match[str]) -> Any:
+        if found["escape"]:
+            return "${"
+        if found["broken"]:
+            raise ValueError("${ begins something that is no reference: $${ is a plain one")
+        name: str = found["name"]
+        match found["source"]:
+            case "file":
+                return self._file(name)
+            case "env" | "secret":
+                return self._environment(name, found["default"], found["source"])
+        value = paths.found(name, self.values)
+        if value is None and paths.first_name(name) not in self.values:
+            raise ValueError(f"there is no variable {name}: `variables` or `save` make one")
+        if value is None and not _is_plain(name):
+            raise ValueError(f"{name} leads to nothing in the variables of this case")
+        return value
+
+    def _environment(self, name: str, default: str | None, source: str) -> str:
+        value = self._environ.get(name) or default
+        if value is None:
+            raise ValueError(
+                f"the environment variable {name} is not set: set it, or write ${{{source}:{name}:-default}}"
+            )
+        if source == "secret":
+            if len(value) < MIN_CHARS:
+                raise ValueError(
+                    f"the secret {name} has fewer than {MIN_CHARS} characters, too few to keep it out of reports: "
+                    "take a longer one, or ${env:…} if it is none"
+                )
+            self._secrets.add(value)
+        return value
+
+    def _file(self, name: str) -> str:
+        try:
+            with (self._folder / name).open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+            text = data.decode()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "is not text"
+            raise ValueError(f"the file {name}: {reason}") from None
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(f"the file {name} has more than {MAX_FILE_BYTES} bytes")
+        return text
+
+
+def problems(
+    value: Any, known: frozenset[str] | set[str], loc: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What is wrong with the references of a value before anything is run: the place within it, and a sentence.
+
+    Args:
+        known: the variables that are there by then.
+    """
+    match value:
+        case dict():
+            for key, item in value.items():
+                yield from problems(item, known, (*loc, key))
+        case list():
+            for index, item in enumerate(value):
+                yield from problems(item, known, (*loc, index))
+        case str() if "${" in value:
+            for found in _REFERENCE.finditer(value):
+                if (what := _wrong(found, known)) is not None:
+                    yield loc, what
+
+
+def _wrong(found: re.Match[str], known: frozenset[str] | set[str]) -> str | None:
+    if found["escape"]:
+        return None
+    if found["broken"]:
+        return "${ begins something that is no reference: $${ is a plain one"
+    if found["source"]:
+        return None
+    try:
+        name = paths.first_name(found["name"])
+    except ValueError as error:
+        return f"${{{found['name']}}} {error}"
+    if name in known or name in GIVEN:
+        return None
+    there = ", ".join(sorted(known | GIVEN))
+    return f"there is no variable {name or found['name']} by then; there are {there}"
+
+
+def _is_plain(name: str) -> bool:
+    return re.fullmatch(r"\w+", name) is not None
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

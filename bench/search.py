@@ -1,0 +1,135 @@
+"""`scripts/openapi-table --search`: search over GitHub's document, with a hundred written questions.
+
+How many of them have the tool that is wanted (`questions.json`) among the first five, how long a search takes, and how
+much a model reads: the whole list, or the tools of the search, one answer of each and the call. Four bytes count as a
+token, which is about what English and JSON have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.openapi import github
+from roundgate import config
+from roundgate.config import Settings
+from roundgate.main import build_app
+
+QUESTIONS = Path(__file__).with_name("questions.json")
+FIRST = 5
+BYTES_PER_TOKEN = 4
+HEADERS = {
+    "accept": "application/json",
+    "content-type": "application/json",
+    "mcp-protocol-version": "2026-07-28",
+}
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(Path(folder)))
+    return 0
+
+
+async def measure(folder: Path) -> None:
+    questions = json.loads(QUESTIONS.read_text())
+    whole = Asking(folder / "whole", None)
+    with_search = Asking(folder / "search", {})
+    async with whole.http, with_search.http:
+        listed = await whole.ask("tools/list", {})
+        count = len(listed["tools"])
+        while cursor := listed.get("nextCursor"):
+            listed = await whole.ask("tools/list", {"cursor": cursor})
+            count += len(listed["tools"])
+        await with_search.ask("tools/list", {})
+        list_bytes = with_search.read_bytes
+        began = time.perf_counter()
+        await with_search.call("search_tools", {"query": "warm up"})
+        first_ms = (time.perf_counter() - began) * 1000
+        with_search.read_bytes = 0
+        missed: list[str] = []
+        began = time.perf_counter()
+        for one in questions:
+            text = await with_search.call(
+                "search_tools", {"query": one["question"], "limit": FIRST}
+            )
+            names = [line.partition("(")[0] for line in text.splitlines()]
+            if not set(names) & set(one["wanted"]):
+                missed.append(one["question"])
+        search_ms = (time.perf_counter() - began) * 1000 / len(questions)
+        search_bytes = with_search.read_bytes / len(questions)
+        with_search.read_bytes = 0
+        for one in questions:
+            await with_search.call("describe_tool", {"name": one["wanted"][0]})
+        described_bytes = with_search.read_bytes / len(questions)
+    tokens = [
+        round(size / BYTES_PER_TOKEN)
+        for size in (whole.read_bytes, list_bytes, search_bytes, described_bytes)
+    ]
+    print("| tools | questions | in the first five | first search | a search |")
+    print("|---|---|---|---|---|")
+    found = len(questions) - len(missed)
+    print(f"| {count:,} | {len(questions)} | {found} | {first_ms:.0f} ms | {search_ms:.1f} ms |")
+    print()
+    print("| tokens of the whole list | of the list with search | of a search | of a description |")
+    print("|---|---|---|---|")
+    print("| " + " | ".join(f"{one:,}" for one in tokens) + " |")
+    print(*(f"not found: {one}" for one in missed), sep="\n")
+
+
+class Asking:
+    """A gateway of GitHub's document, and how many bytes of results its client has read."""
+
+    def __init__(self, folder: Path, search: dict[str, Any] | None) -> None:
+        folder.mkdir()
+        entry = {
+            "kind": "openapi",
+            "name": "github",
+            "prefix": "",
+            "document": str(github()),
+            "origins": ["https://uploads.github.com"],
+            "credential": {"bearer": "measured"},
+        }
+        more = {} if search is None else {"search": search}
+        (folder / "gateway.json").write_text(json.dumps({"backends": [entry], **more}))
+        file = config.load(folder / "gateway.json")
+        app = build_app(file, Settings(store=f"sqlite:///{folder / 'gateway.sqlite3'}"))
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
+        )
+        self.read_bytes = 0
+
+    async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        message = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": method,
+            "params": {**params, "_meta": META},
+        }
+        named = {"mcp-name": params["name"]} if "name" in params else {}
+        headers = {**HEADERS, "mcp-method": method, **named}
+        response = await self.http.post("/mcp", json=message, headers=headers)
+        result: dict[str, Any] = response.raise_for_status().json()["result"]
+        read = result.get("tools", result.get("content"))
+        self.read_bytes += len(json.dumps(read, separators=(",", ":"), ensure_ascii=False).encode())
+        return result
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        result = await self.ask("tools/call", {"name": name, "arguments": arguments})
+        text: str = result["content"][0]["text"]
+        return text
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
