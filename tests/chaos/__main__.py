@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument(
         "--part",
         metavar="WORDS",
-        help="of poison, those whose title has these words; of backlog, `drain` or `sweepers`",
+        help="of poison, those whose title has these words; of backlog, `drain` or `sweepers`; of sessions, `lambda`",
     )
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed

@@ -266,7 +266,9 @@ async def on_lambda(count: int, seed: int) -> bool:
 
 
 def main(arguments: argparse.Namespace) -> bool:
-    """Every store that was asked for; whether all ended rightly."""
+    """Every store that was asked for, and the stack for whoever asks for this run; whether all ended rightly."""
+    if arguments.part == "lambda":
+        return _on_lambda_if_it_can_be(arguments.count, arguments.seed)
     stores = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
     results = []
     for kind in stores:
@@ -274,12 +276,15 @@ def main(arguments: argparse.Namespace) -> bool:
             print("\nskipped: DynamoDB Local needs Java 17")
             continue
         results.append(asyncio.run(on_processes(kind, arguments.count, arguments.seed)))
-    if arguments.store == "both":
-        from infra.stack.stack import why_not
-
-        if reason := why_not():
-            print(f"\nskipped: sessions on AWS Lambda: {reason}")
-        else:
-            few = max(1, arguments.count // 4)
-            results.append(asyncio.run(on_lambda(few, arguments.seed)))
+    if arguments.store == "both" and arguments.run is not None:
+        results.append(_on_lambda_if_it_can_be(max(1, arguments.count // 4), arguments.seed))
     return all(results)
+
+
+def _on_lambda_if_it_can_be(count: int, seed: int) -> bool:
+    from infra.stack.stack import why_not
+
+    if reason := why_not():
+        print(f"\nskipped: sessions on AWS Lambda: {reason}")
+        return True
+    return asyncio.run(on_lambda(count, seed))

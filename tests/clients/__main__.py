@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,16 +17,20 @@ from tests.chaos.tasks import store
 from tests.clients import documented
 from tests.clients.capabilities import RIGHT
 from tests.clients.environments import EnvironmentMissingError, make
-from tests.clients.matrix import Row, drive, replicas, stack
+from tests.clients.matrix import Row, drive, drive_and_kill, mortal, replicas, stack
 from tests.clients.subjects import CACHE, SUBJECTS, Subject
 
 EXPECTED: Final = Path(__file__).with_name("expected.json")
+EXPECTED_AFTER_A_KILL: Final = Path(__file__).with_name("expected-kill.json")
 EXPECTED_ON_THE_STACK: Final = Path(__file__).with_name("expected-stack.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Drive them; the exit status says whether anything differs from what is expected."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.kill and options.store == "stack":
+        parser.error("--kill is of replicas; there are none of them behind API Gateway")
     subjects = [one for one in SUBJECTS if not options.names or one.name in options.names]
     expected = EXPECTED
     if options.store == "stack":
@@ -34,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"skipped: clients on AWS Lambda: {reason}")
             return 0
         expected = EXPECTED_ON_THE_STACK
-    rows, unmade = _drive(subjects, options.store)
+    if options.kill:
+        expected = EXPECTED_AFTER_A_KILL
+    rows, unmade = _drive(subjects, options.store, kills=options.kill)
     found = {row.subject.name: row.to_json() for row in rows}
     print(json.dumps(found, indent=1) if options.json else _table(rows))
     if options.update:
@@ -70,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
         help="behind API Gateway, on the emulated AWS Lambda, where nothing streams",
     )
     parser.add_argument(
+        "--kill",
+        action="store_true",
+        help="the replica that asks the first question is killed before its answer comes",
+    )
+    parser.add_argument(
         "--update",
         action="store_true",
         help="keep what was found as what is expected from now on, also in docs/clients.md",
@@ -77,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _drive(subjects: Sequence[Subject], kind: str) -> tuple[list[Row], list[str]]:
+def _drive(subjects: Sequence[Subject], kind: str, *, kills: bool) -> tuple[list[Row], list[str]]:
     """What was found, and which clients could not be installed."""
     rows, unmade = [], []
     logs = CACHE / "logs"
@@ -85,30 +96,39 @@ def _drive(subjects: Sequence[Subject], kind: str) -> tuple[list[Row], list[str]
     logs.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        with _serving(kind, directory) as urls:
+        with _driving(kind, directory, kills=kills) as driven:
             for subject in subjects:
                 try:
                     make(subject)
                 except EnvironmentMissingError as error:
                     unmade.append(f"{subject.name}: {error}")
                     continue
-                row = drive(subject, urls, logs / f"{subject.name}.log")
+                row = driven(subject, logs / f"{subject.name}.log")
                 print(_line(row), file=sys.stderr, flush=True)
                 rows.append(row)
     return rows, unmade
 
 
 @contextmanager
-def _serving(kind: str, directory: Path) -> Iterator[list[str]]:
+def _driving(
+    kind: str, directory: Path, *, kills: bool
+) -> Iterator[Callable[[Subject, Path], Row]]:
     if kind == "stack":
         with stack(directory) as urls:
-            yield urls
+            yield lambda subject, log: drive(subject, urls, log)
         return
-    with (
-        store(kind, directory) as environment,
-        replicas(environment | {"GATEWAY_WORKER": "off"}, directory) as urls,
-    ):
-        yield urls
+    with store(kind, directory) as environment:
+        alone = environment | {"GATEWAY_WORKER": "off"}
+        if not kills:
+            with replicas(alone, directory) as urls:
+                yield lambda subject, log: drive(subject, urls, log)
+            return
+
+        def killing(subject: Subject, log: Path) -> Row:
+            with mortal(alone, directory) as servers:
+                return drive_and_kill(subject, servers, log)
+
+        yield killing
 
 
 def _line(row: Row) -> str:

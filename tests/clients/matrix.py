@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from tests.clients.environments import NODE, command
 from tests.clients.subjects import ROOT, Subject
 from tests.conformance.suite import BEHIND_API_GATEWAY, one_serving
 from tests.support.round_robin import RoundRobin, Seen
-from tests.support.server import running
+from tests.support.server import Server, running
 
 SERVED: Final = Path(__file__).parent / "served"
 REPLICAS: Final = 3
@@ -52,13 +53,31 @@ class Row:
 @contextmanager
 def replicas(environment: Mapping[str, str], directory: Path) -> Iterator[list[str]]:
     """Where the replicas are."""
+    with mortal(environment, directory) as servers:
+        yield list(servers)
+
+
+@contextmanager
+def mortal(environment: Mapping[str, str], directory: Path) -> Iterator[dict[str, Server]]:
+    """Replicas by where they are, as long as they live."""
     with ExitStack() as stack:
-        urls = []
+        servers = {}
         for number in range(REPLICAS):
-            served = shutil.copytree(SERVED, directory / f"replica-{number}")
+            served = shutil.copytree(SERVED, directory / f"mortal-{number}", dirs_exist_ok=True)
             server = stack.enter_context(running(served / "gateway.yaml", dict(environment)))
-            urls.append(server.url)
-        yield urls
+            servers[server.url] = server
+        yield servers
+
+
+def drive_and_kill(subject: Subject, servers: Mapping[str, Server], log: Path) -> Row:
+    """The same as `drive`, but whoever asks the first question is dead before its answer comes."""
+
+    def kill(url: str) -> None:
+        servers[url].stop(signal.SIGKILL)
+
+    with RoundRobin(list(servers), asked=kill) as balancer:
+        told = _told(subject, balancer.url, log)
+        return _row(subject, told, balancer.seen)
 
 
 @contextmanager

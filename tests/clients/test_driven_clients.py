@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.clients import documented
-from tests.clients.__main__ import EXPECTED, EXPECTED_ON_THE_STACK
+from tests.clients.__main__ import EXPECTED, EXPECTED_AFTER_A_KILL, EXPECTED_ON_THE_STACK
 from tests.clients.capabilities import NO_MEANS, RIGHT, YES, judged
 from tests.clients.matrix import SERVED, replicas
 from tests.clients.subjects import SUBJECTS
@@ -19,7 +19,9 @@ from tests.support.round_robin import RoundRobin
 from tests.support.rounds import KEYS
 from tests.support.sessions import BOTH, calling, opening
 
-FILES = pytest.mark.parametrize("file", [EXPECTED, EXPECTED_ON_THE_STACK], ids=lambda one: one.stem)
+FILES = pytest.mark.parametrize(
+    "file", [EXPECTED, EXPECTED_AFTER_A_KILL, EXPECTED_ON_THE_STACK], ids=lambda one: one.stem
+)
 
 
 @FILES

@@ -60,7 +60,8 @@ ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = Ma
 def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
     """A block of content."""
     kind = given.get("type", "")
-    if kind == "text" and len(given) == 2:  # nearly all are: nothing of another revision has room in it
+    # nearly all are; nothing of another revision has room in it
+    if kind == "text" and len(given) == 2:
         return {"type": "text", "text": given["text"]}
     if kind == "resource_link":
         if not revision.has_structured:
