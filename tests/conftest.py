@@ -1,7 +1,9 @@
 """What every test shares: Hypothesis tells the same story every time, and neither a slow machine nor how this one began
 its tests is a failure."""
 
+import os
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
@@ -13,6 +15,13 @@ settings.load_profile("repeatable")
 # that is begun from there inherits that. Signals that are handled become the default ones in a new program.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Two more than there are cores for `-n auto`: half of what tests take is waiting for processes and timers."""
+    return (os.cpu_count() or 1) + 2
+
 
 EMULATED = {"dynamodb", "emulator", "sqs", "endpoint"}
 """Fixtures behind which a service of AWS is emulated."""
@@ -27,3 +36,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("crash_points")
         if "stack" in getattr(item, "fixturenames", ()):
             item.add_marker("stack")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Writes down which lines were run, under `scripts/test --cover`: xdist kills a worker that has not ended after ten
+    seconds, and what it would have written at its end is lost."""
+    if "coverage" in sys.modules:
+        import coverage
+
+        current = coverage.Coverage.current()
+        if current is not None:
+            current.save()

@@ -26,14 +26,14 @@ LAYERS = [
     {"auth"},
     {"aio"},
     {"tokens", "storage", "replay", "client"},
-    {"backends", "suites"},
+    {"backends", "suites", "cassettes"},
     {"tasks"},
     {"methods"},
     {"startup"},
     {"reload"},
     {"http"},
     {"main"},
-    {"cli", "lambda_http", "lambda_worker"},
+    {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above. A module
 that has a layer of its own, below its package's, imports nothing of the package that is above it."""
@@ -47,7 +47,10 @@ HOMES = {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session"),
     },
-    "yaml": {"config.yaml_file", "backends.openapi.sources", "cli.answering", "suites.snapshots"},
+    "yaml": {
+        *("config.yaml_file", "backends.openapi.sources", "cli.answering", "suites.snapshots"),
+        "cassettes.files",
+    },
     "jmespath": {"backends.shaping", "suites.paths"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
@@ -60,7 +63,8 @@ HOMES = {
     "jwt": {"auth", "client.auth"},
     "botocore": {"aws"},
     "opentelemetry": {"tracing", "metrics"},
-    "sqlite3": {"storage.sqlite"},
+    "sqlite3": {"storage.sqlite", "testing.memory"},
+    "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     "random": set(),
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""

@@ -5,15 +5,24 @@ Everything else takes a `Clock` (or a value made by one) as an argument, so a te
 
 from __future__ import annotations
 
+import asyncio
 import time
 from binascii import b2a_base64
+from collections.abc import Callable
 from functools import lru_cache
 from os import urandom
-from typing import Final
+from typing import Final, Protocol
 
 from roundgate.carrier import carrier
 
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
+
+
+class Timer(Protocol):
+    """What `Clock.call_later` returns."""
+
+    def cancel(self) -> None:
+        """Do not call back."""
 
 
 class Clock:
@@ -30,6 +39,19 @@ class Clock:
     def new_id(self) -> str:
         """128 random bits as 22 URL-safe characters."""
         return b2a_base64(urandom(16), newline=False)[:22].translate(_URL_SAFE).decode()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call back once that time is over, in the running event loop."""
+        return asyncio.get_running_loop().call_later(seconds, callback)
+
+    def pass_time(self) -> bool:
+        """Called when a handler has come to rest and waits for nothing but time. A clock of tests moves on to the next
+        moment that somebody waits for; the real one takes its time, and says so with `False`."""
+        return False
 
     def deadline(self, in_ms: float | None) -> Deadline:
         """A deadline that many milliseconds from now; `None` never comes."""

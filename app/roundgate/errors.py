@@ -50,6 +50,8 @@ Standard library only; the bottom of every import chain.
     │       └── WrongHandle               a task's handle that is malformed, or is another server's
     ├── StepFailed                        a step raised: what the handler sees, now and in every replay
     │   └── StepTimeout                   a step was not over within its `timeout_s`
+    ├── Diverged                          `roundgate.testing`: a handler does not survive the death of its process
+    ├── NothingGoesOn                     `roundgate.testing`: what is waited for will never come
     └── Inside                            raised and caught in the house; nobody outside sees one
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
@@ -59,10 +61,13 @@ Standard library only; the bottom of every import chain.
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
+        ├── RequestMalformed              a request that a stand-in or a recording proxy does not take
+        ├── PortTaken                     a port that was free is another process's by now
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
         ├── TryLater                      a server said that it cannot answer its client now
+        ├── UnboundPlaceholder            a placeholder of a cassette that stands for nothing yet
         ├── UnfitAnswer                   a response does not fit the question that was asked
         ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
         ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
@@ -430,6 +435,10 @@ class OAuthRefused(Inside):
         self.nonce = nonce
 
 
+class PortTaken(Inside):
+    """A port that was free a moment ago is another process's now."""
+
+
 class SealBroken(Inside):
     """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
 
@@ -449,6 +458,18 @@ class TryLater(Inside):
         super().__init__(f"The server is not available now (HTTP status {status})")
         self.status = status
         self.wait_s = wait_s
+
+
+class UnboundPlaceholder(Inside):
+    """A placeholder of a cassette stands for nothing yet."""
+
+
+class RequestMalformed(Inside):
+    """A request that a stand-in or a recording proxy does not take; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class UnfitAnswer(Inside):
@@ -602,3 +623,16 @@ class TaskEnded(ClientError):
 
 class WrongHandle(ClientError):
     """A task's handle that is malformed, or belongs to another server than the one that this client talks to."""
+
+
+class Diverged(RoundgateError, AssertionError):
+    """`roundgate.testing`: a handler ended otherwise where a process had died, or where it was replaced by another
+    version. `findings` says how, one line each."""
+
+    def __init__(self, tool: str, findings: Sequence[str]) -> None:
+        super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
+        self.findings = list(findings)
+
+
+class NothingGoesOn(RoundgateError, AssertionError):
+    """`roundgate.testing`: a task is waited for, and nothing will ever make it go on."""

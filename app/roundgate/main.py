@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 
 from roundgate import aws, tracing
 from roundgate.auth import LocalVerifier, Verifier
-from roundgate.backends import Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
+from roundgate.backends import KeptTexts, Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import (
     AuthorizerConfig,
@@ -34,6 +34,7 @@ from roundgate.errors import ConfigError, Problem
 from roundgate.http import (
     GRACE_S,
     HEALTH,
+    OLD_TRANSPORT,
     AuthenticationMiddleware,
     BodyBudget,
     Endpoint,
@@ -46,6 +47,7 @@ from roundgate.http import (
     Questions,
     SessionCalls,
     default_hosts,
+    not_served,
     on_stop_signal,
     public_origins,
     telling_of_stalls,
@@ -88,9 +90,18 @@ def build_app(
     *,
     clock: Clock | None = None,
     stores: Stores | None = None,
+    verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """The app for a configuration. With `owns_process` it may begin processes of the same environment, and end its own.
+    """The app for a configuration. `app.state.core` is what it serves, and its stores.
+
+    Args:
+        file: the configuration.
+        using: the settings of the environment.
+        clock: whose time it is.
+        stores: where it keeps things; those of the settings unless given.
+        verifier: finds out who is calling; as the configuration says unless given.
+        owns_process: it may begin processes of the same environment, and end its own.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
@@ -104,13 +115,22 @@ def build_app(
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
-        middleware=_middleware(gateway, using, resources, clock),
+        middleware=_middleware(
+            gateway,
+            using,
+            resources,
+            make_verifiers(resources, file.config, clock)
+            if verifier is None
+            else dict.fromkeys(endpoints_of(file.config).values(), verifier),
+            clock,
+        ),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, gateway, resources)
+    _add_routes(app, gateway, using, resources)
+    app.state.core = gateway.core
     return app
 
 
@@ -235,6 +255,7 @@ class _Gateway:
             self._clock,
             answer_timeout_s=sessions.answer_timeout_s,
             keep_alive_s=http.keep_alive_s,
+            continue_tool=sessions.continue_tool,
         )
         return OlderEndpoint(
             view.methods,
@@ -272,6 +293,7 @@ class _Gateway:
             rows=self.core.stores.sessions,
             streams=self._using.streams,
             view=view.name,
+            texts=KeptTexts(self.core.stores.sessions, self._clock, config.limits, view.name),
         )
         return made, snapshot.use
 
@@ -454,7 +476,11 @@ def make_verifiers(
 
 
 def _middleware(
-    gateway: _Gateway, using: Settings, resources: Mapping[str, ProtectedResource], clock: Clock
+    gateway: _Gateway,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
+    verifiers: Mapping[str, Verifier],
+    clock: Clock,
 ) -> Sequence[Middleware]:
     """The layers around FastAPI's router, outermost first."""
     http = gateway.config.http
@@ -483,7 +509,7 @@ def _middleware(
         Middleware(HeadMiddleware),
         Middleware(
             AuthenticationMiddleware,
-            verifiers=make_verifiers(resources, gateway.config, clock),
+            verifiers=verifiers,
             nothing=_nothing(http.path),
             operator_scope=None if auth == "none" else auth.operator_scope,
             local_operates=loopback_only,
@@ -507,7 +533,10 @@ def _nothing(endpoint: str) -> JSONResponse:
 
 
 def _add_routes(
-    app: FastAPI, gateway: _Gateway, resources: Mapping[str, ProtectedResource]
+    app: FastAPI,
+    gateway: _Gateway,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
 ) -> None:
     """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
 
@@ -526,6 +555,8 @@ def _add_routes(
         return metadata
 
     app.add_route(HEALTH, healthz)
+    old = not_served(gateway.config.http.path, streams=using.streams)
+    app.add_route(OLD_TRANSPORT, old, methods=["GET", "POST"])
     for resource in resources.values():
         for path in resource.metadata_paths:
             app.add_route(path, metadata_of(resource))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from roundgate import aws, config, logs, metrics, tracing
-from roundgate.backends import Modules, Serving, loading
+from roundgate.backends import KeptTexts, Modules, Serving, loading
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, Settings, settings
 from roundgate.errors import ConfigError, Problem
@@ -70,6 +70,7 @@ class Core:
             skew_s=stores.clock_skew_s,
             tracing=tracing.set_up(),
             metrics=metrics.set_up(),
+            texts=lambda view: KeptTexts(stores.sessions, clock, config.limits, view),
         )
 
     def pool(

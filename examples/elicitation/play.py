@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Any
 
+from roundgate import suites
 from roundgate.client import (
     Client,
     Question,
@@ -19,6 +21,7 @@ from roundgate.client import (
 )
 from roundgate.client.elicitation import ARRAY, DEFAULT_MAX_ELICITATION_ROUNDS
 from roundgate.errors import BadAnswer, TooManyRounds, Unanswered
+from roundgate.suites import Run, Secrets, Snapshots
 
 CALL = {"name": "weather", "arguments": {"loc": "SFO"}}
 FIXTURE = {"city": {"city": "San Francisco"}, "unit": {"unit": "fahrenheit"}}
@@ -143,9 +146,20 @@ async def planned_follow_up(client: Client) -> None:
         raise AssertionError("nobody answered, and it went on")
 
 
+async def yaml_surface(client: Client) -> None:
+    """Of the planned list: `suite.yaml` declares answers beside each call, as `roundgate test` runs them."""
+    file = suites.load(Path(__file__).with_name("suite.yaml"))
+    run = Run(file, lambda: Client(client.url), Snapshots.beside(file.path), Secrets())
+    for result in await run.cases(range(len(file.suite.cases))):
+        print(f"    {result.verdict}: {result.name}")
+        assert result.failure is None, result.failure
+
+
 async def main(url: str) -> None:
     async with Client(url) as client:
-        for section in (wire_shapes, recognition_rule, library, whats_shipped, planned_follow_up):
+        for section in (
+            wire_shapes, recognition_rule, library, whats_shipped, planned_follow_up, yaml_surface,
+        ):  # fmt: skip
             print(f"{section.__name__.replace('_', ' ')}: {section.__doc__}")
             await section(client)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from pathlib import Path
 
 from roundgate import suites
@@ -54,6 +55,15 @@ def test_every_option_of_a_command_that_talks_to_a_server_is_on_the_page() -> No
     }
     table = PAGE.partition("## Options")[2].partition("## ")[0]
     assert set(re.findall(r"`(--[a-z-]+)", table)) == there, "mend the table in docs/cli.md"
+
+
+def test_every_command_that_talks_to_a_server_has_examples_that_can_be_typed() -> None:
+    assert set(remote_options.EXAMPLES) == set(of_servers())
+    for name, lines in remote_options.EXAMPLES.items():
+        for line in lines:
+            words = shlex.split(re.split(r" [|<>] ", line)[0])
+            assert _parser().parse_args(words[1:]).command == name
+            assert line in of_servers()[name].format_help()
 
 
 def test_every_exit_status_is_on_the_page() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import Server, running
+from tests.support.terminal import Terminal, needs_tmux
 
 COMMAND = [sys.executable, "-m", "roundgate.cli"]
 CONFIG = """\
@@ -155,7 +156,9 @@ def test_lists_and_descriptions(url: str) -> None:
         one["name"] for one in json.loads(roundgate("list", url, "tools", "--json").stdout)["tools"]
     } >= {"add"}
     described = roundgate("describe", url, "add").stdout
-    assert "  a (integer, required): The first.\n  b (integer): The second.\n" in described
+    assert (
+        "  a (integer, required): The first.\n  b (integer, default 1): The second.\n" in described
+    )
     assert roundgate("describe", url).stdout.startswith("cli 1, revision 2026-07-28\n")
     assert roundgate("describe", url, "nothing").returncode == 3
 
@@ -194,18 +197,9 @@ def test_listening_ends_when_it_is_interrupted(url: str, tmp_path: Path) -> None
     assert process.returncode == 130
 
 
-TMUX = shutil.which("tmux")
-
-
-@pytest.mark.skipif(TMUX is None, reason="tmux is not installed here")
+@needs_tmux
 class TestDialogue:
     """A person at a terminal, as tmux draws it."""
-
-    @pytest.fixture
-    def terminal(self, tmp_path: Path) -> Iterator[Terminal]:
-        terminal = Terminal(tmp_path / "tmux.socket")
-        yield terminal
-        terminal.tmux("kill-server", check=False)
 
     def test_a_form_with_a_wrong_value_and_a_choice(self, terminal: Terminal, url: str) -> None:
         terminal.start("call", url, "book", "city=Paris")
@@ -247,45 +241,3 @@ class TestDialogue:
         terminal.sees("Decline")
         terminal.types("Enter")
         terminal.sees("2 to Rome, slowly")
-
-
-class Terminal:
-    """A terminal of 100 columns, drawn by tmux."""
-
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
-        self._runs = 0
-
-    def tmux(self, *words: str, check: bool = True) -> str:
-        done = subprocess.run(
-            ["tmux", "-S", str(self._socket), "-f", "/dev/null", *words],
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=check,
-        )
-        return done.stdout
-
-    def start(self, *words: str) -> None:
-        """Run a command in a new window; its exit status is shown when it has ended."""
-        self._runs += 1
-        script = self._socket.with_name(f"run{self._runs}.sh")
-        quoted = " ".join(f"'{word}'" for word in [*COMMAND, *words])
-        script.write_text(f"trap : INT\n{quoted}\necho status $?\nsleep 600\n")
-        if self._runs == 1:
-            self.tmux("new-session", "-d", "-x", "100", "-y", "40", f"sh {script}")
-        else:
-            self.tmux("respawn-pane", "-k", f"sh {script}")
-
-    def types(self, *keys: str) -> None:
-        for key in keys:
-            self.tmux("send-keys", key)
-
-    def sees(self, text: str, within_s: float = 60) -> str:
-        """The screen, once a text is on it."""
-        until = time.monotonic() + within_s
-        while text not in (screen := self.tmux("capture-pane", "-p", "-J")):
-            assert time.monotonic() < until, f"no {text!r} in\n{screen}"
-            time.sleep(0.1)
-        return screen

@@ -300,6 +300,7 @@ def test_the_example_plays_the_page(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "San Francisco (asked from SFO): fog, 61 °F" in done.stdout
+    assert "passed: the call of the page" in done.stdout
 
 
 def test_nothing_heavy_is_loaded_for_a_call() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, Form, Roots, Sample, prompt, tool
 from roundgate.config.settings import Settings
+from roundgate.http import session_calls
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept, sampled
 from tests.support.sessions import Event, Session, calling, opened, request
@@ -81,13 +83,28 @@ async def shed(ctx: Context, size: int) -> str:
     return f"{(await ctx.elicit('who', 'Who?', Name)).name} {len(ctx.state['much'])}"
 
 
+@tool(name="sampled")
+async def sampled_(ctx: Context) -> str:
+    """Asks a model twice."""
+    await ctx.step("before", noted, "before")
+    who = (await ctx.sample("who", "Who?", max_tokens=5)).text
+    await ctx.step("after", noted, f"after {who}")
+    return f"{who} in {(await ctx.sample('where', 'Where?', max_tokens=5)).text}"
+
+
+@tool
+async def counted(ctx: Context) -> dict[str, int]:
+    """Asks, and has an output schema."""
+    return {"n": len((await ctx.elicit("who", "Who?", Name)).name)}
+
+
 @prompt
 async def letter(ctx: Context) -> str:
     """Asks whom it is for."""
     return f"Dear {(await ctx.elicit('who', 'To whom?', Name)).name}"
 
 
-TOOLS = (greet, three, page, choose, shed, letter)
+TOOLS = (greet, three, page, choose, shed, sampled_, counted, letter)
 
 
 @pytest.fixture
@@ -457,11 +474,111 @@ async def test_there_a_get_waits_for_a_moment_only_and_says_where_to_go_on(using
     assert text(response) == "Ann 10"
 
 
-async def test_there_a_client_that_does_not_resume_is_told_that_it_cannot_be_asked(
-    using: Settings,
-) -> None:
-    app = gateway(
+@pytest.fixture
+def finite(using: Settings) -> FastAPI:
+    """A gateway where no stream can be held."""
+    return gateway(
         *TOOLS, using=Settings(listen="off", store=using.store, state_keys=using.state_keys)
     )
-    session = await opened(app, "2025-06-18")
-    assert "cannot be asked" in error_text((await session.send(app, calling("greet"))).json())
+
+
+def token_of(response: dict[str, Any], name: str = "continue_call") -> str:
+    """The token of a result that says that a call is pending."""
+    said: str = response["result"]["content"][0]["text"]
+    assert f"Call the tool {name} with this token" in said
+    word, token = said.split("\n")[0].split(" ")
+    assert word == "PENDING"
+    return token
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", "2025-03-26"])
+async def test_there_a_client_that_does_not_resume_goes_on_by_calling_again(
+    finite: FastAPI, using: Settings, version: str
+) -> None:
+    steps.clear()
+    other = gateway(
+        *TOOLS, using=Settings(listen="off", store=using.store, state_keys=using.state_keys)
+    )
+    session = await opened(finite, version, {"elicitation": {}, "sampling": {}})
+    name = "greet" if version == "2025-06-18" else "sampled"
+    async with session.stream(finite, calling(name)) as stream:
+        who = await stream.asked()
+        (response,) = await stream.over()
+    token = token_of(response)
+    assert len(token) < 1_010
+    assert (await session.answer(other, who, said_by(who, "Ann"))).status_code == 202
+    async with session.stream(other, calling("continue_call", 7, token=token)) as stream:
+        where = await stream.asked()
+        (response,) = await stream.over()
+    assert response["id"] == 7
+    await session.answer(finite, where, said_by(where, "Rome"))
+    again = calling("continue_call", 8, token=token_of(response))
+    response = (await session.send(finite, again)).json()
+    assert text(response) == "Ann in Rome"
+    assert steps == ["before", "after Ann"]
+
+
+def said_by(question: Event, name: str) -> dict[str, Any]:
+    """An answer of either kind."""
+    is_form = question.asked["method"] == "elicitation/create"
+    return accept(name=name) if is_form else sampled(name)
+
+
+async def test_there_who_calls_too_early_is_told_that_it_is_pending_and_asked_nothing_twice(
+    finite: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_calls, "CONTINUED_WAIT_S", 0.2)
+    session = await opened(finite, "2025-06-18")
+    async with session.stream(finite, calling("greet")) as stream:
+        question = await stream.asked()
+        (response,) = await stream.over()
+    early = calling("continue_call", token=token_of(response))
+    async with session.stream(finite, early) as stream:
+        body = json.loads(await stream.body())
+    await session.answer(finite, question, {"action": "decline"})
+    last = await session.send(finite, calling("continue_call", token=f"PENDING {token_of(body)}"))
+    assert "declined" in error_text(last.json())
+
+
+@pytest.mark.parametrize("token", [None, "", "x", "x.1", 7, ["a"], "v1.a.b.1"])
+async def test_there_a_token_that_nobody_was_given_is_an_error_that_the_model_reads(
+    finite: FastAPI, token: Any
+) -> None:
+    session = await opened(finite, "2025-06-18")
+    response = await session.send(finite, calling("continue_call", token=token))
+    assert "not valid" in error_text(response.json())
+
+
+async def test_there_a_token_is_good_for_its_session_alone(finite: FastAPI) -> None:
+    session, another = [await opened(finite, "2025-06-18") for _ in range(2)]
+    async with session.stream(finite, calling("greet")) as stream:
+        (_, response) = await stream.over()
+    taken = await another.send(finite, calling("continue_call", token=token_of(response)))
+    assert "not valid" in error_text(taken.json())
+
+
+async def test_the_tool_for_tokens_is_listed_there_and_for_who_needs_it(
+    finite: FastAPI, using: Settings
+) -> None:
+    async def listed(app: FastAPI, version: str) -> list[str]:
+        result = await (await opened(app, version)).result(app, "tools/list")
+        return [one["name"] for one in result["tools"]]
+
+    assert (await listed(finite, "2025-06-18"))[-1] == "continue_call"
+    assert "continue_call" not in await listed(finite, "2025-11-25")
+    assert "continue_call" not in await listed(gateway(*TOOLS, using=using), "2025-06-18")
+
+
+async def test_there_a_tool_with_an_output_schema_is_pending_as_an_error(finite: FastAPI) -> None:
+    # clients refuse a result without structure where a schema promises some
+    session = await opened(finite, "2025-06-18")
+    async with session.stream(finite, calling("counted")) as stream:
+        (_, response) = await stream.over()
+    assert response["result"]["isError"]
+    assert token_of(response)
+
+
+async def test_there_who_takes_no_events_is_told_that_it_cannot_be_asked(finite: FastAPI) -> None:
+    session = await opened(finite, "2025-06-18")
+    response = await session.send(finite, calling("greet"), accept="application/json")
+    assert "cannot be asked" in error_text(response.json())

@@ -185,6 +185,21 @@ async def test_a_task_comes_through(tmp_path: Path) -> None:
         assert error["code"] == -32021
 
 
+async def test_a_client_without_tasks_gets_what_there_is_for_it_here_too(tmp_path: Path) -> None:
+    file = config_file(*ALL, search={}, fallback={"without_tasks": "wait"})
+    async with (
+        stoppable(build_app(file, task_settings(tmp_path))) as app,
+        client(app) as mcp,
+    ):
+        done = await mcp.result("tools/call", through("check_disk", disk="c"))
+        assert done["content"][0]["text"] == "checked c"
+
+
+async def test_own_tools_for_clients_that_can_do_less_are_listed_beside_the_search() -> None:
+    async with client(gateway(*ALL, search={}, fallback={"without_tasks": "tools"})) as mcp:
+        assert (await names(mcp))[:4] == [*OWN, "task_status"]
+
+
 async def test_only_what_the_scopes_allow_is_found_described_and_called() -> None:
     async with gateway_for(*ALL, search={}) as (mcp, _):
         for scope, is_allowed in (("keys", True), ("other", False)):

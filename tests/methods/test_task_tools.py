@@ -410,3 +410,14 @@ async def test_a_stream_that_is_resumed_goes_on_waiting(tmp_path: Path) -> None:
         assert isinstance(question, Event)
         listed = await session.send(app, request("tools/list"))
         assert listed.status_code == 200
+
+
+def test_the_tool_that_goes_on_with_pending_calls_has_a_name_of_its_own_too() -> None:
+    @tool
+    async def continue_call() -> str:
+        """Somebody's own tool."""
+        return "mine"
+
+    with pytest.raises(ConfigError, match=r"sessions\.continue_tool"):
+        gateway(continue_call)
+    gateway(continue_call, sessions={"continue_tool": "go_on"})

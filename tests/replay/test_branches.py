@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from roundgate.errors import NondeterminismError, Suspend
+from roundgate.replay import order as order_module
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Entry, Slept
@@ -100,7 +101,10 @@ ARRANGEMENTS: list[Arrange] = [
 
 
 @pytest.mark.parametrize("arrange", ARRANGEMENTS, ids=lambda arrange: arrange.__name__)
-async def test_branches_that_share_their_names_keep_what_is_theirs(arrange: Arrange) -> None:
+async def test_branches_that_share_their_names_keep_what_is_theirs(
+    arrange: Arrange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_module, "GRACE_S", 0.02)  # it dies dozens of times, often in between
     effects = Counter[str]()
 
     async def act(what: str, number: int) -> str:

@@ -93,7 +93,7 @@ async def test_how_long_a_task_keeps_its_worker(
         slept.append(for_s)
         await real(0)
 
-    monkeypatch.setattr("roundgate.replay.waiting.asyncio.sleep", sleep)
+    monkeypatch.setattr(task.clock, "sleep", sleep)
 
     async def handler(ctx: Context) -> None:
         await ctx.sleep(seconds)
@@ -178,7 +178,7 @@ async def test_a_call_that_may_not_waits_as_long_as_it_can_and_goes_on_in_its_ne
     async def sleep(for_s: float) -> None:
         clock.skip(for_s)
 
-    monkeypatch.setattr("roundgate.replay.waiting.asyncio.sleep", sleep)
+    monkeypatch.setattr(clock, "sleep", sleep)
     call, begun_ms, rounds = Home(task_id=None, clock=clock), clock.now_ms(), 0
     while isinstance(outcome := await call.run(handler, within_ms=10_000), Suspended):
         assert asked_of(outcome) == {}

@@ -155,6 +155,7 @@ class TestSchema:
             {"cal": "a"},
             {"call": 1},
             {"list": "tool"},
+            {"list_": "tools"},
             {"call": "a", "expect": {"resul": 1}},
             {"call": "a", "answers": [{"kind": "x"}]},
             {"call": "a", "expect": {"error": "x"}},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from roundgate.backends.base import Resource as Resource
     from roundgate.backends.base import Returned as Returned
     from roundgate.backends.base import Tool as Tool
+    from roundgate.backends.bounded import KeptTexts as KeptTexts
     from roundgate.backends.catalog import Catalog as Catalog
     from roundgate.backends.catalog import ServedTool as ServedTool
     from roundgate.backends.catalog import build as build
@@ -45,6 +46,7 @@ else:
         __name__,
         {
             ".base": "Backend Offering Prompt Resource Returned Tool",
+            ".bounded": "KeptTexts",
             ".catalog": "Catalog ServedTool build",
             ".config": "BackendConfig SearchConfig ViewConfig",
             ".fallback": "Fallback OwnTool",

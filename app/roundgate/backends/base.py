@@ -64,6 +64,8 @@ class Tool:
     """Whether answers count that a client sends along without a `requestState`, so before it was asked anything."""
     approval: str | None = None
     """What its back end adds to the question where the user has to approve a call."""
+    max_result: int | None = None
+    """Most characters of text that a result gives the model at once."""
     ask_in_words: bool | None = None
     """Whether a client is asked in words that cannot be asked otherwise; `None`: as for all tools."""
     without_tasks: WithoutTasks | None = None

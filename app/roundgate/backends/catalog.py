@@ -14,11 +14,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from roundgate.backends.base import Backend, Complete, Offering, Prompt, Resource, Tool
+from roundgate.backends.base import (
+    Backend,
+    Complete,
+    Offering,
+    Prompt,
+    Resource,
+    Returned,
+    Tool,
+)
 from roundgate.backends.definitions import StoredDefinition, encoded, renamed
 from roundgate.backends.task_source import TaskSource
+from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.protocol import NEWEST, MirroredArgument, Pages, Schema, UriTemplate
+from roundgate.replay import Context
 
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
@@ -35,6 +45,15 @@ class ServedTool:
     backend: str
     """The name of its back end."""
     _arguments: Schema | None = None
+
+    async def call(self, context: Context, arguments: dict[str, Any]) -> Returned:
+        """What the tool returns, as much of it as the model is to have at once."""
+        returned = await self.tool.call(context, arguments)
+        if self.tool.max_result is None:
+            return returned
+        from roundgate.backends.bounded import bounded
+
+        return await bounded(returned, self.tool.max_result, self.tool.scopes, context)
 
     @property
     def arguments(self) -> Schema:
@@ -283,6 +302,32 @@ def _merge(
         },
         files=frozenset().union(*(offering.files for _, offering in offered)),
         left_out=[problem for _, offering in offered for problem in offering.left_out],
+    )
+
+
+def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
+    """The catalog with the tool that reads on in results, if there is one whose results may be cut.
+
+    Raises:
+        ConfigError: another tool has its name.
+    """
+    if all(served.tool.max_result is None for served in catalog.tools.values()):
+        return catalog
+    from roundgate.backends.bounded import READ_MORE, reading_tool
+
+    if READ_MORE in catalog.tools:
+        message = f"a tool is called {READ_MORE!r}, as the one that reads on in long results"
+        remedy = "give it another name: `override: {NAME: {name: …}}` of its back end, or a prefix"
+        raise ConfigError([origin.problem(message, remedy)])
+    tool = reading_tool()
+    problems: list[Problem] = []
+    served = serve(READ_MORE, tool, "", problems)
+    assert served is not None, problems
+    items = [*catalog.tool_pages.items, (READ_MORE, encoded(tool.definition))]
+    return replace(
+        catalog,
+        tools={**catalog.tools, READ_MORE: served},
+        tool_pages=Pages(items, catalog.tool_pages.size),
     )
 
 

@@ -103,6 +103,13 @@ class ToolOverride(Model):
         [], description="Members of a JSON result, or of each item of a list, that are kept."
     )
 
+    max_result: int | None = Field(
+        None,
+        description="Characters of a result that the model gets at once; it reads the rest with read_more.",
+        ge=200,
+        le=1_000_000,
+    )
+
     @model_validator(mode="after")
     def _one_projection(self) -> ToolOverride:
         if self.result is not None and self.fields:

@@ -9,7 +9,7 @@ Both are off unless they are set, for all tools (`fallback`) or for one (`overri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -70,8 +70,10 @@ class Fallback:
         return bool(self.in_words or self.waiting or self.with_handles)
 
 
-def check_names(catalog: Catalog, config: FallbackConfig, origin: Origin) -> None:
-    """Do nothing if the gateway's own tools have names that no other tool has, in every view.
+def check_names(
+    catalog: Catalog, config: FallbackConfig, origin: Origin, continue_tool: str
+) -> None:
+    """Do nothing if the gateway's own tools have names that no other tool has, in every view. `origin` is the file's.
 
     Raises:
         ConfigError: names each collision, and the setting that ends it.
@@ -79,24 +81,37 @@ def check_names(catalog: Catalog, config: FallbackConfig, origin: Origin) -> Non
     problems = [
         problem
         for one in (catalog, *catalog.views.values())
-        for problem in _collisions(one, config, origin)
+        for problem in _collisions(one, _named(one, config, continue_tool), origin)
     ]
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
 
 
-def _collisions(catalog: Catalog, config: FallbackConfig, origin: Origin) -> Iterator[Problem]:
-    found: set[str] = set()
+def _named(
+    catalog: Catalog, config: FallbackConfig, continue_tool: str
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """The name of each tool of the gateway's own, and the setting that it is from."""
+    yield continue_tool, ("sessions", "continue_tool")
     for own, name in Fallback.of(catalog, config).names.items():
-        setting = "answer_tool" if own is OwnTool.ANSWER else "task_tool_prefix"
+        yield name, ("fallback", "answer_tool" if own is OwnTool.ANSWER else "task_tool_prefix")
+
+
+def _collisions(
+    catalog: Catalog, named: Iterable[tuple[str, tuple[str, str]]], origin: Origin
+) -> Iterator[Problem]:
+    found: set[str] = set()
+    for name, setting in named:
         if name in catalog.tools:
             backend = catalog.tools[name].backend
             message = f"the gateway's own tool {name!r} is offered by back end {backend!r} too"
-            remedy = f"give it another name with fallback.{setting}, or rename that tool or prefix its back end's"
-            yield origin.at(setting).problem(message, remedy)
+            remedy = (
+                f"give it another name with {'.'.join(setting)}, or rename that tool or prefix its"
+                " back end's"
+            )
+            yield origin.at(*setting).problem(message, remedy)
         elif name in found:
             message = f"two of the gateway's own tools would be called {name!r}"
-            yield origin.at(setting).problem(message, "change answer_tool or task_tool_prefix")
+            yield origin.at(*setting).problem(message, f"change {'.'.join(setting)}")
         found.add(name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
 from roundgate.backends import catalog
@@ -19,6 +19,9 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 
 T = TypeVar("T")
+
+ONE_PAGE: Final = 1_000_000_000
+"""Entries on a page where no list has a second one."""
 
 
 def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = False) -> Snapshot:
@@ -62,7 +65,7 @@ def _make(
 
 async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:
     try:
-        page_size = file.config.limits.page_size
+        page_size = file.config.limits.page_size or ONE_PAGE
         built = await catalog.build(made, page_size, problems)
         checks_scopes = file.config.auth != "none"
         if file.config.views:
@@ -75,12 +78,14 @@ async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem
                 page_size,
                 checks_scopes=checks_scopes,
             )
-        check_names(built, file.config.fallback, file.origin.at("fallback"))
+        built = catalog.with_reading(built, file.origin.at("backends"))
         if file.config.search is not None:
             from roundgate.backends.search import with_search  # not needed for a list
 
             place = file.origin.at("search")
             built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
+        continue_tool = file.config.sessions.continue_tool
+        check_names(built, file.config.fallback, file.origin, continue_tool)
         return Snapshot(built, made)
     except BaseException:
         for backend in made:

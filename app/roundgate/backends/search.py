@@ -5,7 +5,7 @@
     call_tool       a name and arguments → what the tool itself returns
 
 A caller finds only what its scopes allow. A call through `call_tool` is a call of the tool it names
-(`roundgate.methods.tools`): its questions, approvals, tasks, retries and progress are the tool's own.
+(`roundgate.methods.through_search`): its questions, approvals, tasks, retries and progress are the tool's own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def with_search(
     pinned = [
         item
         for item in catalog.tool_pages.items
-        if any(fnmatchcase(item[0], pattern) for pattern in config.pinned)
+        if not catalog.tools[item[0]].backend
+        or any(fnmatchcase(item[0], pattern) for pattern in config.pinned)
     ]
     items = [(tool.definition["name"], encoded(tool.definition)) for tool in own]
     return replace(
@@ -83,7 +84,7 @@ class _Search:
     """What the three tools do."""
 
     def __init__(self, catalog: Catalog, config: SearchConfig, *, checks_scopes: bool) -> None:
-        self._served = list(catalog.tools.values())
+        self._served = [served for served in catalog.tools.values() if served.backend]
         self._by_name = catalog.tools
         self._results = config.results
         self._checks_scopes = checks_scopes

@@ -125,9 +125,11 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
     if hints:
         definition["annotations"] = {**(definition.get("annotations") or {}), **hints}
     project = _projection(override)
-    if project is not None:
+    if project is not None or override.max_result is not None:
         definition.pop("outputSchema", None)
     changed: dict[str, Any] = {} if override.task is None else {"task": override.task}
+    if override.max_result is not None:
+        changed["max_result"] = override.max_result
     for name in ("ask_in_words", "without_tasks"):
         if (value := getattr(override, name)) is not None:
             changed[name] = value

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serve
+from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serve, with_reading
 from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded
 from roundgate.backends.policy import asking_first
@@ -110,6 +110,7 @@ def _view(
         },
     )
     try:
+        view = with_reading(view, origin)
         return with_search(view, config.search, origin.at("search"), checks_scopes=checks_scopes)
     except ConfigError as error:
         problems += error.problems

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from roundgate.cli import remote_options
+from roundgate.cli import cassette_options, remote_options
 from roundgate.cli.arguments import age_ms, task_ref
 from roundgate.errors import ConfigError
 
@@ -26,26 +26,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = remote_options.MODULES.get(arguments.command, arguments.command)
         status: int = import_module(f"roundgate.cli.{module}").run(arguments)
+        sys.stdout.flush()
     except ConfigError as error:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read has enough: `roundgate list URL | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return status
+
+
+class _Version(argparse.Action):
+    """Prints the version; looks for it only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 — argparse's name
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        from importlib.metadata import version
+
+        print(f"roundgate {version('roundgate')}")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="roundgate", description="A stateless MCP gateway (revision 2026-07-28)."
     )
+    parser.add_argument("--version", action=_Version, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", required=True)
+
+    new = commands.add_parser("new", help="begin a repository with tools of your own")
+    new.add_argument("directory", type=Path, help="where; its name is that of the repository")
+    new.add_argument(
+        "--from", dest="openapi", type=Path, metavar="FILE", help="serve this OpenAPI document, too"
+    )
 
     serve = commands.add_parser("serve", help="serve a configuration over HTTP")
     serve.add_argument(
         "config",
         nargs="?",
         type=Path,
-        help="gateway.yaml (default: GATEWAY_CONFIG, or ./gateway.yaml)",
+        help="gateway.yaml (default: GATEWAY_CONFIG, or the nearest one, here or in a directory above)",
     )
     serve.add_argument(
         "--host", default="127.0.0.1", help="address to bind to (default: %(default)s)"
@@ -72,12 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check", help="find every problem in a configuration, and list what it serves"
     )
-    check.add_argument("config", type=Path, help="gateway.yaml")
+    check.add_argument("config", nargs="?", type=Path, help="as for serve")
 
     compiled = commands.add_parser(
         "compile", help="compile the documents that back ends are described by"
     )
-    compiled.add_argument("config", type=Path, help="gateway.yaml")
+    compiled.add_argument("config", nargs="?", type=Path, help="as for serve")
 
     keys = commands.add_parser("keys", help="make keys that seal requestState, and rotate them")
     actions = keys.add_subparsers(dest="action", required=True)
@@ -109,6 +133,9 @@ def _parser() -> argparse.ArgumentParser:
         "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
     )
     remote_options.add_commands(commands)
+    cassette_options.add_actions(
+        commands.add_parser("cassette", help="record conversations, and replay them as either side")
+    )
     return parser
 
 

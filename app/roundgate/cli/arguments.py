@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from pathlib import Path
 from typing import Final
 
 from roundgate.storage import TaskRef
 
+_FILE: Final = "gateway.yaml"
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -38,10 +40,22 @@ def age_ms(text: str) -> int:
     return int(found[1]) * UNITS_S[found[2]] * 1000
 
 
+def configuration_file(given: Path | None) -> Path:
+    """Which gateway.yaml is meant: the one that was given, GATEWAY_CONFIG, or the nearest, here or in a directory
+    above, as git finds its own."""
+    if given is not None:
+        return given
+    if named := os.environ.get("GATEWAY_CONFIG"):
+        return Path(named)
+    here = Path.cwd()
+    found = (directory / _FILE for directory in (here, *here.parents))
+    nearest = next((file for file in found if file.is_file()), Path(_FILE))
+    return nearest.relative_to(here) if nearest.is_relative_to(here) else nearest
+
+
 def into_environment(arguments: argparse.Namespace) -> None:
     """Put what was said on the command line into the environment, for this process and those that it starts."""
-    if arguments.config is not None:
-        os.environ["GATEWAY_CONFIG"] = str(arguments.config)
+    os.environ["GATEWAY_CONFIG"] = str(configuration_file(arguments.config))
     if arguments.log_level is not None:
         os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
     for name in ("allow_anonymous", "reload"):

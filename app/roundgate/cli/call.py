@@ -18,7 +18,12 @@ from roundgate.client import Answers, CallResult, Client, Task
 
 def run(arguments: argparse.Namespace) -> int:
     """Call a tool; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, _call)
+    return remote.run(arguments, work(arguments))
+
+
+def work(arguments: argparse.Namespace) -> remote.Work:
+    """What is done with a client."""
+    return _call
 
 
 async def _call(client: Client, arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 
 from roundgate import config
 from roundgate.backends import Catalog, loading
+from roundgate.cli.arguments import configuration_file
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -14,7 +15,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: every problem, in the file and in what it refers to.
     """
-    file = config.load(arguments.config)
+    path = configuration_file(arguments.config)
+    file = config.load(path)
     served = loading.load(file, fetches=True).catalog
     _print_catalog(served)
     for view in file.config.views:
@@ -22,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_catalog(served.of_view(view.name))
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
-    print(f"{arguments.config}: no problems")
+    print(f"{path}: no problems")
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from roundgate import config
 from roundgate.backends import kind_of
+from roundgate.cli.arguments import configuration_file
 
 _PLACEHOLDER: Final = "unset-while-compiling"
 """Stands for what is not set: an index has no secret in it, and who compiles one need have none."""
@@ -18,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a problem in the file, or in a document.
     """
-    file = config.load(arguments.config, placeholder=_PLACEHOLDER)
+    file = config.load(configuration_file(arguments.config), placeholder=_PLACEHOLDER)
     for index, backend in enumerate(file.config.backends):
         compile_with = kind_of(backend).compile_with()
         if compile_with is not None:

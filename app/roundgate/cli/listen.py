@@ -11,7 +11,12 @@ from roundgate.client import Client
 
 def run(arguments: argparse.Namespace) -> int:
     """Listen; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, _listen)
+    return remote.run(arguments, work(arguments))
+
+
+def work(arguments: argparse.Namespace) -> remote.Work:
+    """What is done with a client."""
+    return _listen
 
 
 async def _listen(client: Client, arguments: argparse.Namespace) -> int:

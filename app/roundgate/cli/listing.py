@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.cli import output, remote
+from roundgate.cli.terminal import Style, columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import ClientError, RpcError
+from roundgate.logs import escaped
 
 _METHOD_NOT_FOUND: Final = -32601
 _DESCRIBED_CHARS: Final = 80
@@ -16,7 +21,12 @@ _DESCRIBED_CHARS: Final = 80
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or describe one; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, _describe if arguments.command == "describe" else _list)
+    return remote.run(arguments, work(arguments))
+
+
+def work(arguments: argparse.Namespace) -> remote.Work:
+    """What is done with a client."""
+    return _describe if arguments.command == "describe" else _list
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
@@ -27,13 +37,40 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.show_json({kind: [one.raw for one in listed] for kind, listed in found.items()})
         return remote.DONE
-    for kind, listed in found.items():
-        for one in listed:
-            name = one.uri if isinstance(one, Resource) else one.name
-            described = " ".join((one.description or one.title or "").split())
-            line = f"{name}\t{described[:_DESCRIBED_CHARS]}".rstrip()
-            output.show_text(line if arguments.kind else f"{kind}\t{line}")
+    rows = [
+        (
+            kind,
+            one.uri if isinstance(one, Resource) else one.name,
+            " ".join((one.description or one.title or "").split()),
+        )
+        for kind, listed in found.items()
+        for one in listed
+    ]
+    if sys.stdout.isatty():
+        _show_table(rows, has_kinds=not arguments.kind)
+        return remote.DONE
+    for kind, name, described in rows:
+        line = f"{name}\t{described[:_DESCRIBED_CHARS]}".rstrip()
+        output.show_text(line if arguments.kind else f"{kind}\t{line}")
     return remote.DONE
+
+
+def _show_table(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
+    """For people: a head for each kind, names in a column, and of each description what fits into the line."""
+    style, last = Style(sys.stdout), ""
+    width = max(shutil.get_terminal_size().columns - 1, 20)
+    names = min(max((columns(escaped(name)) for _, name, _ in rows), default=0), width // 2)
+    for kind, name, described in rows:
+        if has_kinds and kind != last:
+            print(("\n" if last else "") + style(kind, "bold"))
+            last = kind
+        shown = escaped(name)  # whole, because it is what one types
+        space = " " * max(names - columns(shown), 0)
+        room = width - max(columns(shown), names) - 4
+        about = cut(escaped(described), room) if room > 10 else ""
+        print(f"  {style(shown, 'cyan')}{space}  {style(about, 'dim')}".rstrip())
+    if not rows:
+        say("nothing", to=sys.stderr)
 
 
 async def _of_kind(client: Client, kind: str, *, is_asked_for: bool) -> list[Any]:
@@ -97,7 +134,7 @@ def _arguments(one: Tool | Prompt | Resource) -> Iterable[str]:
         properties = one.input_schema.get("properties") or {}
         for name, schema in properties.items():
             shape = schema if isinstance(schema, dict) else {}
-            yield _line(name, shape.get("type", "any"), name in needed, shape.get("description"))
+            yield _line(name, _kind(shape), name in needed, shape.get("description"))
     elif isinstance(one, Prompt):
         for argument in one.arguments:
             yield _line(
@@ -110,7 +147,23 @@ def _arguments(one: Tool | Prompt | Resource) -> Iterable[str]:
         yield f"media type {one.mime_type}"
 
 
+_MAX_CHOICES: Final = 8
+
+
+def _kind(schema: Mapping[str, Any]) -> object:
+    """The type of an argument, or what it may be; with its default."""
+    choices = schema.get("enum")
+    kind: object = schema.get("type", "any")
+    if isinstance(kind, list):
+        kind = " or ".join(map(str, kind))
+    if isinstance(choices, list) and choices:
+        more = ", …" if len(choices) > _MAX_CHOICES else ""
+        kind = f"one of {', '.join(map(str, choices[:_MAX_CHOICES]))}{more}"
+    if "default" in schema and schema["default"] is not None:
+        return f"{kind}, default {json.dumps(schema['default'], ensure_ascii=False)}"
+    return kind
+
+
 def _line(name: object, kind: object, is_needed: bool, described: object) -> str:
-    types = " or ".join(map(str, kind)) if isinstance(kind, list) else kind
     about = f": {described}" if described else ""
-    return f"{name} ({types}{', required' if is_needed else ''}){about}"
+    return f"{name} ({kind}{', required' if is_needed else ''}){about}"

@@ -6,9 +6,8 @@ import json
 import sys
 from typing import Any, Final
 
-from roundgate.cli.terminal import say
+from roundgate.cli.terminal import escaped_lines, say
 from roundgate.client import CallResult
-from roundgate.logs import escaped
 
 _INDENT: Final = 2
 
@@ -40,8 +39,3 @@ def show_result(result: CallResult) -> None:
         if block.get("type") != "text":
             kind = block.get("mimeType") or block.get("uri") or ""
             say(f"(a block of type {block.get('type')} {kind}: --json shows it)", to=sys.stderr)
-
-
-def escaped_lines(text: str) -> str:
-    """A text with everything but its line ends escaped that a terminal would act on."""
-    return "\n".join(map(escaped, text.split("\n")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 from roundgate.cli import answering, output, remote
@@ -15,7 +16,12 @@ from roundgate.errors import BadAnswer, UsageError
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what the command says; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, _COMMANDS[arguments.command])
+    return remote.run(arguments, work(arguments))
+
+
+def work(arguments: argparse.Namespace) -> remote.Work:
+    """What is done with a client."""
+    return _COMMANDS[arguments.command]
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
@@ -89,4 +95,9 @@ def _pair(said: str) -> tuple[str, str]:
     return key, value
 
 
-_COMMANDS: Final = {"read": _read, "prompt": _prompt, "complete": _complete, "ping": _ping}
+_COMMANDS: Final[Mapping[str, remote.Work]] = {
+    "read": _read,
+    "prompt": _prompt,
+    "complete": _complete,
+    "ping": _ping,
+}

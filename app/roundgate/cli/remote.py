@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.cli.terminal import say
-from roundgate.client import VERSIONS, Auth, Client, Observer
+from roundgate.cli.terminal import Style, escaped_lines
+from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
+from roundgate.logs import escaped
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -50,8 +51,12 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
         return refused(error)
 
 
-def refused(error: errors.GatewayError) -> int:
-    """Say what went wrong, on standard error, and which exit status that is."""
+def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
+    """Say what went wrong, on standard error, and which exit status that is.
+
+    Args:
+        has_lines: whether line ends in it are ours. A server's are escaped, or it could pretend to be us.
+    """
     if isinstance(error, errors.Unanswered):
         print(
             json.dumps(
@@ -61,7 +66,8 @@ def refused(error: errors.GatewayError) -> int:
                 }
             )
         )
-    say(error, to=sys.stderr)
+    said = escaped_lines(str(error)) if has_lines else escaped(str(error))
+    print(Style(sys.stderr)(said, "red"), file=sys.stderr)
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
 
 
@@ -80,7 +86,9 @@ _STATUSES: Final = (
 
 async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
-        async with Client(arguments.url, **client_options(arguments, files)) as client:
+        transport = _recorder(arguments.cassette, arguments.url)
+        options = client_options(arguments, files)
+        async with Client(arguments.url, transport=transport, **options) as client:
             return await work(client, arguments)
 
 
@@ -95,7 +103,7 @@ def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str,
     """
     return {
         "auth": _auth(arguments),
-        "headers": dict(map(_header, arguments.header)),
+        "headers": dict(map(header, arguments.header)),
         "versions": arguments.revision or VERSIONS,
         "observer": _transcript(arguments.transcript, files),
     }
@@ -121,11 +129,25 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     return os.environ.get(arguments.token_env) or None
 
 
-def _header(said: str) -> tuple[str, str]:
+def header(said: str) -> tuple[str, str]:
+    """A header as it is said on the command line.
+
+    Raises:
+        UsageError: it is none.
+    """
     name, colon, value = said.partition(":")
     if not colon or not name.strip():
         raise errors.UsageError(f"--header {said!r}: give 'Name: value'")
     return name.strip(), value.strip()
+
+
+def _recorder(path: Path | None, url: str) -> Transport | None:
+    """Records the conversation, if that is wanted."""
+    if path is None:
+        return None
+    from roundgate.cassettes import Recorder
+
+    return Recorder(path, url)
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:

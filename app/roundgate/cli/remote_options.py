@@ -24,13 +24,60 @@ MODULES: Final = {
 }
 """The modules of commands that are not named like theirs."""
 
+EXAMPLES: Final = {
+    "call": (
+        "roundgate call http://127.0.0.1:8000/mcp calculate expression='2 * 21'",
+        "roundgate call https://host/mcp search filter:='{\"year\": 2026}' tag=a tag=b | jq .items",
+        "roundgate call https://host/mcp deploy env=prod --answers answers.yaml --detach",
+    ),
+    "wait": (
+        "roundgate wait 'https://host/mcp#task=786512e2'",
+        "roundgate wait 'https://host/mcp#task=786512e2' --cancel",
+    ),
+    "list": ("roundgate list https://host/mcp", "roundgate list https://host/mcp tools --json"),
+    "describe": (
+        "roundgate describe https://host/mcp",
+        "roundgate describe https://host/mcp search",
+    ),
+    "read": ("roundgate read https://host/mcp file:///logo.png > logo.png",),
+    "prompt": ("roundgate prompt https://host/mcp review language=python",),
+    "complete": ("roundgate complete https://host/mcp review language py",),
+    "listen": (
+        "roundgate listen https://host/mcp tools",
+        "roundgate listen https://host/mcp --uri file:///config.yaml",
+    ),
+    "ping": ("roundgate ping https://host/mcp",),
+    "shell": ("roundgate shell https://host/mcp", "roundgate shell https://host/mcp < commands"),
+    "test": (
+        "roundgate test suite.yaml --jobs 4 --junit results.xml",
+        "roundgate test suite.yaml --serve gateway.yaml --filter refund",
+        "roundgate test suite.yaml --url https://staging.example/mcp --update",
+    ),
+}
+"""What is shown under the help of a command."""
+
 KINDS: Final = ("tools", "prompts", "resources", "templates")
 
 
 def add_commands(commands: Commands) -> None:
     """Add each command, in the order in which `--help` shows them."""
+    add_requests(commands, in_shell=False)
+    shell = commands.add_parser("shell", help="a prompt for all of these, on one connection")
+    _add_url(shell)
+    _add_connection(shell)
+    _add_test(commands)
+    for name, lines in EXAMPLES.items():
+        command = commands.choices[name]
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.epilog = "examples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def add_requests(commands: Commands, *, in_shell: bool) -> None:
+    """Add the commands that ask something of a server; those of the shell have its URL and its connection."""
+    add_url = _ignored if in_shell else _add_url
+    add_connection = _add_json if in_shell else _add_connection
     call = commands.add_parser("call", help="call a tool of a server")
-    _add_url(call)
+    add_url(call)
     call.add_argument("tool", help="its name, as `list` prints it")
     call.add_argument(
         "given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON, KEY=@FILE"
@@ -48,54 +95,55 @@ def add_commands(commands: Commands) -> None:
     )
     _add_timeout(call)
     _add_answers(call)
-    _add_connection(call)
+    add_connection(call)
 
     wait = commands.add_parser("wait", help="go on with a task")
+    _add_cassette(wait)
     wait.add_argument("handle", help="as `call --detach` printed it")
     wait.add_argument("--cancel", action="store_true", help="ask the server to end it instead")
     _add_timeout(wait)
     _add_answers(wait)
-    _add_connection(wait)
+    add_connection(wait)
 
     listed = commands.add_parser("list", help="what a server has")
-    _add_url(listed)
+    add_url(listed)
     listed.add_argument("kind", nargs="?", choices=KINDS, help="only these")
-    _add_connection(listed)
+    add_connection(listed)
 
     describe = commands.add_parser(
         "describe", help="a server, or one of its tools, prompts or resources"
     )
-    _add_url(describe)
+    add_url(describe)
     describe.add_argument("name", nargs="?", help="a name or a URI (default: the server itself)")
-    _add_connection(describe)
+    add_connection(describe)
 
     read = commands.add_parser("read", help="read a resource")
-    _add_url(read)
+    add_url(read)
     read.add_argument("uri", help="of the resource")
     _add_answers(read)
-    _add_connection(read)
+    add_connection(read)
 
     prompt = commands.add_parser("prompt", help="fill in a prompt")
-    _add_url(prompt)
+    add_url(prompt)
     prompt.add_argument("name", help="of the prompt")
     prompt.add_argument("given", nargs="*", metavar="KEY=VALUE", help="its arguments, as text")
     _add_answers(prompt)
-    _add_connection(prompt)
+    add_connection(prompt)
 
     complete = commands.add_parser(
         "complete", help="what an argument of a prompt or a resource template may be"
     )
-    _add_url(complete)
+    add_url(complete)
     complete.add_argument("name", help="of the prompt, or the URI template")
     complete.add_argument("argument", help="which argument")
     complete.add_argument("value", nargs="?", default="", help="what has been typed of it")
     complete.add_argument(
         "given", nargs="*", metavar="KEY=VALUE", help="arguments that have a value already"
     )
-    _add_connection(complete)
+    add_connection(complete)
 
     listen = commands.add_parser("listen", help="what changes at a server, a line of JSON each")
-    _add_url(listen)
+    add_url(listen)
     listen.add_argument(
         "kinds",
         nargs="*",
@@ -104,13 +152,11 @@ def add_commands(commands: Commands) -> None:
         help="tools, prompts, resources (default: all)",
     )
     listen.add_argument("--uri", action="append", default=[], help="a resource to hear of")
-    _add_connection(listen)
+    add_connection(listen)
 
     ping = commands.add_parser("ping", help="how long a round trip takes")
-    _add_url(ping)
-    _add_connection(ping)
-
-    _add_test(commands)
+    add_url(ping)
+    add_connection(ping)
 
 
 def _add_test(commands: Commands) -> None:
@@ -140,6 +186,7 @@ def _add_test(commands: Commands) -> None:
 
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
+    _add_cassette(parser)
     parser.add_argument("url", help="the server's endpoint, such as http://127.0.0.1:8000/mcp")
 
 
@@ -165,8 +212,16 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--no-input", action="store_true", help="ask nobody, even on a terminal")
 
 
-def _add_connection(parser: argparse.ArgumentParser) -> None:
+def _ignored(parser: argparse.ArgumentParser) -> None:
+    """Nothing is added."""
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, with everything in it")
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
     connection = parser.add_argument_group("connection")
     connection.add_argument(
         "--token-env",
@@ -198,4 +253,10 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     )
     connection.add_argument(
         "--transcript", type=Path, metavar="FILE", help="write each message to a file, a line each"
+    )
+
+
+def _add_cassette(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cassette", type=Path, metavar="FILE", help="record the conversation, to be replayed"
     )

@@ -23,15 +23,20 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(schema_of_suites(), indent=2))
         return 0
+    print(of_gateway())
+    return 0
+
+
+def of_gateway() -> str:
+    """The schema of gateway.yaml, as JSON."""
     schema = GatewayConfig.model_json_schema(by_alias=True)
     for model in (schema, *schema["$defs"].values()):
         model["properties"] = {
             name: _or_reference(setting) for name, setting in model["properties"].items()
         }
-    print(
-        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2)
+    return json.dumps(
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2
     )
-    return 0
 
 
 def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from types import TracebackType
 from typing import Final, TextIO
 
-from roundgate.cli.terminal import say
+from roundgate.cli.terminal import Style, cut, say
 from roundgate.client import Log, Progress, TaskState
+from roundgate.clock import Clock
 from roundgate.logs import escaped
 
 _CLEAR: Final = "\r\x1b[2K"
 _BAR: Final = 20
+_TICK_S: Final = 1.0
+_SHOWN_AFTER_S: Final = 2
+"""From when on the line says how long it has been."""
 
 
 class Status:
     """Shows progress, log messages and the state of a task. Use it as a context: the line is gone afterwards."""
 
-    def __init__(self, to: TextIO) -> None:
+    def __init__(self, to: TextIO, clock: Clock | None = None) -> None:
         self._to = to
         self._is_live = to.isatty()
+        self._style = Style(to)
         self._line = ""
+        self._clock = clock or Clock()
+        self._begun_ms = 0.0
+        self._ticking: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Status:
+        self._begun_ms = self._clock.monotonic_ms()
+        if self._is_live:
+            self._tick()
         return self
 
     def __exit__(
@@ -32,7 +44,15 @@ class Status:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
         self.hide()
+
+    def _tick(self) -> None:
+        """Once a second, so that whoever waits sees that something is still waited for."""
+        if self._line:
+            self._draw()
+        self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def progressed(self, progress: Progress) -> None:
         """Take in how far a request is; a log has no use for it."""
@@ -43,8 +63,9 @@ class Status:
             self._show(f"{progress.progress:g} {message}")
             return
         share = min(max(progress.progress / progress.total, 0.0), 1.0)
-        bar = "#" * round(share * _BAR)
-        self._show(f"[{bar:.<{_BAR}}] {share:4.0%} {message}")
+        full, empty = self._style.sign("█", "#"), self._style.sign("░", ".")
+        done = round(share * _BAR)
+        self._show(f"{full * done}{empty * (_BAR - done)} {share:4.0%} {message}")
 
     def logged(self, log: Log) -> None:
         """A log message of the server, on a line of its own."""
@@ -78,6 +99,17 @@ class Status:
         if not self._is_live:
             return
         self._line = text
+        self._draw()
+
+    def _draw(self) -> None:
         width = max(shutil.get_terminal_size().columns - 1, 10)
-        self._to.write(_CLEAR + escaped(text)[:width])
+        passed_s = int((self._clock.monotonic_ms() - self._begun_ms) / 1_000)
+        passed = f" ({_time(passed_s)})" if passed_s >= _SHOWN_AFTER_S else ""
+        line = cut(escaped(self._line), max(width - len(passed), 1))
+        self._to.write(f"{_CLEAR}{line}{self._style(passed, 'dim')}")
         self._to.flush()
+
+
+def _time(seconds: int) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes}:{rest:02d}" if minutes else f"{seconds} s"

@@ -20,7 +20,7 @@ from roundgate import suites
 from roundgate.cli import output, remote
 from roundgate.cli.report import Report
 from roundgate.cli.status import Status
-from roundgate.cli.terminal import say
+from roundgate.cli.terminal import escaped_lines, say
 from roundgate.client import VERSIONS, Client
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, GatewayError, UsageError
@@ -49,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         say(f"{len(error.problems)} problem(s):", to=sys.stderr)
         for problem in error.problems:
-            print(output.escaped_lines(str(problem)), file=sys.stderr)
+            print(escaped_lines(str(problem)), file=sys.stderr)
         return remote.USAGE
     except GatewayError as error:
-        return remote.refused(error)
+        return remote.refused(error, has_lines=True)
 
 
 class _Session:

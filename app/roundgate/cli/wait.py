@@ -18,7 +18,12 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.url, _ = split_handle(arguments.handle)
     except WrongHandle as error:
         return remote.refused(error)
-    return remote.run(arguments, _cancel if arguments.cancel else _wait)
+    return remote.run(arguments, work(arguments))
+
+
+def work(arguments: argparse.Namespace) -> remote.Work:
+    """What is done with a client."""
+    return _cancel if arguments.cancel else _wait
 
 
 async def _wait(client: Client, arguments: argparse.Namespace) -> int:

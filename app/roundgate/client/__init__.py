@@ -17,6 +17,8 @@ from roundgate.lazy import face
 if TYPE_CHECKING:
     from roundgate.client.answers import Answerer as Answerer
     from roundgate.client.answers import Answers as Answers
+    from roundgate.client.answers import AnswersLike as AnswersLike
+    from roundgate.client.answers import answer_all as answer_all
     from roundgate.client.answers import by_schema as by_schema
     from roundgate.client.answers import defaults as defaults
     from roundgate.client.auth.base import Auth as Auth
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from roundgate.client.elicitation import collect_responses as collect_responses
     from roundgate.client.elicitation import recognize_input_required as recognize_input_required
     from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
+    from roundgate.client.events import EventReader as EventReader
     from roundgate.client.flows import VERSIONS as VERSIONS
+    from roundgate.client.headers import of_request as of_request
     from roundgate.client.limits import Limits as Limits
     from roundgate.client.listening import Change as Change
     from roundgate.client.questions import ACCEPT as ACCEPT
@@ -43,7 +47,9 @@ if TYPE_CHECKING:
     from roundgate.client.task import split_handle as split_handle
     from roundgate.client.transport import HttpRequest as HttpRequest
     from roundgate.client.transport import HttpResponse as HttpResponse
+    from roundgate.client.transport import SocketTransport as SocketTransport
     from roundgate.client.transport import Transport as Transport
+    from roundgate.client.transport import Url as Url
     from roundgate.client.types import CallResult as CallResult
     from roundgate.client.types import Completion as Completion
     from roundgate.client.types import Log as Log
@@ -59,18 +65,20 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".answers": "Answerer Answers by_schema defaults",
+            ".answers": "AnswersLike answer_all Answerer Answers by_schema defaults",
             ".auth.base": "Auth Bearer",
             ".elicitation": "InputRequest InputRequiredResult InputResponse build_retry_params "
             "collect_responses recognize_input_required run_elicitation_chain",
+            ".events": "EventReader",
             ".flows": "VERSIONS",
+            ".headers": "of_request",
             ".limits": "Limits",
             ".listening": "Change",
             ".questions": "ACCEPT CANCEL DECLINE Kind Question",
             ".reading": "Observer",
             ".session": "Client",
             ".task": "Task handle_of split_handle",
-            ".transport": "HttpRequest HttpResponse Transport",
+            ".transport": "HttpRequest HttpResponse SocketTransport Transport Url",
             ".types": "CallResult Completion Log Progress Prompt PromptResult ReadResult Resource "
             "ServerInfo TaskState Tool",
         },

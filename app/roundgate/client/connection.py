@@ -16,6 +16,7 @@ from roundgate.client.flows import Ask, Flow, Pause, Send, Show, Tell, negotiate
 from roundgate.client.link import NO_LISTENER, Link, Listener
 from roundgate.client.questions import Question, is_declared
 from roundgate.client.types import Json, ServerInfo, TaskState
+from roundgate.clock import Clock
 from roundgate.errors import BadAnswer, ClientError, SessionOver
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Connection:
         capabilities: Json,
         versions: Sequence[str],
         answers: Answers,
+        clock: Clock,
     ) -> None:
         """Nothing is sent yet.
 
@@ -43,6 +45,7 @@ class Connection:
             capabilities: what the client declares; an older server is not told of `extensions`.
             versions: the revisions that it may speak, newest first.
             answers: are asked after those of a call.
+            clock: whose time passes between two looks at a task.
         """
         self.link = link
         self.cache = cache
@@ -55,6 +58,7 @@ class Connection:
         self._capabilities = capabilities
         self._versions = versions
         self._answers = answers
+        self._clock = clock
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ServerInfo:
@@ -104,7 +108,7 @@ class Connection:
                         case Ask(questions, request_state):
                             sent = await self.answer(questions, answers, request_state)
                         case Pause(ms):
-                            await asyncio.sleep(ms / 1_000)
+                            await self._clock.sleep(ms / 1_000)
                         case Show(task):
                             if on_task is not None and inspect.isawaitable(done := on_task(task)):
                                 await done

@@ -117,6 +117,7 @@ class Client:
             capabilities=declared,
             versions=tuple(versions),
             answers=Answers.of(answers),
+            clock=self._clock,
         )
         self._tools = ToolList(self._connection)
 

@@ -126,7 +126,24 @@ class LimitsConfig(Model):
         ge=1,
         le=1000,
     )
-    page_size: int = Field(200, description="Entries on a page of a list.", ge=1, le=10_000)
+    page_size: int | None = Field(
+        None,
+        description="Entries on a page of a list. Unset: all are on one, because many clients read the first alone.",
+        ge=1,
+        le=10_000,
+    )
+    kept_results_s: float = Field(
+        900,
+        description="Seconds for which the rest of a result that was too long can be read.",
+        gt=0,
+        le=86_400,
+    )
+    max_kept_chars: int = Field(
+        4_000_000,
+        description="Characters of such a result that are kept; the rest is said to be lost.",
+        ge=1_000,
+        le=50_000_000,
+    )
 
 
 class StateConfig(Model):
@@ -162,6 +179,12 @@ class SessionsConfig(Model):
         description="Seconds within which a client has to answer a question; then its call ends with an error.",
         ge=1,
         le=86_400,
+    )
+    continue_tool: str = Field(
+        "continue_call",
+        description="Name of the tool that goes on with a call which was answered with PENDING: for clients that resume"
+        " no streams, where none can be held.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
     )
 
 

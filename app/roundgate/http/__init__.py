@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from roundgate.http.head import HeadMiddleware as HeadMiddleware
     from roundgate.http.hosting import Hosting as Hosting
     from roundgate.http.limits import BodyBudget as BodyBudget
+    from roundgate.http.old_transport import OLD_TRANSPORT as OLD_TRANSPORT
+    from roundgate.http.old_transport import not_served as not_served
     from roundgate.http.older import OlderEndpoint as OlderEndpoint
     from roundgate.http.questions import Questions as Questions
     from roundgate.http.responder import GRACE_S as GRACE_S
@@ -38,6 +40,7 @@ else:
             ".head": "HeadMiddleware",
             ".hosting": "Hosting",
             ".limits": "BodyBudget",
+            ".old_transport": "OLD_TRANSPORT not_served",
             ".older": "OlderEndpoint",
             ".questions": "Questions",
             ".responder": "GRACE_S",

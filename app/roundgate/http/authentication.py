@@ -19,7 +19,10 @@ from roundgate.auth import Principal, Verifier
 from roundgate.errors import InsufficientScope
 from roundgate.http import exchange
 from roundgate.http.guard import HEALTH
+from roundgate.http.old_transport import OLD_TRANSPORT
 
+OPEN: Final = frozenset({HEALTH, OLD_TRANSPORT})
+"""What nobody needs to be known for: whether there is a server, and that it does not speak what it was asked in."""
 PUBLIC: Final = "/.well-known/"
 """RFC 8615: where clients look before they have a token, and have to learn what is not there too."""
 
@@ -51,7 +54,7 @@ class AuthenticationMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             found = exchange.of(scope)
-            if found.is_mcp or not (found.path == HEALTH or found.path.startswith(PUBLIC)):
+            if found.is_mcp or not (found.path in OPEN or found.path.startswith(PUBLIC)):
                 authorization = found.headers.get(b"authorization")
                 verifier = self._verifiers[found.view] if found.is_mcp else self._usual
                 found.principal = await verifier.principal(authorization, found.host.claims)

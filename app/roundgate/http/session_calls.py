@@ -7,7 +7,12 @@ with what it answers. What is needed to go on is in the id of the event, so anot
     POST  tools/call          ─▶ question, id: T.1 ─▶ (holder dies)
     GET   Last-Event-ID: T.1  ─▶ any replica: the answers' rows ─▶ replay ─▶ result
 
-Where no stream can be held, a body ends with the question, and each GET waits for the answer for a moment.
+Where no stream can be held, a body ends with the question, and each GET waits for the answer for a moment. A client
+that resumes nothing gets a result with the question, which says `PENDING` and has a token that a tool takes:
+
+    POST  tools/call X           ─▶ question; result: PENDING T           one body
+    POST  the answer             ─▶ 202
+    POST  tools/call continue T  ─▶ the answers' rows ─▶ replay ─▶ result, or PENDING T
 """
 
 from __future__ import annotations
@@ -51,8 +56,26 @@ MAX_TOKEN: Final = 4_000
 """Characters of an event's id that travels whole: proxies take headers of 8 KB."""
 SHORT_WAIT_S: Final = 3.0
 """How long a request waits for answers where no stream can be held: clients give up reading after 5 s."""
+CONTINUED_WAIT_S: Final = 15.0
+"""How long a call that goes on with a token waits for answers: platforms that buffer end a request after some 30 s."""
+MAX_COPIED: Final = 1_000
+"""Characters of a token that a model has to copy."""
 LEAVE_MS: Final = 2_000
 """What is left of the environment's time when a stream that is held there ends."""
+PENDING: Final = "PENDING"
+"""The first word of a result that is none yet."""
+_UNKNOWN: Final = (
+    "This token is not valid: it is too old, of another session, or not copied exactly."
+    " Call the first tool again"
+)
+_CONTINUE: Final = {
+    "description": f"The result of a call that was answered with {PENDING}: takes the token that stands behind it.",
+    "inputSchema": {
+        "type": "object",
+        "properties": {"token": {"type": "string", "description": "The token, copied exactly."}},
+        "required": ["token"],
+    },
+}
 _MESSAGE: Final = "notifications/message"
 _INTERRUPTED: Final = (
     "The connection was lost while this ran, and it is not known how far it came;"
@@ -149,7 +172,9 @@ class SessionCalls:
         *,
         answer_timeout_s: float,
         keep_alive_s: float,
+        continue_tool: str,
     ) -> None:
+        self._continue_tool = continue_tool
         self._methods = methods
         self._sessions = sessions
         self.questions = questions
@@ -166,10 +191,30 @@ class SessionCalls:
             GatewayError: anything that is answered as an error.
             AuthError: the caller may not do this.
         """
-        call = OpenCall(request, {}, None, "", 0)
-        if stream.resumes:
+        call, told = OpenCall(request, {}, None, "", 0), 0
+        if self._continues(request, stream):
+            try:
+                call, told = await self._continued(request, caller)
+            except InvalidRequest:
+                return _responded(request.id, _tool_error(caller.revision, _UNKNOWN))
+        elif stream.resumes:
             stream.token = lambda: self._event_id(call, caller, 0)
-        return await self._respond(call, caller, stream, 0)
+        return await self._respond(call, caller, stream, told)
+
+    def _continues(self, request: Request, stream: SessionStream) -> bool:
+        return (
+            stream.is_finite
+            and request.method == "tools/call"
+            and request.params.get("name") == self._continue_tool
+        )
+
+    async def _continued(self, request: Request, caller: Caller) -> tuple[OpenCall, int]:
+        """The call behind the token of a request that goes on with it. Raises as `reopened`."""
+        arguments = request.params.get("arguments")
+        token = arguments.get("token") if isinstance(arguments, dict) else None
+        given = token if isinstance(token, str) else ""
+        call, told = await self.reopened(given.strip().removeprefix(f"{PENDING} "), caller)
+        return replace(call, request=replace(call.request, id=request.id)), told
 
     async def reopened(self, last_event_id: str, caller: Caller) -> tuple[OpenCall, int]:
         """The call that an event was of, and how many of its questions have reached the client.
@@ -241,14 +286,18 @@ class SessionCalls:
             if call.state is not None:
                 answers = await self._ask(call, caller, stream, told) if call.requests else {}
                 if answers is None:
-                    return None
+                    is_pending = stream.is_finite and call.request.method == "tools/call"
+                    return await self._pending(call, caller) if is_pending else None
                 told = 0
                 inbound = replace(
                     inbound, params={**own, "inputResponses": answers, "requestState": call.state}
                 )
-            context = RequestContext(inbound, caller.principal, notify, span, caller.remaining_ms)
+            left_ms = caller.deadline.remaining_ms()
+            context = RequestContext(inbound, caller.principal, notify, span, left_ms)
             reply = await _serve(methods, context, caller.revision)
             if reply.label != "input_required":
+                if inbound.method == "tools/list" and stream.is_finite:
+                    return self._with_continue_tool(reply)
                 return reply
             requests, state = read_asked(reply.result)
             until_ms = self._clock.now_ms() + int(self._answer_timeout_s * 1000)
@@ -257,6 +306,8 @@ class SessionCalls:
             if not requests and stream.can_tell and stream.resumes:
                 await stream.leave(await self._event_id(call, caller, 0))
                 return None
+            if not requests and stream.is_finite and _is_nearly_over(caller):
+                return await self._pending(call, caller)
 
     async def _ask(
         self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
@@ -268,7 +319,8 @@ class SessionCalls:
             CallCancelled: nobody waits for the call any more.
             Unavailable: too many calls wait.
         """
-        if not stream.can_tell or not (stream.holds or stream.resumes):
+        is_call = call.request.method == "tools/call"
+        if not stream.can_tell or (stream.is_finite and not is_call):
             raise ToolError(
                 "This has to ask the user something, and this client cannot be asked here: it would have to take event"
                 " streams and resume them, as clients of revision 2025-11-25 do"
@@ -280,12 +332,16 @@ class SessionCalls:
                 if number >= told:
                     message = self._question(asked, number, request, caller)
                     await stream.message(message, _after(event_id, number + 1))
+            if stream.is_finite and told < len(call.requests):
+                return None
             # what waits for the body gets it when it has ended
-            if not stream.holds and not stream.is_resumed:
+            if not stream.holds and stream.resumes and not stream.is_resumed:
                 await stream.responder.end()
                 return None
             found = await self._wait(asked, news, call, caller, stream)
             if found is None:
+                if stream.is_finite:
+                    return None
                 if not stream.resumes:
                     raise ToolError("The server is being restarted; call again to be asked again")
                 await stream.leave(_after(event_id, len(call.requests)))
@@ -310,6 +366,9 @@ class SessionCalls:
     ) -> dict[str, dict[str, Any]] | None:
         """The answers; `None` if this request must not wait for them any longer."""
         wait_s = self._keep_alive_s if stream.holds else SHORT_WAIT_S
+        if stream.is_finite:
+            left_ms = caller.deadline.remaining_ms()
+            wait_s = CONTINUED_WAIT_S if left_ms is None else min(CONTINUED_WAIT_S, left_ms / 2000)
         while True:
             found = await self.questions.answers(
                 asked, news, call.request.id, caller.session, wait_s=wait_s
@@ -336,11 +395,38 @@ class SessionCalls:
         message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
         return json.encode({**message, "params": params} if params else message)
 
-    async def _event_id(self, call: OpenCall, caller: Caller, number: int) -> str:
-        """The id of an event after which any process can go on with a call; a long one is kept, and has its name."""
+    async def _pending(self, call: OpenCall, caller: Caller) -> Reply:
+        """The result of a call that goes on when its client calls again."""
+        token = await self._event_id(call, caller, len(call.requests), MAX_COPIED)
+        name = str(call.request.params.get("name"))
+        why = (
+            "The user is being asked." if call.requests else "This takes longer than one call may."
+        )
+        text = (
+            f"{PENDING} {token}\n{why} Call the tool {self._continue_tool} with this token for the result,"
+            f" and again for as long as it says {PENDING}. Do not call {name} again."
+        )
+        # clients refuse what does not fit an output schema, unless it is an error
+        is_error = self._methods[caller.session.revision].has_output_schema(name)
+        written = Results(caller.revision).write(ToolResult([text], is_error=is_error).to_wire())
+        return Reply(written, "input_required")
+
+    def _with_continue_tool(self, reply: Reply) -> Reply:
+        """The last page of tools/list with the tool that takes tokens."""
+        if not reply.result.endswith(b"]}"):
+            return reply
+        definition = json.encode({"name": self._continue_tool, **_CONTINUE})
+        comma = b"" if reply.result.endswith(b"[]}") else b","
+        return Reply(b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label)
+
+    async def _event_id(
+        self, call: OpenCall, caller: Caller, number: int, most: int = MAX_TOKEN
+    ) -> str:
+        """The id of an event after which any process can go on with a call; one of more characters than `most` is kept,
+        and has its name."""
         ids, session = self.questions.ids, caller.session
         token = ids.seal_call(session.id, call.to_json(), caller.principal)
-        if len(token) > MAX_TOKEN:
+        if len(token) > most:
             key = f"call.{self._clock.new_id()}"
             keep_ms = int(self._answer_timeout_s * 2_000)
             await self._rows.put_new(key, token.encode(), self._clock.now_ms() + keep_ms)
@@ -389,6 +475,16 @@ async def _serve(methods: CurrentMethods, context: RequestContext, revision: Rev
         return _tool_error(revision, str(error))
     assert not isinstance(answer, Stream), "no method of these revisions is one"
     return answer
+
+
+def _is_nearly_over(caller: Caller) -> bool:
+    """Whether another round had better be a request of its own."""
+    left_ms = caller.deadline.remaining_ms()
+    return (
+        left_ms is not None
+        and caller.remaining_ms is not None
+        and left_ms < caller.remaining_ms / 2
+    )
 
 
 def _after(event_id: str, number: int) -> str:

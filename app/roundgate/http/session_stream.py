@@ -49,6 +49,11 @@ class SessionStream:
         """For the first event, where the stream can be resumed before anything was asked."""
         self._writing = asyncio.Lock()
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether there is nothing of it but what comes at once: the client calls again for what comes later."""
+        return not self.holds and not self.resumes
+
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response has been sent."""
         try:

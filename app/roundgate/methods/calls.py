@@ -10,7 +10,7 @@ from roundgate.errors import CallTimeout, InternalError, InvalidParams, Protocol
 from roundgate.methods.request import RequestContext
 from roundgate.methods.rounds import Round, Rounds, Target
 from roundgate.protocol import InputParams, tasks
-from roundgate.replay import Call, Completed, Failed, Publish
+from roundgate.replay import Call, Completed, Failed, Publish, Texts
 from roundgate.tasks import log_failure
 
 T = TypeVar("T")
@@ -19,7 +19,15 @@ T = TypeVar("T")
 class Calls:
     """Begins calls and reads their outcomes."""
 
-    def __init__(self, rounds: Rounds, publish: Publish, clock: Clock, timeout_ms: float) -> None:
+    def __init__(
+        self,
+        rounds: Rounds,
+        publish: Publish,
+        clock: Clock,
+        timeout_ms: float,
+        texts: Texts | None = None,
+    ) -> None:
+        self._texts = texts
         self._rounds = rounds
         self._publish = publish
         self._clock = clock
@@ -57,6 +65,7 @@ class Calls:
             needs_row=mode == "required",
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,
+            texts=self._texts,
         )
 
     def value(self, outcome: Completed[T] | Failed, what: str) -> T:

@@ -30,6 +30,10 @@ class CurrentMethods:
         """Whether there is something to read under a URI."""
         return self._current[0].has_resource(uri)
 
+    def has_output_schema(self, tool: str) -> bool:
+        """Whether clients expect a structured result of a tool."""
+        return self._current[0].has_output_schema(tool)
+
     async def serve(self, context: RequestContext) -> Response:
         """Serve one request, to its end, with what is served now.
 

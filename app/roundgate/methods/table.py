@@ -28,6 +28,7 @@ from roundgate.methods.tasks import TaskMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import REQUIRED as TASKS
 from roundgate.protocol import Params, ResultFormat, params
+from roundgate.replay import Texts
 from roundgate.storage import SessionStore
 from roundgate.tasks import NamedTasks, Watch
 from roundgate.tokens import StateSealer
@@ -74,6 +75,7 @@ class Methods:
         rows: SessionStore,
         streams: bool,
         view: str = "",
+        texts: Texts | None = None,
     ) -> None:
         self.features = features_of(catalog, streams=streams)
         """What there is something to serve for."""
@@ -81,7 +83,7 @@ class Methods:
         self._catalog = catalog
         caching, results = config.caching, Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
-        calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000)
+        calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000, texts)
         tools: Tools = ToolMethods(
             catalog,
             scopes,
@@ -118,6 +120,10 @@ class Methods:
                 results,
                 caching.tools,
             )
+        if catalog.call_tool is not None:
+            from roundgate.methods.through_search import ThroughSearch
+
+            tools = ThroughSearch(tools, catalog, catalog.call_tool, results)
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
             tools,
@@ -146,6 +152,11 @@ class Methods:
     def has_resource(self, uri: str) -> bool:
         """Whether there is something to read under a URI."""
         return self._catalog.has_resource(uri)
+
+    def has_output_schema(self, tool: str) -> bool:
+        """Whether clients expect a structured result of a tool."""
+        served = self._catalog.tools.get(tool)
+        return served is not None and "outputSchema" in served.tool.definition
 
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""

@@ -75,15 +75,7 @@ class ToolMethods:
         inbound = context.inbound
         served = self._catalog.tool(asked.name)
         self._scopes.check(served.name, context.principal)
-        if served.name == self._catalog.call_tool:
-            named = self._named_in(served, asked)
-            if isinstance(named, Reply):
-                return named
-            asked = named
-            served = self._catalog.tool(asked.name)
-            self._scopes.check(served.name, context.principal)
-        # a client mirrors what the schema of the tool that it calls says
-        elif inbound.headers is not None:
+        if inbound.headers is not None:
             for mirrored in served.mirrored:
                 mirrored.check(asked.arguments, inbound.headers)
         if requires := _requirements(served):
@@ -102,24 +94,13 @@ class ToolMethods:
         except ToolError as error:  # nobody knows the outcome
             return self._results.tool(ToolResult.error(str(error)))
 
-    def _named_in(self, served: ServedTool, asked: CallToolParams) -> CallToolParams | Reply:
-        """The call that a call through the tool of a search stands for, or what is wrong with it."""
-        if not served.arguments.is_valid(asked.arguments):
-            return self._results.tool(_invalid_arguments(served, asked.arguments))
-        name = asked.arguments["name"]
-        if name not in self._catalog.tools or name == served.name:
-            text = f"There is no tool {name[:64]!r}; search_tools finds the names"
-            return self._results.tool(ToolResult.error(text))
-        given = asked.arguments.get("arguments", {})
-        return asked.model_copy(update={"name": name, "arguments": given})
-
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         arguments = dict(round_.target.arguments)
         if not served.arguments.is_valid(arguments):
-            return self._results.tool(_invalid_arguments(served, arguments))
+            return self._results.tool(invalid_arguments(served, arguments))
 
         def handler(ctx: Context) -> Awaitable[Returned]:
-            return served.tool.call(ctx, _arguments(round_, run_of(ctx).journal))
+            return served.call(ctx, _arguments(round_, run_of(ctx).journal))
 
         if (
             call.may_become_task
@@ -246,7 +227,8 @@ def _requirements(served: ServedTool) -> Mapping[str, Any]:
     return merged([served.tool.requires, REQUIRED])
 
 
-def _invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:
+def invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:
+    """What a model is told of arguments that the tool's schema does not allow."""
     problems = served.arguments.problems(arguments, "arguments")
     return ToolResult.error(
         "Invalid arguments; correct them and call again:\n" + "\n".join(f"- {p}" for p in problems)

@@ -11,10 +11,15 @@ from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.replay import engine as engine
+    from roundgate.replay.branches import Branch as Branch
+    from roundgate.replay.branches import here as here
     from roundgate.replay.branches import inside as inside
+    from roundgate.replay.branches import number_tasks as number_tasks
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Notify as Notify
     from roundgate.replay.call import Publish as Publish
+    from roundgate.replay.call import TextPart as TextPart
+    from roundgate.replay.call import Texts as Texts
     from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
     from roundgate.replay.context import Context as Context
     from roundgate.replay.context import run_of as run_of
@@ -39,13 +44,16 @@ if TYPE_CHECKING:
     from roundgate.replay.run import NAME as NAME
     from roundgate.replay.run import Run as Run
     from roundgate.replay.run import Stop as Stop
+    from roundgate.replay.steps import WATCH as WATCH
+    from roundgate.replay.steps import StepWatch as StepWatch
     from roundgate.replay.sync_context import SyncContext as SyncContext
 else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".branches": "inside",
-            ".call": "Call Notify Publish",
+            ".branches": "Branch here inside number_tasks",
+            ".call": "Call Notify Publish TextPart Texts",
+            ".steps": "WATCH StepWatch",
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",
             ".forms": "form_schema",

@@ -18,6 +18,7 @@ variable of any task that belongs to no run.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import logging
 import sys
@@ -238,6 +239,20 @@ END: Final = _End()
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
 """Handlers that are not resumed any more. To let go of one has Python close it, which it does not let happen either."""
+
+
+@atexit.register
+def _never_close_them() -> None:
+    """Keep them beyond the end of the process, if there are any.
+
+    The last thing that Python does is to empty the modules and to close the coroutines that are left. What such a
+    handler calls then fails at once, it catches that as well, and the process would never end.
+    """
+    if _given_up:
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(_given_up))
+
 
 log = logging.getLogger("roundgate.replay")
 

@@ -34,6 +34,36 @@ class Idempotency(Protocol):
         costs a microsecond, and few calls need it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A part of a long text."""
+
+    text: str
+    start: int
+    total: int
+    """Characters of the whole."""
+    next_cursor: str | None
+    """Where the rest is; `None` at the end, and where the rest could not be kept."""
+
+
+class Texts(Protocol):
+    """Keeps long texts for their owners, for a time, where any process can read them."""
+
+    async def keep(self, text: str, size: int, scopes: frozenset[str], owner: Principal) -> str:
+        """Keep a text that is read in parts of `size` characters: the cursor of the second part.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
+
+    async def part(self, cursor: str, owner: Principal) -> TextPart | None:
+        """The part that a cursor stands for; `None` if the owner has none under it, or lacks a scope.
+
+        Raises:
+            Unavailable: as `keep`.
+        """
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """The facts of one call, gathered by the dispatcher or by a task's worker.
@@ -59,6 +89,8 @@ class Call:
     """Whether its handler takes answers that come without a question having been asked."""
     round: Idempotency | None = None
     """The round that this is, in an ordinary call."""
+    texts: Texts | None = None
+    """Keeps what is too long for a result."""
     step_threads: Threads | None = field(default=None, compare=False)
     """Bounds the threads of steps that are plain functions; `None`: the event loop's own bound of 40."""
 

@@ -11,6 +11,7 @@ import asyncio
 from types import TracebackType
 from typing import Final
 
+from roundgate.clock import Timer
 from roundgate.replay.branches import Branch
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import begin_limit
@@ -27,7 +28,7 @@ class TimeLimit:
         self._name = name
         self._seconds = seconds
         self._task: asyncio.Task[object] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._branch: Branch | None = None
         self._cancelling = 0
         self.has_fired = False
@@ -55,9 +56,7 @@ class TimeLimit:
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         self._branch.scopes += (self,)
         left_s = (self.until_ms - self._run.clock.now_ms()) / 1000
-        self._timer = asyncio.get_running_loop().call_later(
-            left_s if left_s > 0 else LATE_S, self.fire
-        )
+        self._timer = self._run.clock.call_later(left_s if left_s > 0 else LATE_S, self.fire)
         return self
 
     async def __aexit__(

@@ -14,8 +14,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from roundgate.clock import Clock
 from roundgate.replay.branches import Branch
 
 QUIET_TURNS: Final = 10
@@ -34,19 +36,33 @@ class Parked:
 class Quiescence:
     """What is busy in one run, and what waits."""
 
-    __slots__ = ("_activity", "_hold_s", "_in_flight", "_on_rest", "_watching", "parked")
+    __slots__ = (
+        "_activity",
+        "_clock",
+        "_hold_s",
+        "_in_flight",
+        "_on_rest",
+        "_sleeping",
+        "_watching",
+        "parked",
+    )
 
-    def __init__(self, on_rest: Callable[[], None], hold_s: Callable[[], float]) -> None:
+    def __init__(
+        self, on_rest: Callable[[], None], hold_s: Callable[[], float], clock: Clock
+    ) -> None:
         """A watch over one run.
 
         Args:
             on_rest: called once all branches wait.
             hold_s: says for how many more seconds it is worth waiting before that, because something will go on soon.
+            clock: whose time passes meanwhile.
         """
         self._on_rest = on_rest
         self._hold_s = hold_s
+        self._clock = clock
         self.parked: dict[Parked, None] = {}
         self._in_flight = 0
+        self._sleeping = 0
         self._activity = 0
         self._watching = False
 
@@ -68,6 +84,17 @@ class Quiescence:
         self._in_flight -= 1
         self.stir()
 
+    async def sleep(self, seconds: float) -> None:
+        """Wait in this process. It counts as busy: the run does not come to rest before."""
+        self._in_flight += 1
+        self._sleeping += 1
+        self.stir()
+        try:
+            await self._clock.sleep(seconds)
+        finally:
+            self._sleeping -= 1
+            self.end()
+
     async def park(
         self, branch: Branch, until_ms: int | None = None, for_ms: float | None = None
     ) -> None:
@@ -80,7 +107,9 @@ class Quiescence:
         one = Parked(branch, until_ms, loop.create_future())
         self.parked[one] = None
         timer = (
-            None if for_ms is None else loop.call_later(max(0.0, for_ms) / 1000, _wake, one.future)
+            None
+            if for_ms is None
+            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(_wake, one.future))
         )
         self.stir()
         try:
@@ -106,19 +135,24 @@ class Quiescence:
     def stir(self) -> None:
         """Something happened: count quiet turns of the event loop from the start, if any branch waits."""
         self._activity += 1
-        if self.parked and not self._watching:
+        if (self.parked or self._sleeping) and not self._watching:
             self._watching = True
             asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
 
     def _watch(self, seen: int, turns: int) -> None:
         loop = asyncio.get_running_loop()
-        if self._in_flight or not self.parked:
+        if self._in_flight > self._sleeping or not (self.parked or self._sleeping):
             self._watching = False  # the end of what moves stirs again
         elif seen != self._activity or turns:
             left = turns - 1 if seen == self._activity else QUIET_TURNS
             loop.call_soon(self._watch, self._activity, left)
+        elif self._sleeping:
+            self._watching = self._clock.pass_time()
+            if self._watching:
+                loop.call_soon(self._watch, self._activity, QUIET_TURNS)
         elif (hold_s := self._hold_s()) > 0:
-            loop.call_later(hold_s, self._watch, self._activity, QUIET_TURNS)
+            after_s = 0 if self._clock.pass_time() else hold_s
+            loop.call_later(after_s, self._watch, self._activity, QUIET_TURNS)
         else:
             self._watching = False
             self._on_rest()

@@ -230,7 +230,7 @@ class Run:
     def quiescence(self) -> Quiescence:
         """What is busy and what waits; made with the first call of the engine, because most handlers make none."""
         if self._made_quiescence is None:
-            self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s)
+            self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s, self.clock)
         return self._made_quiescence
 
     @property

@@ -14,7 +14,7 @@ from roundgate.replay.learning import in_order, learn
 from roundgate.replay.remembering import be_admitted, compare, remember
 from roundgate.replay.run import Run
 from roundgate.replay.scopes import within_scopes
-from roundgate.replay.steps import ONCE, Options, Task, attempt, check_return, outcome_of
+from roundgate.replay.steps import ONCE, WATCH, Options, Task, attempt, check_return, outcome_of
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
 
 SLOWER: Final = 1.25
@@ -132,10 +132,12 @@ async def _run_step(
 ) -> Entry | None:
     """Run a step; returns what is remembered of it, or `None` if nothing is."""
     with run.quiescence.moving():
-        begun_ms = run.clock.monotonic_ms()
+        watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
         if options.at_most_once:
             await remember(run, Began(task.key, task.what))
             await be_admitted(run)  # to write that may have taken longer than the lease lasts
+        if watch is not None:
+            await watch.begins(task.key)
         entry: Finished | Raised | None = None
         try:
             with inside(InStep(run.owner, task.key)):
@@ -144,7 +146,12 @@ async def _run_step(
                 )
         finally:
             run.note_step(run.clock.monotonic_ms() - begun_ms, has_ended=entry is not None)
-        return await _note(run, branch, entry, options, attempts + 1, only_values=only_values)
+        if watch is not None:
+            await watch.has_run(task.key)
+        noted = await _note(run, branch, entry, options, attempts + 1, only_values=only_values)
+        if watch is not None:
+            await watch.is_remembered(task.key)
+        return noted
 
 
 async def _note(

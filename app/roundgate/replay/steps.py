@@ -8,9 +8,10 @@ import logging
 import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from roundgate.aio import Threads
@@ -49,6 +50,23 @@ class Options:
 
 
 ONCE: Final = Options()
+
+
+class StepWatch(Protocol):
+    """Is told of each step of the runs in its context. It is for tests: one that does not return has ended the run's
+    process, as far as its steps can tell."""
+
+    async def begins(self, key: str) -> None:
+        """The function is about to be called."""
+
+    async def has_run(self, key: str) -> None:
+        """It has ended, and nothing is remembered of it yet."""
+
+    async def is_remembered(self, key: str) -> None:
+        """Its outcome is remembered."""
+
+
+WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", default=None)
 
 
 @dataclass(frozen=True, slots=True)

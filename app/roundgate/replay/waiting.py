@@ -6,7 +6,6 @@ a task frees its worker.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
@@ -147,5 +146,4 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
 
 
 async def _wait_here(run: Run, for_ms: float) -> None:
-    with run.quiescence.moving():
-        await asyncio.sleep(max(0.0, for_ms) / 1000)
+    await run.quiescence.sleep(max(0.0, for_ms) / 1000)

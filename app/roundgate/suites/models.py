@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
-
-from roundgate.config import Model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 ClientFailure: TypeAlias = Literal[
     "AnswerInvalid", "AuthorizationFailed", "BadAnswer", "ConnectionLost", "HttpRefused", "NoCommonVersion",
@@ -30,13 +28,13 @@ def _shape(value: Any) -> str | None:
         return "<text>"
     if isinstance(value, list):
         return "<list>"
-    return "<mapping>" if isinstance(value, Mapping | Model) else None
+    return "<mapping>" if isinstance(value, Mapping | SuiteModel) else None
 
 
-class SuiteModel(Model):
-    """Base of the models of a suite."""
+class SuiteModel(BaseModel):
+    """Base: frozen, and a misspelt field is an error."""
 
-    model_config = ConfigDict(serialize_by_alias=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Server(SuiteModel):

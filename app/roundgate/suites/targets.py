@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
-from roundgate.errors import ConnectionLost, UsageError
+from roundgate.errors import ConnectionLost, PortTaken, UsageError
 
 _STOP_S: Final = 15.0
 _TAIL_BYTES: Final = 4_096
@@ -72,7 +72,7 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
             try:
                 try:
                     await process.start()
-                except _PortTaken:
+                except PortTaken:
                     if attempt < _ATTEMPTS:
                         continue
                     raise ConnectionLost("No free port was found for the server") from None
@@ -80,10 +80,6 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
                 return
             finally:
                 await process.end()
-
-
-class _PortTaken(Exception):
-    """Another process was quicker."""
 
 
 class _Process:
@@ -110,7 +106,7 @@ class _Process:
                     if self._process.returncode is not None:
                         said = self._tail()
                         if "address already in use" in said.lower():
-                            raise _PortTaken
+                            raise PortTaken
                         raise ConnectionLost(
                             f"{words[0]} ended with status {self._process.returncode} before it served:\n{said}"
                         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from roundgate.backends import Catalog, CatalogSource, ServedTool
@@ -22,7 +22,7 @@ from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
 from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp
 from roundgate.metrics import Metrics, NoMetrics
-from roundgate.replay import JOURNAL_VERSION, Call, Context, Failed, Publish
+from roundgate.replay import JOURNAL_VERSION, Call, Context, Failed, Publish, Texts
 from roundgate.storage import (
     Claimed,
     Move,
@@ -61,8 +61,11 @@ class Worker:
         skew_s: float = 5.0,
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
+        texts: Callable[[str], Texts] | None = None,
     ) -> None:
-        """`skew_s` is by how much the clocks of those who share the store may differ, unless `config` says so."""
+        """`texts` keeps what is too long for a result of a view. `skew_s` is by how much the clocks of those who share
+        the store may differ, unless `config` says so."""
+        self._texts = texts
         self._catalogs = catalogs
         self._store = store
         self._clock = clock
@@ -236,6 +239,7 @@ class Worker:
             deadline=deadline,
             publish=self._publish,
             task_id=ref.id,
+            texts=None if self._texts is None else self._texts(task_call.view),
         )
 
     async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
@@ -256,8 +260,6 @@ class Worker:
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
         context = Context(running.checkpointer.run)
         with self._tracing.turn(task_call.tool, task_call.origin) as span:
-            outcome = await running.outcome(
-                lambda: served.tool.call(context, dict(task_call.arguments))
-            )
+            outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
         return outcome

@@ -95,7 +95,8 @@ class Field:
         shown = (
             default if isinstance(default, str) else "" if default is None else json.dumps(default)
         )
-        text = await prompts.text(self._label(), shown, check)
+        is_secret = self.schema.get("format") == "password" or self.schema.get("writeOnly") is True
+        text = await prompts.text(self._label(), shown, check, is_secret=is_secret)
         return None if not text and not self.is_required else self._value(text)
 
     def _label(self) -> str:

@@ -44,8 +44,19 @@ class Prompts:
         for line in text.split("\n"):
             say(line, to=sys.stderr)
 
-    async def text(self, label: str, default: str = "", check: Check = lambda text: None) -> str:
-        """One text; Alt-Enter begins a new line in it. Nothing that `check` finds fault with is taken."""
+    async def text(
+        self,
+        label: str,
+        default: str = "",
+        check: Check = lambda text: None,
+        *,
+        is_secret: bool = False,
+    ) -> str:
+        """One text; Alt-Enter begins a new line in it. Nothing that `check` finds fault with is taken.
+
+        Args:
+            is_secret: stars are shown in place of what is typed.
+        """
         with create_app_session(self._keys, self._screen):
             session: PromptSession[str] = PromptSession(key_bindings=_newlines(), multiline=False)
             return await session.prompt_async(
@@ -53,6 +64,7 @@ class Prompts:
                 default=default,
                 validator=_Checked(check),
                 validate_while_typing=False,
+                is_password=is_secret,
             )
 
     async def choice(self, label: str, options: Sequence[str], default: int = 0) -> int:

@@ -9,6 +9,7 @@ from roundgate.lazy import face
 if TYPE_CHECKING:
     from roundgate.storage.sqlite.database import Database as Database
     from roundgate.storage.sqlite.database import SqliteOnce as SqliteOnce
+    from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
     from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
     from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
     from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
@@ -16,7 +17,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".database": "Database SqliteOnce",
+            ".database": "Database SqliteOnce connect_in_memory",
             ".queue": "SqliteQueue",
             ".sessions": "SqliteSessions",
             ".tasks": "SqliteTasks",

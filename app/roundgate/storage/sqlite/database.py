@@ -202,6 +202,15 @@ class Database:
         return db
 
 
+def connect_in_memory() -> sqlite3.Connection:
+    """A connection to a new database in memory, with all tables. It is gone when the connection is closed."""
+    path = Path(":memory:")
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.execute("pragma foreign_keys = on")
+    _migrate(db, path)
+    return db
+
+
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
     """Everything inside happens, or nothing. Waits for other writers when it begins, so that it cannot fail halfway."""

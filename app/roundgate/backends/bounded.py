@@ -1,0 +1,157 @@
+"""A bound on what a tool returns to the model: the beginning, and a cursor for the rest.
+
+    a tool with max_result ──▶ text of 95,000 characters ──▶ rows of the caller, for a time
+                                     └─▶ the first 20,000, and "call read_more with cursor …"
+    read_more {cursor}     ──▶ the next 20,000, and so on
+
+Nothing is cut off silently: what cannot be kept is said to be lost. The rows are in the store, so any process reads
+them, for the same caller at the same view, with the scopes that the tool needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from roundgate import json
+from roundgate.auth import Principal
+from roundgate.backends.base import Returned, Tool
+from roundgate.clock import Clock
+from roundgate.config import LimitsConfig
+from roundgate.errors import ToolError, Unavailable
+from roundgate.protocol import ABSENT, TextContent, ToolResult
+from roundgate.replay import Context, TextPart, run_of
+from roundgate.storage import SessionStore
+
+READ_MORE: Final = "read_more"
+CHUNK: Final = 50_000
+"""Characters of one row: at most 200 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTexts:
+    """Long texts in the store (`roundgate.replay.Texts`)."""
+
+    rows: SessionStore
+    clock: Clock
+    limits: LimitsConfig
+    view: str = ""
+
+    async def keep(self, text: str, size: int, scopes: frozenset[str], owner: Principal) -> str:
+        """See `Texts`."""
+        text_id, kept = self.clock.new_id(), text[: self.limits.max_kept_chars]
+        forget_ms = self.clock.now_ms() + int(self.limits.kept_results_s * 1000)
+        facts = [len(text), len(kept), size, sorted(scopes)]
+        chunks = [kept[start : start + CHUNK] for start in range(0, len(kept), CHUNK)]
+        await asyncio.gather(
+            *(
+                self.rows.put_new(
+                    self._key(owner, text_id, number), json.encode([*facts, chunk]), forget_ms
+                )
+                for number, chunk in enumerate(chunks)
+            )
+        )
+        return f"{text_id}.{size}"
+
+    async def part(self, cursor: str, owner: Principal) -> TextPart | None:
+        """See `Texts`."""
+        text_id, _, number = cursor.partition(".")
+        if not (number.isascii() and number.isdigit() and len(number) < 10) or len(text_id) > 64:
+            return None
+        start = int(number)
+        row = await self.rows.read(self._key(owner, text_id, start // CHUNK))
+        if row is None:
+            return None
+        total, kept, size, scopes, text = json.decode(row.value)
+        if not owner.scopes.issuperset(scopes):
+            return None
+        text = text[start % CHUNK :][:size]
+        while text and len(text) < size and start + len(text) < kept:  # a part of several rows
+            row = await self.rows.read(self._key(owner, text_id, (start + len(text)) // CHUNK))
+            if row is None:
+                return None
+            text += json.decode(row.value)[4][: size - len(text)]
+        end = start + len(text)
+        if not text:
+            return None
+        return TextPart(text, start, total, f"{text_id}.{end}" if end < kept else None)
+
+    def _key(self, owner: Principal, text_id: str, number: int) -> str:
+        return f"text.{json.digest([*owner.identity, self.view])}.{text_id}.{number}"
+
+
+async def bounded(
+    returned: Returned, limit: int, scopes: frozenset[str], context: Context
+) -> Returned:
+    """What a tool returned, with at most so many characters of text; `scopes` are those that reading the rest needs."""
+    if not isinstance(returned, ToolResult):
+        return returned
+    text = _text_of(returned)
+    if len(text) <= limit:
+        structured = returned.structured_content
+        if structured is ABSENT or len(written := json.encode(structured).decode()) <= limit:
+            return returned
+        text = written
+    call = run_of(context).call
+    cursor = None
+    if call.texts is not None:
+        try:
+            cursor = await call.texts.keep(text, limit, scopes, call.principal)
+        except Unavailable:
+            cursor = None
+    first = TextPart(text[:limit], 0, len(text), cursor)
+    others = [one for one in returned.content if not isinstance(one, (TextContent, str))]
+    return replace(
+        returned, content=(TextContent(_shown(first)), *others), structured_content=ABSENT
+    )
+
+
+def reading_tool() -> Tool:
+    """The tool that returns the rest."""
+    cursor = {"type": "string", "maxLength": 100, "description": "From the end of a result."}
+    definition = {
+        "name": READ_MORE,
+        "description": "Read on in a result that was too long. Its end says with which cursor.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"cursor": cursor},
+            "required": ["cursor"],
+            "additionalProperties": False,
+        },
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    }
+    return Tool(definition, _read_more)
+
+
+async def _read_more(context: Context, arguments: dict[str, Any]) -> Returned:
+    call = run_of(context).call
+    part = None
+    if call.texts is not None:
+        part = await call.texts.part(arguments["cursor"], call.principal)
+    if part is None:
+        raise ToolError(
+            "There is nothing to read under this cursor, or no more; call the tool again whose result it was"
+        )
+    return ToolResult((TextContent(_shown(part)),))
+
+
+def _text_of(result: ToolResult) -> str:
+    return "\n".join(
+        one if isinstance(one, str) else one.text
+        for one in result.content
+        if isinstance(one, (TextContent, str))
+    )
+
+
+def _shown(part: TextPart) -> str:
+    """A part, and how to read on."""
+    end = part.start + len(part.text)
+    where = f"Characters {part.start:,} to {end:,} of {part.total:,}"
+    if part.next_cursor is not None:
+        how = f'{where}. To read on, call {READ_MORE} with {{"cursor": "{part.next_cursor}"}}'
+    elif end < part.total:
+        how = f"{where}. The rest could not be kept; ask for less at once"
+    else:
+        how = f"{where}. This is the end"
+    return f"{part.text}\n\n[{how}]"

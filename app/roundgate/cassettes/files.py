@@ -1,0 +1,116 @@
+"""Cassettes in files: YAML, or JSON if the name ends so. Reading is bounded, writing replaces the file at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from roundgate.cassettes.document import interaction_document, of_document, to_document
+from roundgate.cassettes.model import Cassette
+from roundgate.cassettes.paths import dotted
+from roundgate.cassettes.yaml_text import dump, visible
+from roundgate.config import yaml_file
+from roundgate.errors import ConfigError, Problem, UsageError
+from roundgate.logs import escaped
+
+MAX_BYTES: Final = 32 * 1024 * 1024
+"""How large a cassette may be."""
+
+
+def read(path: Path) -> Cassette:
+    """Read a cassette.
+
+    Raises:
+        ConfigError: it cannot be read or is none, with every problem: line, what, remedy.
+    """
+    _check_size(path)
+    located = yaml_file.read(path)
+    cassette, found = of_document(located.value)
+    if found:
+        raise ConfigError([_problem(located, at, what, remedy) for at, what, remedy in found])
+    return cassette
+
+
+def _problem(
+    located: yaml_file.Located, at: tuple[str | int, ...], what: str, remedy: str
+) -> Problem:
+    where = escaped(dotted(at)) or "(file)"
+    return Problem(str(located.file), where, escaped(what), escaped(remedy), located.line(at))
+
+
+def _check_size(path: Path) -> None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        what, remedy = error.strerror or "cannot be read", "give the path of a cassette"
+    else:
+        if not stat.S_ISREG(found.st_mode):
+            what, remedy = "is no file", "give the path of a cassette"
+        elif found.st_size > MAX_BYTES:
+            what = f"has {found.st_size} bytes, and a cassette has at most {MAX_BYTES}"
+            remedy = "record less in one cassette"
+        elif path.suffix != ".json" and _has_alias(path):
+            what, remedy = "has an alias (*name)", "write the value out where it is used"
+        else:
+            return
+    raise ConfigError([Problem(str(path), "(file)", what, remedy)])
+
+
+def _has_alias(path: Path) -> bool:
+    """Whether YAML refers to itself, so that a few lines may stand for a value without end."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return any(
+            isinstance(one, yaml.AliasEvent) for one in yaml.parse(path.read_bytes(), loader)
+        )
+    except (yaml.YAMLError, RecursionError):
+        return False  # whoever reads it says where
+
+
+def write(cassette: Cassette, path: Path) -> None:
+    """Write a cassette, all of it or nothing.
+
+    Raises:
+        UsageError: the file cannot be written, or would be larger than a cassette may be.
+    """
+    text = as_text(cassette, is_json=path.suffix == ".json").encode()
+    if len(text) > MAX_BYTES:
+        raise UsageError(
+            f"{path}: the conversation takes {len(text)} bytes, and a cassette has at most {MAX_BYTES}"
+        )
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(text)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def as_text(cassette: Cassette, *, is_json: bool = False) -> str:
+    """What stands in the file."""
+    if is_json:
+        text = json.dumps(to_document(cassette), indent=2, ensure_ascii=False)
+        return "".join(f"{escaped(line)}\n" for line in text.split("\n"))
+    return "\n".join(_lines(cassette)) + "\n"
+
+
+def _lines(cassette: Cassette) -> Iterator[str]:
+    document = to_document(cassette)
+    del document["interactions"]
+    yield from dump(document)
+    if not cassette.interactions:
+        yield "interactions: []"
+        return
+    yield "interactions:"
+    for number, one in enumerate(cassette.interactions, 1):
+        yield ""
+        yield f"  # {number}: {visible(one.title[:80])}"
+        yield from dump([interaction_document(one)], 2)

@@ -1,0 +1,109 @@
+"""The fixture `cassette` for pytest: a test talks to a server once, and to what was recorded ever after.
+
+    async def test_refund(cassette):
+        async with cassette.client("http://127.0.0.1:8000/mcp") as client:
+            assert (await client.call("refund", order=7, answers={"go": True})).value == "Refunded"
+
+The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` says what becomes of it:
+
+    once     recorded if there is none, else replayed (the default)
+    replay   replayed; a test without one fails, as it should in CI
+    record   recorded anew
+    verify   the server is asked, and the test fails where it does not answer as recorded
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from roundgate.cassettes.recorder import Recorder
+    from roundgate.client import Client, Transport
+
+MODES: Final = ("once", "replay", "record", "verify")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that says what becomes of cassettes."""
+    parser.getgroup("cassettes").addoption(
+        "--cassettes",
+        choices=MODES,
+        default="once",
+        help="what becomes of the fixture cassette (default: once: recorded if there is none)",
+    )
+
+
+class CassetteOfTest:
+    """The cassette of one test. `redact` and `ignore` may be set before the first client is made."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self.path = path
+        self.redact: Sequence[str] = ()
+        self.ignore: Sequence[str] = ()
+        self.secrets: Mapping[str, str] = {}
+        self._mode = mode
+        self._recorder: Recorder | None = None
+        if mode == "once":
+            self._mode = "replay" if path.exists() else "record"
+
+    @property
+    def needs_server(self) -> bool:
+        """Whether the server is asked: a fixture need not start one if not."""
+        return self._mode != "replay"
+
+    def transport(self, url: str) -> Transport:
+        """What a client of this server sends through; one for a test."""
+        from roundgate.cassettes import Player, Recorder
+
+        if not self.needs_server:
+            if not self.path.exists():
+                pytest.fail(
+                    f"{self.path} is not there: run the test with --cassettes=record, and commit it",
+                    pytrace=False,
+                )
+            return Player(self.path)
+        if self._recorder is not None:
+            raise RuntimeError("a cassette holds one conversation: one client for each test")
+        self._recorder = Recorder(
+            None, url, redact=self.redact, ignore=self.ignore, secrets=self.secrets
+        )
+        return self._recorder
+
+    def client(self, url: str, **options: Any) -> Client:
+        """A client of this server, or of what was recorded of it."""
+        from roundgate.client import Client
+
+        return Client(url, transport=self.transport(url), **options)
+
+    def finish(self) -> None:
+        """Write what was recorded, or compare it."""
+        from roundgate.cassettes import differences, read, write
+
+        if self._recorder is None:
+            return
+        if self._mode == "record":
+            write(self._recorder.cassette, self.path)
+            return
+        if not self.path.exists():
+            pytest.fail(f"{self.path} is not there: record it first", pytrace=False)
+        found = differences(read(self.path), self._recorder.cassette)
+        if found:
+            told = "\n".join([f"{self.path}: the server does not answer as recorded", *found])
+            pytest.fail(told, pytrace=False)
+
+
+@pytest.fixture
+def cassette(request: pytest.FixtureRequest) -> Iterator[CassetteOfTest]:
+    """The cassette of this test; written, or compared, when the test has passed."""
+    name = re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
+    path = request.path.parent / "cassettes" / request.path.stem / f"{name}.yaml"
+    found = CassetteOfTest(path, request.config.getoption("--cassettes"))
+    failures = request.session.testsfailed
+    yield found
+    if request.session.testsfailed == failures:
+        found.finish()

@@ -1,0 +1,135 @@
+"""Secrets of a conversation, taken out before anything is written: by path, by value, and what a schema calls secret.
+
+A secret stands in the cassette as `${secret:NAME}`; whoever replays it gives its value in the environment variable
+NAME. A value that was taken out in one place is taken out wherever it comes up again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from roundgate.cassettes.paths import Path, any_matches
+from roundgate.cassettes.tape import Exchange, Tape, decoded_body
+
+_SHORTEST_ELSEWHERE: Final = 4
+
+
+class Hidden(str):
+    """A placeholder that stands for a secret: no text of the conversation any more."""
+
+    __slots__ = ()
+
+
+class Redactor:
+    """Finds the secrets of a whole conversation, and takes them out of its messages."""
+
+    def __init__(self, tape: Tape, paths: Sequence[str]) -> None:
+        self._paths = tuple(paths)
+        self._names: dict[str, str] = dict(tape.secrets)
+        self._of_tools: dict[str, list[Path]] = {}
+        self._of_questions: dict[str, list[Path]] = {}
+        for exchange in tape.exchanges:
+            self._collect(exchange)
+
+    def _collect(self, exchange: Exchange) -> None:
+        self.hidden(exchange.message)
+        for message in said(exchange):
+            self._learn_schemas(message)
+            self.hidden(message)
+
+    def _learn_schemas(self, message: Any) -> None:
+        if not isinstance(message, dict):
+            return
+        result = message.get("result")
+        result = result if isinstance(result, dict) else {}
+        tools = result.get("tools")
+        for tool in tools if isinstance(tools, list) else ():
+            if isinstance(tool, dict) and (found := _secret_fields(tool.get("inputSchema"))):
+                self._of_tools[str(tool.get("name"))] = found
+        asked = result.get("inputRequests")
+        for key, question in asked.items() if isinstance(asked, dict) else ():
+            self._learn_question(str(key), question)
+        if message.get("method") == "elicitation/create":
+            self._learn_question(f"#{message.get('id')}", message)
+
+    def _learn_question(self, key: str, question: Any) -> None:
+        params = question.get("params") if isinstance(question, dict) else None
+        schema = params.get("requestedSchema") if isinstance(params, dict) else None
+        if found := _secret_fields(schema):
+            self._of_questions[key] = found
+
+    def hidden(self, message: Any) -> Any:
+        """A message without the values whose place says that they are secret."""
+        return self._hidden(message, (), self._places(message))
+
+    def _places(self, message: Any) -> list[Path]:
+        """Where in this very message secrets are."""
+        if not isinstance(message, dict):
+            return []
+        params = message.get("params")
+        if not isinstance(params, dict):
+            fields = self._of_questions.get(f"#{message.get('id')}", [])
+            return [("result", "content", *field) for field in fields]
+        of_tool = self._of_tools.get(str(params.get("name")), [])
+        found: list[Path] = [("params", "arguments", *field) for field in of_tool]
+        given = params.get("inputResponses")
+        for key in given if isinstance(given, dict) else ():
+            fields = self._of_questions.get(str(key), [])
+            found += [("params", "inputResponses", key, "content", *field) for field in fields]
+        return found
+
+    def _hidden(self, value: Any, path: Path, places: Sequence[Path]) -> Any:
+        if path and (path in places or any_matches(self._paths, path)):
+            return self._named(value, path)
+        if isinstance(value, dict):
+            return {key: self._hidden(item, (*path, key), places) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._hidden(item, (*path, at), places) for at, item in enumerate(value)]
+        return value
+
+    def _named(self, value: Any, path: Path) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        member = next((str(one) for one in reversed(path) if isinstance(one, str)), "VALUE")
+        name = "CASSETTE_" + (re.sub(r"[^A-Za-z0-9]+", "_", member).strip("_").upper() or "VALUE")
+        if isinstance(value, (dict, list)):
+            return Hidden(f"${{secret:{name}}}")
+        text = str(value)
+        if text not in self._names:
+            taken = set(self._names.values())
+            names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
+            self._names[text] = next(one for one in names if one not in taken)
+        return Hidden(f"${{secret:{self._names[text]}}}")
+
+    def elsewhere(self) -> Mapping[str, str]:
+        """Values that must not stand in any text, and the placeholders to put there."""
+        return {
+            value: f"${{secret:{name}}}"
+            for value, name in self._names.items()
+            if len(value) >= _SHORTEST_ELSEWHERE
+        }
+
+
+def said(exchange: Exchange) -> Iterator[Any]:
+    """Each message that the server said in an exchange."""
+    if exchange.events is not None:
+        yield from (event.message for event in exchange.events)
+    else:
+        yield decoded_body(exchange)[0]
+
+
+def _secret_fields(schema: Any, path: Path = ()) -> list[Path]:
+    """The members of an object that its schema calls secret: passwords, and what is only ever written."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    found: list[Path] = []
+    if not isinstance(properties, dict) or len(path) > 8:
+        return found
+    for name, one in properties.items():
+        if isinstance(one, dict):
+            if one.get("format") == "password" or one.get("writeOnly") is True:
+                found.append((*path, name))
+            else:
+                found += _secret_fields(one, (*path, name))
+    return found

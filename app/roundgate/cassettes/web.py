@@ -1,0 +1,197 @@
+"""A small HTTP/1.1 server for a cassette that plays, or a proxy that records: one request a connection, bounded.
+
+It can do what a real one never should: say nothing, or stop in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+from roundgate.carrier import carrier
+from roundgate.cassettes.standin import Reply
+from roundgate.errors import RequestMalformed, UsageError
+
+_MAX_HEAD: Final = 64 * 1024
+_MAX_BODY: Final = 32 * 1024 * 1024
+_MAX_CONNECTIONS: Final = 256
+_READ_S: Final = 60.0
+_HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_REASONS: Final = {200: "OK", 202: "Accepted", 204: "No Content"}
+
+
+@carrier
+class Asked:
+    """One HTTP request."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+Answerer = Callable[[Asked], Awaitable[Reply | None]]
+
+
+def address(text: str) -> tuple[str, int]:
+    """`127.0.0.1:0` → host and port.
+
+    Raises:
+        UsageError: it is none.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(f"--listen {text}: give host and port, such as 127.0.0.1:8100")
+    return host.strip("[]"), int(port)
+
+
+@asynccontextmanager
+async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int, None]:
+    """Serve until the block ends; the port is the one that was had.
+
+    Raises:
+        UsageError: nothing can listen there.
+    """
+    server = _Server(answer)
+    try:
+        listening = await asyncio.start_server(server.connected, host, port, limit=_MAX_HEAD)
+    except OSError as error:
+        raise UsageError(f"--listen {host}:{port}: {error.strerror or error}") from None
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.close)
+        stack.callback(listening.close)
+        yield listening.sockets[0].getsockname()[1]
+
+
+class _Server:
+    def __init__(self, answer: Answerer) -> None:
+        self._answer = answer
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            if len(self._open) > _MAX_CONNECTIONS:
+                await _refuse(writer, RequestMalformed(503, "too many connections"))
+            else:
+                await self._converse(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the client hung up, or took too long
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def close(self) -> None:
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_READ_S):
+                asked = await _read(reader)
+        except RequestMalformed as error:
+            await _refuse(writer, error)
+            return
+        reply = await _or_hung_up(self._answer(asked), reader)
+        if reply is None:
+            writer.transport.abort()
+            return
+        if reply.stream is None:
+            await _send_whole(writer, reply)
+            return
+        async with aclosing(reply.stream):
+            await _or_hung_up(_send_stream(writer, reply), reader)
+
+
+async def _or_hung_up(work: Awaitable[Reply | None], reader: asyncio.StreamReader) -> Reply | None:
+    """What comes of some work; `None`, and the work cancelled, once the client has hung up."""
+    task = asyncio.ensure_future(work)
+    hung_up = asyncio.ensure_future(reader.read(1))
+    try:
+        await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for one in (task, hung_up):
+            one.cancel()
+        await asyncio.gather(task, hung_up, return_exceptions=True)
+
+
+async def _read(reader: asyncio.StreamReader) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head[:-4].split("\r\n")
+    method, _, rest = first.partition(" ")
+    target, _, version = rest.partition(" ")
+    if not version.startswith("HTTP/1.") or not target.startswith("/"):
+        raise RequestMalformed(400, "this is no HTTP/1.1 request")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or name.strip() != name or not name:
+            raise RequestMalformed(400, "a header is malformed")
+        headers[name.lower()] = value.strip()
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).hostname not in _HERE:
+        raise RequestMalformed(403, "pages of other origins may not send requests here")
+    return Asked(method, target, headers, await _body(reader, headers))
+
+
+async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return await _chunked(reader)
+    length = headers.get("content-length", "0")
+    if not length.isascii() or not length.isdigit() or int(length[:12]) > _MAX_BODY:
+        raise RequestMalformed(413, "the body is too long")
+    return await reader.readexactly(int(length))
+
+
+async def _chunked(reader: asyncio.StreamReader) -> bytes:
+    body = bytearray()
+    while True:
+        try:
+            size = int((await reader.readuntil(b"\r\n")).split(b";")[0].strip(), 16)
+        except ValueError:
+            raise RequestMalformed(400, "a chunk is malformed") from None
+        if size < 0 or len(body) + size > _MAX_BODY:
+            raise RequestMalformed(413, "the body is too long")
+        body += await reader.readexactly(size)
+        await reader.readuntil(b"\r\n")
+        if size == 0:
+            return bytes(body)
+
+
+async def _refuse(writer: asyncio.StreamWriter, error: RequestMalformed) -> None:
+    kind = {"content-type": "text/plain"}
+    await _send_whole(writer, Reply(error.status, kind, f"{error}\n".encode()))
+
+
+def _head(reply: Reply, framing: str) -> bytes:
+    lines = [f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Said')}", framing]
+    lines += [f"{name}: {value}" for name, value in reply.headers.items()]
+    clean = [line.replace("\r", " ").replace("\n", " ") for line in lines]
+    return "\r\n".join([*clean, "Connection: close", "", ""]).encode("latin-1", "replace")
+
+
+async def _send_whole(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    body = reply.body[: len(reply.body) // 2] if reply.is_cut else reply.body
+    writer.write(_head(reply, f"Content-Length: {len(reply.body)}") + body)
+    with suppress(OSError):
+        await writer.drain()
+
+
+async def _send_stream(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    writer.write(_head(reply, "Transfer-Encoding: chunked"))
+    await writer.drain()
+    assert reply.stream is not None
+    async for data in reply.stream:
+        if data:
+            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            await writer.drain()
+    if not reply.is_cut:
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()

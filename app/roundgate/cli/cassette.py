@@ -1,0 +1,263 @@
+"""`roundgate cassette record|verify|serve|show|schema`: conversations in files.
+
+The exit status is 0 for a server that still answers as recorded, 1 if it does not, 2 for wrong usage or a file that is
+no cassette.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from roundgate.cassettes import (
+    RULES,
+    SCHEMA,
+    Asked,
+    Cassette,
+    Outcome,
+    Proxy,
+    Recorder,
+    Reply,
+    Rule,
+    StandIn,
+    Verifier,
+    address,
+    check_paths,
+    parse_faults,
+    read,
+    secret_names,
+    serving,
+    write,
+)
+from roundgate.cli import remote
+from roundgate.cli.terminal import say
+from roundgate.client import Bearer
+from roundgate.errors import ConfigError, GatewayError, UsageError
+from roundgate.logs import escaped
+
+_OF_SERVERS = ("lost", "cut", "delay")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what is asked with a cassette."""
+    try:
+        return asyncio.run(_ACTIONS[arguments.action](arguments))
+    except ConfigError as error:
+        for line in str(error).splitlines():
+            say(line, to=sys.stderr)
+        return remote.USAGE
+    except KeyboardInterrupt:
+        return remote.INTERRUPTED
+    except GatewayError as error:
+        return remote.refused(error)
+
+
+async def _record(arguments: argparse.Namespace) -> int:
+    host, port = address(arguments.listen)
+    _writable(arguments.file)
+    recorder = Recorder(
+        arguments.file,
+        arguments.url,
+        rules=(*RULES, *map(_rule, arguments.rule)),
+        ignore=check_paths("--ignore", arguments.ignore),
+        redact=check_paths("--redact", arguments.redact),
+        secrets={name: _from_environment(name) for name in arguments.redact_env},
+    )
+    proxy = Proxy(arguments.url, recorder)
+    async with serving(proxy.answer, host, port) as port:
+        proxy.listens_at(_origin(host, port))
+        _tell(host, port, proxy.path, f"recorded in {arguments.file}; Ctrl-C ends it")
+        await _until_told()
+    await recorder.close()
+    say(f"{len(recorder.cassette.interactions)} interactions in {arguments.file}", to=sys.stderr)
+    return remote.DONE
+
+
+def _writable(path: Path) -> None:
+    """Found out before a conversation is held that could not be kept."""
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: choose another file")
+
+
+def _rule(text: str) -> Rule:
+    import re
+
+    name, equals, pattern = text.partition("=")
+    try:
+        matches_nothing = bool(re.compile(pattern).match(""))
+    except re.error as error:
+        raise UsageError(f"--rule {text}: this is no regular expression: {error}") from None
+    if not equals or not name.isascii() or not name.isalnum() or matches_nothing:
+        raise UsageError(f"--rule {text}: write it as NAME=PATTERN, such as order=ORD-[0-9]+")
+    return Rule(name, pattern=pattern)
+
+
+def _from_environment(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise UsageError(f"--redact-env {name}: this variable is not set")
+    return value
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    host, port = address(arguments.listen)
+    cassette = read(arguments.file)
+    faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_OF_SERVERS)
+    found: list[StandIn] = []
+
+    async def answer(asked: Asked) -> Reply | None:
+        return await found[0].answer(asked.method, asked.headers, asked.body)
+
+    async with serving(answer, host, port) as port:
+        origin = _origin(host, port)
+        found.append(StandIn(cassette, in_order=arguments.in_order, origin=origin, faults=faults))
+        _tell(host, port, "/mcp", f"answers from {arguments.file}; Ctrl-C ends it")
+        await _until_told()
+    return remote.DONE
+
+
+def _origin(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _tell(host: str, port: int, path: str, what: str) -> None:
+    print(f"{_origin(host, port)}{path}", flush=True)
+    say(what, to=sys.stderr)
+
+
+async def _until_told() -> None:
+    """Until Ctrl-C, or until somebody ends the process."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, RuntimeError):
+            loop.add_signal_handler(number, told.set)
+    await told.wait()
+
+
+async def _verify(arguments: argparse.Namespace) -> int:
+    cassette = read(arguments.file)
+    number = len(cassette.interactions)
+    only = set(arguments.only or range(1, number + 1))
+    if not only <= set(range(1, number + 1)):
+        raise UsageError(f"--only: the cassette has interactions 1 to {number}")
+    faults = parse_faults(arguments.fault, number)
+    ignore = (*cassette.ignore, *check_paths("--ignore", arguments.ignore))
+    recorder = _recorder(arguments, cassette) if arguments.update else None
+    verifier = Verifier(
+        replace(cassette, ignore=ignore),
+        arguments.urls,
+        transport=recorder,
+        auth=_token(arguments.token_env),
+        headers=[remote.header(one) for one in arguments.header],
+        timeout_s=arguments.timeout,
+        faults=faults,
+    )
+    differing = [one for one in await _outcomes(verifier) if one.number in only and one.differences]
+    if recorder is not None:
+        return _update(arguments, cassette, recorder, [one.number for one in differing])
+    return _report(differing, len(only))
+
+
+async def _outcomes(verifier: Verifier) -> list[Outcome]:
+    return [one async for one in verifier.run()]
+
+
+def _token(variable: str) -> Bearer | None:
+    token = os.environ.get(variable)
+    return Bearer(token) if token else None
+
+
+def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
+    if len(arguments.urls) > 1 or arguments.fault:
+        raise UsageError(
+            "--update takes one URL and no faults: what is recorded is how it should be"
+        )
+    secrets = {name: os.environ.get(name, "") for name in secret_names(cassette)}
+    return Recorder(
+        None,
+        arguments.urls[0],
+        rules=cassette.rules,
+        ignore=cassette.ignore,
+        redact=cassette.redact,
+        secrets=secrets,
+    )
+
+
+def _update(
+    arguments: argparse.Namespace, cassette: Cassette, recorder: Recorder, numbers: Sequence[int]
+) -> int:
+    fresh = recorder.cassette.interactions
+    if len(fresh) != len(cassette.interactions):
+        raise UsageError(
+            f"The conversation went another way ({len(fresh)} interactions instead of "
+            f"{len(cassette.interactions)}): record it anew, with the client"
+        )
+    interactions = [
+        fresh[at] if at + 1 in numbers else one for at, one in enumerate(cassette.interactions)
+    ]
+    if numbers:
+        write(replace(cassette, interactions=tuple(interactions)), arguments.file)
+    named = ", ".join(map(str, numbers)) or "nothing"
+    say(f"recorded again in {arguments.file}: {named}", to=sys.stderr)
+    return remote.DONE
+
+
+def _report(differing: Sequence[Outcome], looked_at: int) -> int:
+    for outcome in differing:
+        say(f"{outcome.number}: {outcome.title}")
+        for difference in outcome.differences:
+            for line in str(difference).splitlines():
+                say(f"  {line}")
+    if differing:
+        say(f"{len(differing)} of {looked_at} interactions differ", to=sys.stderr)
+        return remote.FAILED
+    say(f"{looked_at} interactions, each as recorded", to=sys.stderr)
+    return remote.DONE
+
+
+async def _show(arguments: argparse.Namespace) -> int:
+    for number, one in enumerate(read(arguments.file).interactions, 1):
+        print(number, escaped(one.title), escaped(_answered(one.response)), sep="\t")
+    return remote.DONE
+
+
+def _answered(response: Any) -> str:
+    if response is None:
+        return "no answer"
+    message: Any = response.message
+    if response.events is not None:
+        last = response.events[-1].message if response.events else None
+        message, before = last, f"{len(response.events)} events, "
+    else:
+        before = ""
+    if isinstance(message, dict) and isinstance(message.get("error"), dict):
+        return f"{before}error {message['error'].get('code')}: {message['error'].get('message')}"
+    result = message.get("result") if isinstance(message, dict) else None
+    if isinstance(result, dict):
+        kind = result.get("status") or result.get("resultType") or "complete"
+        return f"{before}{'tool error' if result.get('isError') else kind}"
+    return before.rstrip(", ") or f"HTTP {response.status}"
+
+
+async def _schema(_: argparse.Namespace) -> int:
+    print(json.dumps(SCHEMA, indent=2))
+    return remote.DONE
+
+
+_ACTIONS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, int]]] = {
+    "record": _record,
+    "verify": _verify,
+    "serve": _serve,
+    "show": _show,
+    "schema": _schema,
+}

@@ -1,0 +1,47 @@
+"""tools/list and tools/call where search stands for the list: a call through `call_tool` is one of the tool it names.
+
+What a call goes through after this, it goes through under the tool's own name: scopes, approvals, questions, tasks,
+once, and what there is for clients that can do less. A state or a task that comes of it is the tool's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roundgate.backends import Catalog
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Reply, Results
+from roundgate.methods.table import Tools
+from roundgate.methods.tools import invalid_arguments
+from roundgate.protocol import CallToolParams, ListParams, ToolResult
+
+
+class ThroughSearch:
+    """Tools behind a search; `call_tool` is the name of the one that others are called through."""
+
+    def __init__(self, tools: Tools, catalog: Catalog, call_tool: str, results: Results) -> None:
+        self._tools = tools
+        self._catalog = catalog
+        self._call_tool = call_tool
+        self._results = results
+
+    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+        """tools/list"""
+        return await self._tools.list(context, asked)
+
+    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+        """tools/call"""
+        if asked.name != self._call_tool:
+            return await self._tools.call(context, asked)
+        served = self._catalog.tool(asked.name)
+        if not served.arguments.is_valid(asked.arguments):
+            return self._results.tool(invalid_arguments(served, asked.arguments))
+        name = asked.arguments["name"]
+        if name not in self._catalog.tools or name == self._call_tool:
+            text = f"There is no tool {name[:64]!r}; search_tools finds the names"
+            return self._results.tool(ToolResult.error(text))
+        given = asked.arguments.get("arguments", {})
+        named = asked.model_copy(update={"name": name, "arguments": given})
+        # a client mirrors arguments as the schema says that it has seen, which is not the tool's
+        inbound = replace(context.inbound, headers=None, name=name)
+        return await self._tools.call(replace(context, inbound=inbound), named)

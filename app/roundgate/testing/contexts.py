@@ -1,0 +1,106 @@
+"""A context without a gateway, for unit tests that call a handler as the function it is.
+
+    with fake_context(answers={"confirm": {"go": True}}) as ctx:
+        assert await refund(ctx, order=7) == "refunded"
+
+It is the real engine, but for two things: questions are answered where they are asked, so the handler runs from the top
+only once, and time passes when the handler waits for nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from roundgate.auth import LOCAL, Principal
+from roundgate.client import Answers, AnswersLike, Question, answer_all
+from roundgate.clock import Deadline
+from roundgate.protocol import ClientCapabilities, Meta
+from roundgate.replay import Call, Context, Journal, Run, inside, number_tasks
+from roundgate.testing.clock import VirtualClock
+
+CAPABILITIES: Final[Mapping[str, Any]] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {"tools": {}},
+    "roots": {},
+}
+"""What the client can be asked unless it is said otherwise: everything."""
+
+
+@contextmanager
+def fake_context(
+    answers: AnswersLike = None,
+    *,
+    principal: Principal = LOCAL,
+    capabilities: Mapping[str, Any] = CAPABILITIES,
+    clock: VirtualClock | None = None,
+    task_id: str | None = None,
+) -> Iterator[Context]:
+    """A context for one call of an async handler, in the event loop that runs the block.
+
+    Args:
+        answers: to what it asks, as those of `roundgate.client`.
+        principal: who calls.
+        capabilities: what the client declares.
+        clock: its time.
+        task_id: the id of the task that the call has become, if it has.
+
+    Raises:
+        Unanswered: it asks, and nothing answers. Raised where it asks.
+        AnswerInvalid: an answer does not fit its question.
+    """
+    call = Call(
+        principal=principal,
+        meta=Meta(ClientCapabilities(capabilities), None, None, None),
+        deadline=Deadline(clock or VirtualClock(), None),
+        task_id=task_id,
+    )
+    run = _AnsweredRun(call, Answers.of(answers))
+    number_tasks(asyncio.get_running_loop())
+    run.begin()
+    try:
+        with inside(run.root):
+            yield Context(run)
+    finally:
+        run.close()
+
+
+class _AnsweredRun(Run):
+    """A run whose questions are answered as soon as all its branches wait."""
+
+    def __init__(self, call: Call, answers: Answers) -> None:
+        super().__init__(call, Journal())
+        self._answers = answers
+        self._answering: asyncio.Task[None] | None = None
+
+    def _come_to_rest(self) -> None:
+        if self.requests:
+            with inside(None):
+                self._answering = asyncio.ensure_future(self._answer())
+        elif self.clock.pass_time():
+            self.quiescence.stir()
+        else:
+            super()._come_to_rest()
+
+    async def _answer(self) -> None:
+        asked = [Question.read(key, request) for key, request in self.requests.items()]
+        asking = {_path(entry.key) for entry in self.journal.outstanding()}
+        failed: Exception | None = None
+        try:
+            self.journal.receive(await answer_all(asked, self._answers))
+        except Exception as error:  # raised where it is asked
+            failed = error
+        self.requests.clear()
+        for one in self._parked:
+            if one.branch.path in asking and not one.future.done():
+                if failed is None:
+                    one.future.set_result(None)
+                else:
+                    one.future.set_exception(failed)
+
+
+def _path(key: str) -> str:
+    """The path of the branch that a key belongs to."""
+    return key[: key.rfind("/") + 1]

@@ -1,0 +1,250 @@
+"""A call whose process dies at each moment at which one can, and what came of it each time.
+
+    step charge   begins ──── has run ──── is remembered          a process may die at each of the three
+    round 1       ─────────────────────────────────── answered    and the answer of each round may be lost
+
+Whoever called sends the request again, as clients do; a task goes on with another worker. Each such call has to end as
+the one did in which nobody died, and nothing may be done outside of a step: it would be done again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+from roundgate.carrier import carrier
+from roundgate.client import Answers, AnswersLike, CallResult, Question
+from roundgate.config import ConfigFile
+from roundgate.errors import ClientError, Diverged, NothingGoesOn
+from roundgate.testing.effects import collecting_effects
+from roundgate.testing.memory import Life
+
+if TYPE_CHECKING:
+    from roundgate.testing.gateway import Gateway, Source
+
+Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
+Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
+
+MAX_MOMENTS: Final = 1_000
+"""Moments in one call at which it is made to die. A call that has more is too long for this."""
+
+
+@carrier
+class Point:
+    """A moment in a call: of a step, by its place, or of an answer."""
+
+    what: str
+    moment: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.moment}"
+
+    def is_meant(self, crash: Crash) -> bool:
+        """Whether the caller wants to know of this one."""
+        return crash == "everywhere" or (self.what, self.moment) == crash
+
+
+class Watched:
+    """One call while it is watched: the moments that it comes to, at one of which its process dies."""
+
+    def __init__(self, dies_at: int | None, observe: Callable[[], Any] | None = None) -> None:
+        """`dies_at` counts moments from 0; `None`: nobody dies."""
+        self.points: list[Point] = []
+        self.outside: list[str] = []
+        """What was done outside of a step, in words."""
+        self.upgrade: ConfigFile | None = None
+        self.has_died = False
+        self.begins_upgraded = False
+        self._dies_at = dies_at
+        self._observe = observe
+        self._seen = self._size()
+
+    @property
+    def file(self) -> ConfigFile | None:
+        """What is served by now, if it is not what was served at first."""
+        return self.upgrade if self.has_died or self.begins_upgraded else None
+
+    def of(self, life: Life) -> _Steps:
+        """What watches the steps of one instance."""
+        return _Steps(self, life)
+
+    def comes_to(self, what: str, moment: str) -> bool:
+        """Note a moment; whether its process dies there."""
+        number = len(self.points)
+        self.points.append(Point(what, moment))
+        dies = number == self._dies_at
+        self.has_died = self.has_died or dies
+        return dies
+
+    def look(self, before: str | None) -> None:
+        """Note what has been done since the last look.
+
+        Args:
+            before: what comes next; `None` if it was a step that did it.
+        """
+        size = self._size()
+        if before is not None and size > self._seen:
+            self.outside.append(
+                f"it does something outside of a step, before {before}: {self._latest(size)}"
+            )
+        self._seen = size
+
+    def _size(self) -> int:
+        if self._observe is None:
+            return 0
+        seen = self._observe()
+        return seen if isinstance(seen, int) else len(seen)
+
+    def _latest(self, size: int) -> str:
+        seen = None if self._observe is None else self._observe()
+        if isinstance(seen, Sequence) and not isinstance(seen, str | bytes):
+            return ", ".join(repr(one)[:80] for one in seen[self._seen : size][:3])
+        return f"{size - self._seen} more"
+
+
+class _Steps:
+    """The steps of one instance (a `StepWatch`)."""
+
+    def __init__(self, watched: Watched, life: Life) -> None:
+        self._watched = watched
+        self._life = life
+        self._running = 0
+
+    async def begins(self, key: str) -> None:
+        if not self._running:
+            self._watched.look(f"step {key}")
+        await self._moment(key, "begins")
+        self._running += 1
+
+    async def has_run(self, key: str) -> None:
+        self._running -= 1
+        self._watched.look(None)
+        await self._moment(key, "has run")
+
+    async def is_remembered(self, key: str) -> None:
+        await self._moment(key, "is remembered")
+
+    async def _moment(self, key: str, moment: Moment) -> None:
+        if self._watched.comes_to(key, moment):
+            await self._life.die()
+
+
+@dataclass
+class _Play:
+    """One call from its beginning to its end."""
+
+    watched: Watched
+    result: CallResult | None = None
+    error: str | None = None
+    asked: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def ending(self) -> Any:
+        """What is compared."""
+        if self.result is None:
+            return "raised", self.error
+        return "failed" if self.result.is_error else "returned", self.result.value
+
+    def asked_again(self) -> list[str]:
+        """Questions that were answered, and then asked in other words."""
+        return [
+            f"question {key} was answered, and is asked again because it reads differently:"
+            f" {texts[0]!r}, then {texts[-1]!r}"
+            for key, texts in self.asked.items()
+            if len(set(texts)) > 1
+        ]
+
+
+class Another(Protocol):
+    """Makes a gateway that begins as the one under test did."""
+
+    def __call__(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway: ...
+
+
+async def survive(
+    tool: str,
+    arguments: Mapping[str, Any],
+    answers: AnswersLike,
+    another: Another,
+    crash: Crash,
+    upgrade: Sequence[Source],
+    observe: Callable[[], Any] | None,
+    reset: Callable[[], Any] | None,
+) -> CallResult:
+    """The result of a call that ends the same way wherever its process dies; see `Gateway.call`.
+
+    Raises:
+        Diverged: it does not.
+        ValueError: there is no such moment, or there are too many.
+    """
+
+    async def play(watched: Watched) -> _Play:
+        if reset is not None and inspect.isawaitable(done := reset()):
+            await done
+        watched.look(None)
+        async with another(watched, upgrade) as gateway:
+            return await _played(gateway, watched, tool, arguments, answers)
+
+    with collecting_effects() as effects:
+        first = await play(Watched(None, observe))
+    if first.result is None:
+        raise Diverged(tool, [f"it {_said(first.ending)}, although nothing happens to it"])
+    findings = [*first.watched.outside, *effects]
+    endings = [first.ending]
+    if upgrade:
+        whole = Watched(None)
+        whole.begins_upgraded = True
+        endings.append((await play(whole)).ending)
+    points = [number for number, one in enumerate(first.watched.points) if one.is_meant(crash)]
+    if not points and crash != "everywhere":
+        known = ", ".join(sorted({one.what for one in first.watched.points})) or "none"
+        raise ValueError(f"the call never comes to {crash}; its steps are: {known}")
+    if len(points) > MAX_MOMENTS:
+        raise ValueError(
+            f"the call has {len(points)} moments to die at, and {MAX_MOMENTS} can be gone through: name one"
+        )
+    then = "the other version goes on" if upgrade else "its process dies"
+    for number in points:
+        played = await play(Watched(number))
+        happened = f"when {first.watched.points[number]}, and {then}"
+        if played.ending not in endings:
+            findings.append(
+                f"{happened}: it {_said(played.ending)} instead of: it {_said(first.ending)}"
+            )
+        findings += [f"{happened}: {one}" for one in played.asked_again()]
+    if findings:
+        raise Diverged(tool, list(dict.fromkeys(findings)))
+    return first.result
+
+
+def _said(ending: Any) -> str:
+    how, what = ending
+    text = what if isinstance(what, str) else repr(what)
+    return f"{how}: {text[:500]}"
+
+
+async def _played(
+    gateway: Gateway,
+    watched: Watched,
+    tool: str,
+    arguments: Mapping[str, Any],
+    answers: AnswersLike,
+) -> _Play:
+    played, given = _Play(watched), Answers.of(answers)
+
+    async def answer(question: Question) -> Any:
+        key = question.key.partition("~")[0]  # what is asked again has another one
+        found = await given(replace(question, key=key))
+        if found is not None:
+            texts = played.asked.setdefault(key, [])
+            texts.append(question.message or repr(question.params))
+        return found
+
+    try:
+        played.result = await gateway.call(tool, arguments, answers=answer)
+    except (ClientError, NothingGoesOn) as error:
+        played.error = f"{type(error).__name__}: {error}"
+    watched.look("its end")
+    return played

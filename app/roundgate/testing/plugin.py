@@ -1,0 +1,54 @@
+"""Fixtures for pytest; installing roundgate is enough to have them.
+
+    async def test_refund(gateway):
+        async with gateway:
+            assert (await gateway.call("refund", order=7)).value == "refunded"
+
+`gateway` is that of the nearest gateway.yaml: beside the test, or in a directory above it; `roundgate_config` in the
+configuration of pytest names another.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from roundgate.testing.clock import VirtualClock
+    from roundgate.testing.gateway import Gateway
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What this plugin can be told."""
+    parser.addini("roundgate_config", "the gateway.yaml of the `gateway` fixture", default="")
+
+
+@pytest.fixture
+def virtual_clock() -> VirtualClock:
+    """The time of the `gateway` fixture."""
+    from roundgate.testing.clock import VirtualClock
+
+    return VirtualClock()
+
+
+@pytest.fixture
+def gateway(request: pytest.FixtureRequest, virtual_clock: VirtualClock) -> Gateway:
+    """The gateway of the nearest gateway.yaml; enter it with `async with`."""
+    from roundgate.testing.gateway import Gateway
+
+    named = str(request.config.getini("roundgate_config"))
+    file = request.config.rootpath / named if named else _nearest(request.path)
+    return Gateway(file, clock=virtual_clock)
+
+
+def _nearest(test: Path) -> Path:
+    for directory in test.resolve().parents:
+        if (found := directory / "gateway.yaml").is_file():
+            return found
+    pytest.fail(
+        "there is no gateway.yaml beside the test or above it; name one in pytest's configuration:"
+        " roundgate_config = path/to/gateway.yaml",
+        pytrace=False,
+    )

@@ -1,0 +1,262 @@
+"""Secrets never reach a cassette, whatever said them; and what a replay does when something goes wrong on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate.cassettes import (
+    Cassette,
+    Faults,
+    Player,
+    Recorder,
+    Verifier,
+    parse_faults,
+    read,
+    secret_names,
+)
+from roundgate.cassettes.files import as_text
+from roundgate.client import Client, HttpRequest, Limits, Url
+from roundgate.errors import ConnectionLost, HttpRefused, RpcError, UsageError
+from tests.cassettes.conftest import HERE
+from tests.cassettes.conversations import INFO, held
+from tests.support.scripted import Asked, http, modern, result, scripted, text
+
+NOWHERE = "http://nobody.example/mcp"
+PIN_TOOL = {
+    "name": "t",
+    "inputSchema": {
+        "type": "object",
+        "properties": {"pin": {"type": "string", "format": "password"}},
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "writeOnly": True}, "city": {"type": "string"}},
+}
+FORM = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": SCHEMA}}
+SECRETS = (
+    "sesame-of-the-header",
+    "cookie-of-somebody",
+    "4711-pin",
+    "code-of-the-form",
+    "env-sesame",
+)
+
+
+def asks_for_secrets(asked: Asked) -> Any:
+    if "inputResponses" not in asked.params:
+        asking = {"resultType": "input_required", "inputRequests": {"who": FORM}}
+        return result(
+            asked, {**asking, "requestState": "s1"}, Set_Cookie=f"sid={SECRETS[1]}; Path=/"
+        )
+    told = f"{asked.headers['authorization']} {json.dumps(asked.params)} {SECRETS[1]} {SECRETS[4]}"
+    return result(asked, text(told))
+
+
+async def recorded_with_secrets() -> tuple[str, Cassette]:
+    async with scripted(modern(asks_for_secrets, [PIN_TOOL])) as server:
+        recorder = Recorder(
+            None, server.url, redact=["arguments.token"], secrets={"SESAME": SECRETS[4]}
+        )
+        headers = {"X-Api-Key": "an-api-key-value", "Cookie": "a=other-cookie-value"}
+        async with Client(
+            server.url, transport=recorder, auth=SECRETS[0], headers=headers, info=INFO
+        ) as client:
+            answers = {"who": {"code": SECRETS[3], "city": "Paris"}}
+            done = await client.call("t", pin=SECRETS[2], token=12345678, answers=answers)
+        assert all(secret in done.text for secret in SECRETS), "the client saw all of it"
+        return as_text(recorder.cassette), recorder.cassette
+
+
+async def test_no_secret_is_in_a_cassette_wherever_it_came_up() -> None:
+    written, _ = await recorded_with_secrets()
+    for secret in (*SECRETS, "12345678", "an-api-key-value", "other-cookie-value"):
+        assert secret not in written
+    assert "Paris" in written
+    for name in ("CASSETTE_PIN", "CASSETTE_CODE", "CASSETTE_TOKEN", "SESAME"):
+        assert f"${{secret:{name}}}" in written
+
+
+async def test_a_replay_takes_secrets_from_the_environment() -> None:
+    _, cassette = await recorded_with_secrets()
+    names = secret_names(cassette)
+    assert names == ["CASSETTE_CODE", "CASSETTE_PIN", "CASSETTE_TOKEN"]
+    async with scripted(modern(asks_for_secrets, [PIN_TOOL])) as server:
+        environment = dict(zip(names, ("the code", "the pin", "the token"), strict=True))
+        verifier = Verifier(
+            cassette,
+            [server.url],
+            environment=environment,
+            headers=[("Authorization", f"Bearer {SECRETS[0]}")],
+        )
+        outcomes = [one async for one in verifier.run()]
+        assert [str(one) for outcome in outcomes for one in outcome.differences] == []
+        assert server.asked[-1].params["inputResponses"]["who"]["content"]["code"] == "the code"
+        with pytest.raises(UsageError, match="environment variable CASSETTE_PIN"):
+            [one async for one in Verifier(cassette, [server.url], environment={}).run()]
+
+
+async def test_a_redirect_to_elsewhere_is_not_followed() -> None:
+    def script(asked: Asked) -> bytes:
+        return http(307, Location="http://elsewhere.example/mcp")
+
+    async with scripted(script) as server:
+        recorder = Recorder(None, server.url)
+        async with Client(server.url, transport=recorder) as client:
+            with pytest.raises(HttpRefused, match=r"elsewhere\.example"):
+                await client.connect()
+        assert len(server.asked) == 1
+        assert [one.response and one.response.status for one in recorder.cassette.interactions] == [
+            307
+        ]
+
+
+async def test_what_goes_to_another_address_is_no_part_of_the_conversation() -> None:
+    async with scripted(lambda asked: http(200)) as server:
+        recorder = Recorder(None, server.url)
+        login = HttpRequest("POST", Url.parse(f"{server.origin}/token"), [], b"client_secret=1")
+        await (await recorder.send(login)).close()
+        await recorder.close()
+        assert len(server.asked) == 1
+        assert recorder.cassette.interactions == ()
+
+
+def cassette(name: str) -> Cassette:
+    return read(HERE / "recorded" / f"{name}.yaml")
+
+
+def faults(name: str, *given: str) -> Faults:
+    return parse_faults(given, len(cassette(name).interactions))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("two_rounds", "lost:6"), ("two_rounds", "cut:6"), ("two_rounds", "delay:5:0.01")],
+)
+async def test_a_client_gets_through_what_goes_wrong_once(name: str, fault: str) -> None:
+    player = Player(cassette(name), faults=faults(name, fault))
+    assert await held(name, NOWHERE, player) == ("Refunded order 7", 2)
+
+
+async def test_a_client_does_not_repeat_what_it_must_not() -> None:
+    """The first round of a tool that is not read-only: the server may have acted."""
+    player = Player(cassette("two_rounds"), faults=faults("two_rounds", "lost:5"))
+    with pytest.raises(ConnectionLost):
+        await held("two_rounds", NOWHERE, player)
+
+
+async def test_a_stream_that_is_cut_goes_on_behind_its_last_event() -> None:
+    """Or is said to be lost, where nothing was recorded to go on with."""
+    player = Player(cassette("progress"), faults=faults("progress", "cut:5:1"))
+    with pytest.raises(ConnectionLost):
+        await held("progress", NOWHERE, player)
+
+
+@pytest.mark.parametrize("fault", ["lost:6", "twice:6", "twice:5", "cut:6", "delay:6:0.01"])
+async def test_a_server_that_loses_nothing_passes_with_faults(url: str, fault: str) -> None:
+    verifier = Verifier(cassette("two_rounds"), [url], faults=faults("two_rounds", fault))
+    assert [one async for one in verifier.run() if one.differences] == []
+
+
+async def test_a_server_that_acts_twice_is_found_by_a_doubled_request() -> None:
+    calls = 0
+
+    def counts(asked: Asked) -> Any:
+        nonlocal calls
+        calls += 1
+        return result(asked, text(f"order {calls}"))
+
+    async with scripted(modern(counts)) as server:
+        recorder = Recorder(None, server.url)
+        async with Client(server.url, transport=recorder) as client:
+            await client.call("t")
+        calls = 0
+        number = len(recorder.cassette.interactions)
+        doubled = parse_faults([f"twice:{number}"], number)
+        verifier = Verifier(recorder.cassette, [server.url], faults=doubled)
+        found = [one async for one in verifier.run() if one.differences]
+    assert [str(one) for one in found[0].differences] == [
+        'result.content[0].text\n    recorded: "order 1"\n    now:      "order 2"'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ("lost", "write it as one of"),
+        ("lost:0", "1 to 6"),
+        ("lost:7", "1 to 6"),
+        ("lost:1.5", "1 to 6"),
+        ("lost:1:2", "write it as one of"),
+        ("delay:1:90", "at most 60"),
+        ("cut:nan", "1 to 6"),
+        ("burn:1", "write it as one of"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused(given: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        parse_faults([given], 6)
+
+
+# -- what was never recorded ------------------------------------------------------------------------
+
+
+async def test_what_was_never_recorded_is_an_error_that_names_the_nearest() -> None:
+    async with Client(NOWHERE, transport=Player(cassette("two_rounds"))) as client:
+        with pytest.raises(RpcError) as caught:
+            await client.call("refund", order=9)
+        assert caught.value.message == (
+            'Nothing like this was recorded: tools/call refund {"order":9}; the nearest is interaction 5 '
+            "(tools/call refund): params.arguments.order is 7 there, and 9 here"
+        )
+        with pytest.raises(RpcError, match="no prompts/list was recorded"):
+            await client.prompts()
+        with pytest.raises(RpcError, match="requestState"):
+            await client.call(
+                "refund", order=7, request_state="forged", input_responses={"confirm": {}}
+            )
+
+
+async def test_an_answer_that_was_not_recorded_ends_the_call_of_an_older_client() -> None:
+    transport = Player(cassette("older_session"))
+    async with (
+        asyncio.timeout(60),
+        Client(NOWHERE, transport=transport, versions=["2025-11-25"]) as client,
+    ):
+        with pytest.raises((RpcError, HttpRefused)):
+            await client.call("refund", order=8, answers={"go": False})
+
+
+async def test_a_conversation_can_be_held_again_and_by_several_at_once() -> None:
+    player = Player(cassette("task_with_a_question"))
+    for _ in range(2):
+        assert await held("task_with_a_question", NOWHERE, player) == "Deployed to prod"
+    player = Player(cassette("two_rounds"))
+    both = await asyncio.gather(*(held("two_rounds", NOWHERE, player) for _ in range(3)))
+    assert both == [("Refunded order 7", 2)] * 3
+
+
+async def test_in_order_nothing_is_answered_before_its_turn() -> None:
+    assert await held("two_rounds", NOWHERE, Player(cassette("two_rounds"), in_order=True))
+    async with Client(NOWHERE, transport=Player(cassette("two_rounds"), in_order=True)) as client:
+        with pytest.raises(RpcError, match="not its turn"):
+            await client.request("tools/call", {"name": "refund", "arguments": {"order": 7}})
+
+
+async def test_a_conversation_without_end_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("roundgate.cassettes.tape.MAX_TAPE", 1000)
+    async with scripted(modern(lambda asked: result(asked, text("x" * 2000)))) as server:
+        recorder = Recorder(tmp_path / "long.yaml", server.url)
+        client = Client(server.url, transport=recorder, limits=Limits())
+        assert len((await client.call("t")).text) == 2000, "the conversation itself goes on"
+        with pytest.raises(UsageError, match="record less"):
+            await client.close()
+    assert os.listdir(tmp_path) == []

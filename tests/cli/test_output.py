@@ -1,0 +1,170 @@
+"""What is shown on a terminal, and what in a pipe: colours, widths, characters that a terminal would act on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate.cli import listing
+from roundgate.cli.status import Status
+from roundgate.cli.terminal import Style, columns, cut
+from roundgate.client import Log, Progress, TaskState
+
+
+class Screen(io.StringIO):
+    """A terminal that remembers what was written to it."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Hours:
+    """A clock that is as late as a test says."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self.ms
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "expected"),
+    [
+        ("short", 10, "short"),
+        ("exactly ten", 11, "exactly ten"),
+        ("much too long", 5, "much…"),
+        ("東京都", 6, "東京都"),
+        ("東京都", 5, "東京…"),
+        ("東京都", 4, "東…"),
+        ("e\u0301e\u0301e\u0301", 3, "e\u0301e\u0301e\u0301"),
+    ],
+)
+def test_texts_are_cut_by_columns(text: str, width: int, expected: str) -> None:
+    assert cut(text, width) == expected
+    assert columns(expected) <= width
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_on"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_colours_can_be_turned_off(
+    environment: dict[str, str], is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Style(Screen()).is_on is is_on
+    assert Style(io.StringIO()).is_on is False
+
+
+async def test_the_line_of_a_task_says_how_long_it_has_been(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen, hours = Screen(), Hours()
+    raw: dict[str, Any] = {
+        "taskId": "t",
+        "status": "working",
+        "statusMessage": "x\x1b[2J" + "y" * 90,
+    }
+    with Status(screen, hours) as status:  # type: ignore[arg-type]
+        status.task(TaskState.read(raw))
+        first = screen.getvalue().rpartition("\x1b[2K")[2]
+        hours.ms = 83_000
+        status.task(TaskState.read(raw))
+        later = screen.getvalue().rpartition("\x1b[2K")[2]
+    assert first.startswith("working: x\\u001b[2Jyy")
+    assert columns(first) == columns(later) == 39
+    assert later.endswith("… (1:23)")
+    assert screen.getvalue().endswith("\r\x1b[2K")  # the line is gone
+
+
+async def test_the_line_is_drawn_again_while_nothing_happens() -> None:
+    screen, hours = Screen(), Hours()
+    with Status(screen, hours) as status:  # type: ignore[arg-type]
+        status.says("running")
+        hours.ms = 5_000
+        async with asyncio.timeout(60):
+            while "(5 s)" not in screen.getvalue():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def test_progress_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    with Status(screen) as status:
+        status.progressed(Progress(1, 4, "copying"))
+        assert "█████░░░░░░░░░░░░░░░  25% copying" in screen.getvalue()
+        status.progressed(Progress(9, 4, None))
+        assert "100%" in screen.getvalue()
+        status.logged(Log("info", None, "hello\x1b"))
+        assert "info: hello\\u001b\n" in screen.getvalue()
+
+
+async def test_a_log_has_a_line_for_each_change_and_no_bar() -> None:
+    file = io.StringIO()
+    with Status(file) as status:
+        status.progressed(Progress(1, 4, "copying"))
+        for state in ("working", "working", "completed"):
+            status.task(TaskState.read({"taskId": "t", "status": state, "result": {}}))
+    assert file.getvalue() == "working\ncompleted\n"
+
+
+def test_a_list_has_columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [("tools", "add", "Adds two numbers, whatever they are"), ("tools", "東京\x1b", "")]
+    listing._show_table([*rows, ("prompts", "greet", "Hello")], has_kinds=True)
+    assert screen.getvalue().count("\x1b[1m") == 2  # two heads
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.seek(0)
+    screen.truncate()
+    listing._show_table(rows, has_kinds=False)
+    lines = screen.getvalue().splitlines()
+    assert lines == ["  add         Adds two numbers, whatev…", "  東京\\u001b"]
+    assert columns(lines[0]) <= 39
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": ["string", "null"]}, "string or null"),
+        ({"enum": ["a", "b"], "default": "a"}, 'one of a, b, default "a"'),
+        ({}, "any"),
+    ],
+)
+def test_an_argument_says_what_it_may_be(schema: dict[str, Any], expected: str) -> None:
+    assert listing._kind(schema) == expected
+
+
+def test_who_has_read_enough_is_no_error(tmp_path: Path) -> None:
+    # 100 KB do not fit into a pipe, so the command is still writing when its reader goes
+    suite = tmp_path / "suite.yaml"
+    cases = "".join(f"  - {{name: {'x' * 190}{n}, list: tools}}\n" for n in range(500))
+    suite.write_text(f"cases:\n{cases}")
+    command = [sys.executable, "-m", "roundgate.cli", "test", str(suite), "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+        process.wait(120)
+    assert (process.returncode, said) == (141, b"")

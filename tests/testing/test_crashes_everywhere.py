@@ -1,0 +1,164 @@
+"""`Gateway.call(…, crash="everywhere")`: what it finds in handlers, and what it does not accuse."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from roundgate import Context, SyncContext, tool
+from roundgate.errors import Diverged
+from roundgate.testing import Gateway
+
+outbox: list[str] = []
+
+
+class Confirm(BaseModel):
+    go: bool
+
+
+def send(what: str) -> str:
+    outbox.append(what)
+    return what
+
+
+async def _order(ctx: Context, number: int) -> str:
+    await ctx.step("charge", send, f"charge {number}")
+    answer = await ctx.elicit("confirm", "Ship it?", Confirm)
+    await ctx.sleep(600)
+    return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
+
+
+@tool
+async def order(ctx: Context, number: int) -> str:
+    await ctx.step("charge", send, f"charge {number}")
+    answer = await ctx.elicit("confirm", "Ship it?", Confirm)
+    return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
+
+
+@tool(task="required")
+async def order_as_task(ctx: Context, number: int) -> str:
+    return await _order(ctx, number)
+
+
+GO = {"confirm": {"go": True}}
+
+
+@pytest.mark.parametrize("name", ["order", "order_as_task"])
+async def test_a_handler_that_keeps_to_the_rule_survives(name: str) -> None:
+    async with Gateway(order, order_as_task) as gateway:
+        result = await gateway.call(
+            name,
+            number=3,
+            answers=GO,
+            crash="everywhere",
+            observe=lambda: outbox,
+            reset=outbox.clear,
+        )
+        assert result.value == "ship 3 True"
+
+
+async def test_a_step_may_be_named() -> None:
+    async with Gateway(order) as gateway:
+        call = gateway.call
+        await call("order", number=3, answers=GO, crash=("ship", "has run"), reset=outbox.clear)
+        assert outbox == ["charge 3", "ship 3 True", "ship 3 True"]  # it was not remembered
+        with pytest.raises(ValueError, match="its steps are: charge, request 1"):
+            await call("order", number=3, answers=GO, crash=("pack", "begins"))
+
+
+async def test_a_handler_that_goes_another_way_each_time_is_found() -> None:
+    @tool(task="required")
+    async def odd(ctx: Context) -> str:
+        await ctx.step("charge", send, str(random.random()))
+        await ctx.step("ship", send, "shipped")
+        return "done"
+
+    async with Gateway(odd) as gateway:
+        with pytest.raises(
+            Diverged, match="when charge is remembered, and its process dies"
+        ) as caught:
+            await gateway.call("odd", crash="everywhere")
+        assert "went another way than before" in str(caught.value)
+
+
+async def test_a_handler_whose_result_is_not_remembered_is_found() -> None:
+    @tool
+    async def lottery(ctx: Context) -> float:
+        await ctx.step("draw", lambda: None)
+        return random.random()
+
+    async with Gateway(lottery) as gateway:
+        with pytest.raises(Diverged, match="when draw begins, and its process dies: it returned"):
+            await gateway.call("lottery", crash="everywhere")
+
+
+async def test_what_is_done_outside_of_a_step_is_found(tmp_path: Path) -> None:
+    @tool
+    async def careless(ctx: Context) -> str:
+        await ctx.step("charge", send, "charge")
+        send("mail")
+        return "done"
+
+    @tool
+    def writes(ctx: SyncContext) -> str:
+        ctx.step("charge", send, "charge")
+        (tmp_path / "log").write_text("charged")
+        return "done"
+
+    @tool
+    async def careful(ctx: Context) -> str:
+        await ctx.step("write", (tmp_path / "log").write_text, "charged")
+        return "done"
+
+    async with Gateway(careless, writes, careful) as gateway:
+        with pytest.raises(Diverged, match="outside of a step, before its end: 'mail'"):
+            await gateway.call("careless", crash="everywhere", observe=lambda: outbox)
+        with pytest.raises(Diverged, match=r"it writes to '.*log' outside of a step"):
+            await gateway.call("writes", crash="everywhere")
+        await gateway.call("careful", crash="everywhere")
+
+
+async def test_a_version_that_asks_otherwise_is_found() -> None:
+    @tool(name="order")
+    async def asks_otherwise(ctx: Context, number: int) -> str:
+        await ctx.step("charge", send, f"charge {number}")
+        answer = await ctx.elicit("confirm", "Shall we ship it?", Confirm)
+        return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
+
+    @tool(name="order")
+    async def only_faster(ctx: Context, number: int) -> str:
+        await ctx.step("charge", send, f"charge {number}")
+        await ctx.step("audit", send, "audit")
+        answer = await ctx.elicit("confirm", "Ship it?", Confirm)
+        return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
+
+    async with Gateway(order) as gateway:
+        with pytest.raises(Diverged) as caught:
+            await gateway.call("order", number=3, answers=GO, upgrade=asks_otherwise)
+        assert (
+            "question confirm was answered, and is asked again because it reads differently:"
+            in str(caught.value)
+        )
+        assert "'Ship it?', then 'Shall we ship it?'" in str(caught.value)
+        assert (await gateway.call("order", number=3, answers=GO, upgrade=only_faster)).value
+
+
+async def test_a_version_that_does_something_else_at_a_step_is_found() -> None:
+    @tool(task="required", name="order_as_task")
+    async def other_arguments(ctx: Context, number: int) -> str:
+        await ctx.step("charge", send, f"charge {number} EUR")
+        answer = await ctx.elicit("confirm", "Ship it?", Confirm)
+        return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
+
+    async with Gateway(order_as_task) as gateway:
+        with pytest.raises(Diverged, match="the other version goes on: it raised: NothingGoesOn"):
+            await gateway.call("order_as_task", number=3, answers=GO, upgrade=other_arguments)
+
+
+async def test_a_call_that_fails_by_itself_says_so() -> None:
+    async with Gateway(order) as gateway:
+        with pytest.raises(Diverged, match=r"Unanswered: .* although nothing happens to it"):
+            await gateway.call("order", number=3, crash="everywhere")

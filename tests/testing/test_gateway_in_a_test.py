@@ -1,0 +1,187 @@
+"""`roundgate.testing`: a gateway in the process of a test, its callers, its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from roundgate import Context, SyncContext, ToolError, resource, tool
+from roundgate.client import DECLINE, Question
+from roundgate.errors import NothingGoesOn, RpcError, Unanswered
+from roundgate.testing import Gateway, VirtualClock
+
+AUTH = {"issuer": "https://issuer.test", "jwks_url": "https://issuer.test/keys"}
+DAY_S = 86_400
+
+
+class Confirm(BaseModel):
+    go: bool
+
+
+@tool
+async def refund(ctx: Context, order: int) -> str:
+    amount = await ctx.step("look", lambda: order * 2)
+    answer = await ctx.elicit("confirm", f"Refund {amount}?", Confirm)
+    return f"refunded {amount}" if answer.go else "kept"
+
+
+@tool
+def plain(ctx: SyncContext, order: int) -> str:  # a handler that is a plain function
+    return f"who: {ctx.principal.subject}, {order}"
+
+
+@tool(task="required")
+async def ship(ctx: Context, order: int) -> str:
+    await ctx.step("pack", str, order)
+    await ctx.sleep(DAY_S / 2)
+    answer = await ctx.elicit("sign", "Signed?", Confirm)
+    return f"shipped {order}: {answer.go}"
+
+
+@tool(task="required")
+async def stuck(ctx: Context) -> str:
+    await ctx.step(f"at{time.monotonic_ns()}", lambda: None)
+    await ctx.step("second", time.monotonic_ns)
+    await ctx.sleep(60)
+    await ctx.step("third", lambda at: None, time.monotonic_ns())
+    await ctx.sleep(60)
+    return "never"
+
+
+@tool(scopes=["stock:write"])
+async def restock(ctx: Context) -> str:
+    return ctx.principal.subject
+
+
+@resource("stock://{item}")
+async def stock(item: str) -> str:
+    return f"3 of {item}"
+
+
+async def test_a_call_goes_through_its_rounds_each_at_another_instance() -> None:
+    async with Gateway(refund, plain) as gateway:
+        result = await gateway.call("refund", order=7, answers={"confirm": {"go": True}})
+        assert (result.value, result.rounds) == ("refunded 14", 2)
+        assert (await gateway.call("refund", {"order": 8}, answers={"go": False})).value == "kept"
+        declined = await gateway.call("refund", order=7, answers={"confirm": DECLINE})
+        assert declined.is_error
+        with pytest.raises(Unanswered, match=r"Refund 14\?"):
+            await gateway.call("refund", order=7)
+        assert (await gateway.call("plain", order=1)).value == "who: local, 1"
+
+
+async def test_one_instance_for_everything_if_that_is_wanted() -> None:
+    async with Gateway(refund, fresh=False) as gateway:
+        result = await gateway.call("refund", order=7, answers={"confirm": {"go": True}})
+        assert result.value == "refunded 14"
+
+
+async def test_a_task_sleeps_half_a_day_in_no_time() -> None:
+    async with Gateway(ship) as gateway:
+        begun_ms, begun_s = gateway.clock.now_ms(), time.monotonic()
+        result = await gateway.call("ship", order=3, answers={"sign": {"go": True}})
+        assert result.value == "shipped 3: True"
+        assert gateway.clock.now_ms() - begun_ms >= DAY_S / 2 * 1000
+        assert time.monotonic() - begun_s < 60
+
+
+async def test_a_task_is_started_looked_at_answered_and_waited_for() -> None:
+    async with Gateway(ship) as gateway:
+        task = await gateway.start("ship", order=3)
+        assert (await task.get()).status == "working"
+        while (await task.get()).status != "input_required":
+            await gateway.advance(1)
+        await task.update({"sign": {"go": False}})
+        assert (await task.wait()).value == "shipped 3: False"
+
+
+async def test_time_passes_when_the_test_says_so() -> None:
+    clock = VirtualClock(1_000)
+    done: list[int] = []
+    clock.call_later(10, lambda: done.append(clock.now_ms()))
+    clock.call_later(5, lambda: done.append(clock.now_ms()))
+    clock.call_later(7, lambda: done.append(-1)).cancel()
+    clock.skip(8)
+    assert (done, clock.now_ms(), clock.monotonic_ms()) == ([6_000], 9_000, 8_000)
+    clock.move_to(500)  # over
+    sleeping = asyncio.ensure_future(clock.sleep(1))
+    await asyncio.sleep(0)
+    assert clock.pass_time()
+    await sleeping
+    assert clock.now_ms() == 10_000
+    assert clock.pass_time()
+    assert done == [6_000, 11_000]
+    assert not clock.pass_time()
+
+
+async def test_a_task_that_waits_for_nothing_is_no_endless_test() -> None:
+    async with Gateway(stuck) as gateway:
+        with pytest.raises(NothingGoesOn, match="went another way than before"):
+            await gateway.call("stuck")
+
+
+async def test_callers_have_scopes_and_tasks_of_their_own() -> None:
+    async with Gateway(restock, ship, auth=AUTH) as gateway:
+        assert (await gateway.call("restock")).value == "user"
+        ann = gateway.client("ann", scopes=["stock:write"])
+        bob = gateway.client("bob")
+        assert (await ann.call("restock")).value == "ann"
+        assert [one.name for one in await bob.tools()] == ["ship"]
+        task = await ann.start("ship", order=1)
+        with pytest.raises(RpcError, match="Unknown task"):
+            await bob.resume(task.id).get()
+
+
+async def test_whatever_a_client_can_ask_is_answered(tmp_path: Path) -> None:
+    async with Gateway(stock) as gateway:
+        client = gateway.client(versions=["2025-06-18"])
+        assert (await client.read("stock://pears")).text == "3 of pears"
+        assert client.server is not None
+        assert client.server.protocol_version == "2025-06-18"
+
+
+async def test_an_older_client_is_asked_on_its_stream() -> None:
+    asked: list[str] = []
+
+    def answer(question: Question) -> object:
+        asked.append(question.message)
+        return {"go": True}
+
+    async with Gateway(refund, fresh=False) as gateway:
+        client = gateway.client(versions=["2025-11-25"])
+        result = await client.call("refund", order=7, answers=answer)
+        assert (result.value, asked) == ("refunded 14", ["Refund 14?"])
+
+
+async def test_what_a_handler_raises_is_a_result_that_says_so() -> None:
+    @tool
+    async def fails() -> str:
+        raise ToolError("there is no such order")
+
+    async with Gateway(fails) as gateway:
+        result = await gateway.call("fails")
+        assert (result.is_error, result.text) == (True, "there is no such order")
+
+
+async def test_a_gateway_is_made_of_a_file_a_module_or_a_python_file(tmp_path: Path) -> None:
+    tools = tmp_path / "greetings.py"
+    tools.write_text(
+        "from roundgate import tool\n\n@tool\ndef hello() -> str:\n    return 'hello'\n"
+    )
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "server: {name: '${NAME}'}\n"
+        "backends: [{kind: python, name: g, prefix: '', path: greetings.py}]\n"
+    )
+    async with Gateway(tools) as gateway:
+        assert (await gateway.call("hello")).value == "hello"
+    async with Gateway(file, environ={"NAME": "shop"}) as gateway:
+        assert (await gateway.client().connect()).name == "shop"
+        assert (await gateway.call("hello")).value == "hello"
+    with pytest.raises(TypeError, match="stands alone"):
+        async with Gateway(file, limits={"threads": 2}):
+            pass

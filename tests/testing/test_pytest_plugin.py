@@ -1,0 +1,57 @@
+"""The fixtures that pytest has once roundgate is installed, in a user's own repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TOOLS = """
+from pydantic import BaseModel
+from roundgate import Context, tool
+
+class Confirm(BaseModel):
+    go: bool
+
+@tool
+async def refund(ctx: Context, order: int) -> str:
+    answer = await ctx.elicit("confirm", "Sure?", Confirm)
+    return f"refunded {order}" if answer.go else "kept"
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.anyio
+async def test_refund(gateway, virtual_clock):
+    async with gateway:
+        assert gateway.clock is virtual_clock
+        result = await gateway.call(
+            "refund", order=7, answers={"confirm": {"go": True}}, crash="everywhere"
+        )
+        assert result.value == "refunded 7"
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+def _pytest(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:xdist"]
+    return subprocess.run(
+        [*command, str(directory)], cwd=directory, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_the_gateway_of_the_repository_is_a_fixture(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_tools.py").write_text(TESTS)
+    without = _pytest(tmp_path)
+    assert "there is no gateway.yaml beside the test or above it" in without.stdout, without.stdout
+    (tmp_path / "gateway.yaml").write_text(
+        "backends: [{kind: python, name: shop, prefix: '', path: tools.py}]\n"
+    )
+    done = _pytest(tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
