@@ -57,7 +57,7 @@ export function stepsOf(mcp) {
     let { text } = (await mcp.callTool({ name, arguments: args })).content[0];
     // as its model would, which reads on what to do
     while (text.startsWith("PENDING ")) {
-      const [, token] = text.split(" ");
+      const [, token] = text.split(/\s+/);
       ({ text } = (await mcp.callTool({ name: "continue_call", arguments: { token } })).content[0]);
     }
     return text;
