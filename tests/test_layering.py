@@ -32,6 +32,7 @@ LAYERS = [
     {"startup"},
     {"reload"},
     {"http"},
+    {"older_clients"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
@@ -198,6 +199,7 @@ def is_of_a_revision(name: str) -> bool:
 @pytest.mark.parametrize("name", MODULES)
 def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
     if not is_of_a_revision(name) and name not in OF_SESSIONS | {
+        "protocol.revisions_with_sessions",
         "protocol.revisions",
         "client.annotations",
     }:
@@ -329,6 +331,47 @@ def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
         "docstring_parser",
         "uvicorn",
     }
+
+
+NOT_FOR_PYTHON_TOOLS = {
+    "boto3",
+    "httpx",
+    "jmespath",
+    "mangum",
+    "uvicorn",
+    "roundgate.backends.exchange",
+    "roundgate.backends.http.config",
+    "roundgate.backends.openapi.config",
+    "roundgate.backends.shaping",
+    "roundgate.client",
+    "roundgate.http.older",
+    "roundgate.http.session_calls",
+    "roundgate.methods.sessions",
+    "roundgate.protocol.v2025",
+    "roundgate.tokens.session_ids",
+}
+"""What a gateway with Python tools pays nothing for until somebody needs it."""
+
+
+def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_clients(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tools.py").write_text(
+        "from roundgate import tool\n\n@tool\ndef add(a: int, b: int) -> int:\n    return a + b\n"
+    )
+    (tmp_path / "gateway.yaml").write_text(
+        "backends: [{kind: python, name: own, path: tools.py}]\n"
+    )
+    environment = {
+        "GATEWAY_CONFIG": str(tmp_path / "gateway.yaml"),
+        "GATEWAY_STORE": f"sqlite:///{tmp_path / 'store.db'}",
+    }
+    loaded = loaded_after(
+        f"import os; os.environ.update({environment})\n"
+        "from roundgate.main import create_app; create_app()"
+    )
+    assert "roundgate.backends.python.backend" in loaded
+    assert not loaded & NOT_FOR_PYTHON_TOOLS
 
 
 def test_every_package_says_what_it_is() -> None:

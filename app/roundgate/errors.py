@@ -52,7 +52,7 @@ Standard library only; the bottom of every import chain.
     │   └── StepTimeout                   a step was not over within its `timeout_s`
     ├── Diverged                          `roundgate.testing`: a handler does not survive the death of its process
     ├── NothingGoesOn                     `roundgate.testing`: what is waited for will never come
-    └── Inside                            raised and caught in the house; nobody outside sees one
+    └── Inside                            raised and caught within the gateway; no client sees one
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
         ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
@@ -61,8 +61,8 @@ Standard library only; the bottom of every import chain.
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
+        ├── PortTaken                     another process listens at the port of a server that a suite starts
         ├── RequestMalformed              a request that a stand-in or a recording proxy does not take
-        ├── PortTaken                     a port that was free is another process's by now
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
@@ -393,7 +393,7 @@ class StepTimeout(StepFailed):
 
 
 class Inside(RoundgateError):
-    """Raised and caught in the house: what leaves it is a result, a `GatewayError`, or a line of the log."""
+    """Raised and caught within the gateway: what leaves it is a result, a `GatewayError`, or a line of the log."""
 
 
 class AnswerTooLarge(Inside):
@@ -436,7 +436,7 @@ class OAuthRefused(Inside):
 
 
 class PortTaken(Inside):
-    """A port that was free a moment ago is another process's now."""
+    """The port that a suite has chosen for its server was taken by another process."""
 
 
 class SealBroken(Inside):

@@ -42,10 +42,7 @@ from roundgate.http import (
     Guard,
     HeadMiddleware,
     McpEndpoint,
-    OlderEndpoint,
     ProtectedResource,
-    Questions,
-    SessionCalls,
     default_hosts,
     not_served,
     on_stop_signal,
@@ -57,16 +54,16 @@ from roundgate.methods import (
     Methods,
     Once,
     Rounds,
-    Sessions,
     Use,
     makes_tasks,
     server_info,
 )
-from roundgate.protocol import NEWEST, WITH_SESSIONS, ResultFormat, notifications
+from roundgate.older_clients import OlderClients
+from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.reload import Reloader
 from roundgate.startup import Core, Stores, build_core, read_configuration
 from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
-from roundgate.tokens import Key, KeyRing, SessionSealer, StateSealer, StreamIds, TaskIds, keys
+from roundgate.tokens import Key, KeyRing, StateSealer, TaskIds, keys
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
@@ -157,9 +154,8 @@ def server_of(config: GatewayConfig, view: str) -> ServerConfig:
 class _View:
     """What answers at one endpoint."""
 
-    methods: dict[str, CurrentMethods]
-    """Those of each revision with sessions."""
-    endpoint: Endpoint
+    methods: CurrentMethods
+    older: OlderClients
 
     def __init__(
         self,
@@ -168,20 +164,12 @@ class _View:
         rounds: Rounds,
         once: Once,
         tasks: NamedTasks,
-        questions: Questions,
     ) -> None:
         self.name = name
         self.sealer = sealer
         self.rounds = rounds
         self.once = once
         self.tasks = tasks
-        self.questions = questions
-
-    def swap(self, serves: Mapping[str | None, tuple[Methods, Use]]) -> None:
-        """Answer with other methods from now on: those of each revision, and the newest's under `None`."""
-        self.endpoint.methods.swap(*serves[None])
-        for version, methods in self.methods.items():
-            methods.swap(*serves[version])
 
 
 class _Gateway:
@@ -195,15 +183,15 @@ class _Gateway:
         self._using = using
         self._clock = clock
         self._owns_process = owns_process
-        stores, tasks = core.stores, file.config.tasks
         ring = make_ring(file.config, using, clock)
-        self._watch = Watch(tasks.poll_interval_ms / 1000)
-        self._sessions = Sessions(stores.sessions, clock)
+        self._watch = Watch(file.config.tasks.poll_interval_ms / 1000)
         self._views = {
             view: self._make_view(view, ring.of_view(view))
             for view in endpoints_of(file.config).values()
         }
-        self.endpoints = {view: one.endpoint for view, one in self._views.items()}
+        self.endpoints = {
+            view: Endpoint(one.methods, one.older.endpoint) for view, one in self._views.items()
+        }
         """Who answers for each view."""
         self._reloader = Reloader(
             file, core.serving, core.modules, self._swap, watches=using.reload
@@ -227,49 +215,19 @@ class _Gateway:
             Rounds(sealer, clock, config.state.max_rounds, view),
             Once(stores.once, sealer, clock),
             NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
-            Questions(
-                stores.sessions,
-                StreamIds(ring),
-                clock,
-                max_open=config.http.max_streams,
-                max_per_caller=config.http.max_streams_per_caller,
-            ),
         )
-        newest = CurrentMethods(*self._serves(made, config, serving.now))
-        made.methods = {
-            version: CurrentMethods(*self._serves(made, config, serving.now, results))
-            for version, results in WITH_SESSIONS.items()
-        }
-        made.endpoint = Endpoint(newest, self._make_older(made, ring))
-        return made
-
-    def _make_older(self, view: _View, ring: KeyRing) -> OlderEndpoint:
-        """The endpoint for clients with sessions."""
-        http, sessions = self.config.http, self.config.sessions
-        calls = SessionCalls(
-            view.methods,
-            self._sessions,
-            view.questions,
-            self.core.stores.sessions,
-            tracing.set_up(),
-            self._clock,
-            answer_timeout_s=sessions.answer_timeout_s,
-            keep_alive_s=http.keep_alive_s,
-            continue_tool=sessions.continue_tool,
-        )
-        return OlderEndpoint(
-            view.methods,
-            calls,
-            SessionSealer(ring, self._clock, sessions.lifetime_s),
-            self._sessions,
-            self.core.hub,
-            lambda: server_of(self.config, view.name),
-            self._clock,
+        made.methods = CurrentMethods(*self._serves(made, config, serving.now))
+        made.older = OlderClients(
+            self.core,
+            ring,
+            clock,
+            config,
+            lambda results: self._serves(made, self.config, serving.now, results),
+            lambda: server_of(self.config, view),
             streams=self._using.streams,
-            keep_alive_s=http.keep_alive_s,
-            answer_timeout_s=sessions.answer_timeout_s,
-            view=view.name,
+            view=view,
         )
+        return made
 
     def _serves(
         self,
@@ -309,18 +267,13 @@ class _Gateway:
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
         """Serve something else from now on, and tell those who listen which lists have changed."""
-        serves = {
-            name: {
-                version: self._serves(view, config, snapshot, results)
-                for version, results in ((None, None), *WITH_SESSIONS.items())
-            }
-            for name, view in self._views.items()
-        }
+        serves = {name: self._serves(view, config, snapshot) for name, view in self._views.items()}
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
-        for name, view in self._views.items():
-            view.swap(serves[name])
         self.config = config
+        for name, view in self._views.items():
+            view.methods.swap(*serves[name])
+            view.older.swap()
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
             self._pool = pool
@@ -334,7 +287,7 @@ class _Gateway:
     def _request_stop(self) -> None:
         self.core.hub.close()
         for view in self._views.values():
-            view.questions.close()
+            view.older.close()
         if self._pool is not None:
             self._pool.request_stop()
 
@@ -364,7 +317,7 @@ class _Gateway:
 
 
 def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
-    """The keys from wherever the settings say, for all that leaves the house sealed.
+    """The keys from wherever the settings say, for all that is given out sealed.
 
     Raises:
         ConfigError: there are no keys, or unusable ones.
@@ -542,7 +495,11 @@ def _add_routes(
 
     async def healthz(request: Request) -> JSONResponse:
         server = gateway.config.server
-        return JSONResponse({"status": "ok", "name": server.name, "version": server.version})
+        missing = list(gateway.core.serving.catalog.missing)
+        more = {"missing": missing} if missing else {}
+        return JSONResponse(
+            {"status": "ok", "name": server.name, "version": server.version, **more}
+        )
 
     async def not_found(request: Request, error: Exception) -> JSONResponse:
         return _nothing(gateway.config.http.path)

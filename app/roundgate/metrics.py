@@ -1,10 +1,11 @@
-"""What is counted and measured of tasks, where an OpenTelemetry SDK with a meter is set up in the process.
+"""What is counted and measured, where an OpenTelemetry SDK with a meter is set up in the process.
 
     roundgate.tasks.turns        counter, by tool and outcome      turns of workers
     roundgate.tasks.turn_time    histogram in ms, likewise         how long they took
     roundgate.tasks.open         gauge, by status                  open tasks
     roundgate.tasks.oldest       gauge in s, by status             the age of the oldest of them
     roundgate.tasks.overdue      gauge in s                        how late the latest working one is
+    roundgate.backends.missing   gauge                             back ends that are not served
 
 Elsewhere nothing is imported; the same facts are in the log lines "task" and "tasks".
 """
@@ -43,6 +44,9 @@ class Metrics(Protocol):
     def census(self, census: Census) -> None:
         """The open tasks have been counted."""
 
+    def missing(self, count: int) -> None:
+        """So many back ends are not served."""
+
 
 class NoMetrics:
     """Where no SDK is set up."""
@@ -51,6 +55,9 @@ class NoMetrics:
         """Nobody measures."""
 
     def census(self, census: Census) -> None:
+        """Nobody measures."""
+
+    def missing(self, count: int) -> None:
         """Nobody measures."""
 
 
@@ -75,6 +82,10 @@ class OpenTelemetryMetrics:
             "roundgate.tasks.overdue", "s", "How late the latest working task is"
         )
 
+        self._missing = meter.create_gauge(
+            "roundgate.backends.missing", description="Back ends that are not served"
+        )
+
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
         """See `Metrics`."""
         facts = {"gen_ai.tool.name": tool, "outcome": outcome}
@@ -88,6 +99,10 @@ class OpenTelemetryMetrics:
         for status, age in census.oldest_s.items():
             self._oldest.set(age, {"status": status})
         self._overdue.set(census.overdue_s)
+
+    def missing(self, count: int) -> None:
+        """See `Metrics`."""
+        self._missing.set(count)
 
 
 def set_up() -> Metrics:

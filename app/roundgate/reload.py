@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
-from roundgate import config
+from roundgate import config, metrics
 from roundgate.backends import Modules, Serving, Snapshot, loading
 from roundgate.config import ConfigFile, GatewayConfig, Origin
 from roundgate.errors import ConfigError
@@ -30,6 +30,10 @@ from roundgate.files import Stamp, stamp
 
 POLL_S: Final = 0.25
 """Seconds between two looks at the files."""
+HEAL_S: Final = 5.0
+"""Seconds after which a back end that could not be served is tried again, at first."""
+HEAL_AT_MOST_S: Final = 300.0
+"""To where the pause doubles."""
 SETTLE_S: Final = 0.1
 """For how long nothing must be written before what was written is read: editors write in several steps."""
 RESTART: Final = ("http", "auth", "state", "tasks")
@@ -60,6 +64,7 @@ class Reloader:
         self._swap = swap
         self._watches = watches
         self._has_failed = False
+        self._heals = False
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -69,6 +74,7 @@ class Reloader:
         with on_hangup(asyncio.get_running_loop(), self.soon):
             if self._watches:
                 self._begin(self._watch())
+            self._heal_if_needed()
             try:
                 yield
             finally:
@@ -92,7 +98,8 @@ class Reloader:
                 with self._modules.renewed():
                     read = config.load(self._path)
                     usable = self._without_restart(read)
-                    snapshot = await loading.load_again(usable, self._modules)
+                    missing = self._serving.catalog.missing.keys()
+                    snapshot = await loading.load_again(usable, self._modules, missing)
                     self._swap(usable.config, snapshot)
             except Exception as error:
                 self._has_failed = True
@@ -106,9 +113,48 @@ class Reloader:
                     log.warning("%s needs a restart", name, extra={"fields": {"at": _place(place)}})
             self._file = usable
             catalog = snapshot.catalog
+            self._note_missing(snapshot)
+            self._heal_if_needed()
             fields = {"tools": len(catalog.tools), "prompts": len(catalog.prompts)}
             fields["resources"] = len(catalog.resources) + len(catalog.templates)
             log.info("reloaded %s", self._path, extra={"fields": fields})
+            return True
+
+    def _note_missing(self, snapshot: Snapshot) -> None:
+        loading.tell_missing(snapshot.catalog)
+        metrics.set_up().missing(len(snapshot.catalog.missing))
+
+    def _heal_if_needed(self) -> None:
+        if self._serving.catalog.missing and not self._heals:
+            self._heals = True
+            self._begin(self._heal())
+
+    async def _heal(self) -> None:
+        """Try back ends that are not served again, with growing pauses, until there are none."""
+        pause_s = HEAL_S
+        while self._serving.catalog.missing:
+            await asyncio.sleep(pause_s)
+            pause_s = HEAL_S if await self._healed() else min(2 * pause_s, HEAL_AT_MOST_S)
+        self._heals = False
+
+    async def _healed(self) -> bool:
+        """Serve what could not be served before, if it can be now, and everything else still can."""
+        async with self._one_at_a_time:
+            missing = self._serving.catalog.missing
+            try:
+                with self._modules.renewed():
+                    snapshot = await loading.load_again(self._file, self._modules, missing.keys())
+                    if snapshot.catalog.missing.keys() == missing.keys():
+                        await snapshot.aclose()
+                        found = snapshot.catalog.missing.values()
+                        raise ConfigError([problem for one in found for problem in one.problems])
+                    self._swap(self._file.config, snapshot)
+            except Exception as error:
+                log.debug("back ends are still not served", exc_info=error)
+                return False
+            again = sorted(missing.keys() - snapshot.catalog.missing.keys())
+            log.info("back ends are served again", extra={"fields": {"backends": again}})
+            self._note_missing(snapshot)
             return True
 
     def _without_restart(self, read: ConfigFile) -> ConfigFile:

@@ -129,7 +129,10 @@ def build_core(
         ConfigError: see `build_app`.
     """
     modules = Modules()
-    serving = Serving(loading.load(file, modules))
+    names = () if file.config.limits.strict else [one.name for one in file.config.backends]
+    serving = Serving(loading.load(file, modules, may_be_missing=names))
+    loading.tell_missing(serving.catalog)
+    metrics.set_up().missing(len(serving.catalog.missing))
     stores = stores or make_stores(using, clock, file.config.tasks.shards)
     if not using.on_demand:
         stores.prepare()

@@ -1,4 +1,4 @@
-"""The decorators note what a function is, change nothing about it, and their notes become its definition."""
+"""The decorators declaration what a function is, change nothing about it, and their notes become its definition."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from roundgate import Annotations, Icon, prompt, resource, tool
-from roundgate.backends.declare import PromptNote, ResourceNote, ToolNote, notes_of
+from roundgate.backends.declare import (
+    PromptDeclaration,
+    ResourceDeclaration,
+    ToolDeclaration,
+    declarations_of,
+)
 from tests.support.asgi import client, gateway
 
 
@@ -20,7 +25,7 @@ def test_a_decorated_function_is_the_same_function(decorate: Callable[..., Any])
 
     assert decorate(double) is double
     assert double(4) == 8
-    assert len(notes_of(double)) == 1
+    assert len(declarations_of(double)) == 1
 
 
 def test_a_function_can_be_several_things_the_innermost_first() -> None:
@@ -30,7 +35,11 @@ def test_a_function_can_be_several_things_the_innermost_first() -> None:
     def notes() -> str:
         """All notes."""
 
-    assert [type(note) for note in notes_of(notes)] == [ToolNote, PromptNote, ResourceNote]
+    assert [type(declaration) for declaration in declarations_of(notes)] == [
+        ToolDeclaration,
+        PromptDeclaration,
+        ResourceDeclaration,
+    ]
 
 
 class Anything:
@@ -42,7 +51,7 @@ class Anything:
 
 @pytest.mark.parametrize("value", [len, 5, None, "x", object(), type, tool, json, Anything()])
 def test_anything_else_has_no_notes(value: Any) -> None:
-    assert list(notes_of(value)) == []
+    assert list(declarations_of(value)) == []
 
 
 async def listed(method: str, member: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -44,9 +44,8 @@ class Echo:
 ENTRY = """
 import sys
 from types import MappingProxyType
-import echo
 from roundgate.backends import registry
-registry.KINDS = MappingProxyType({**registry.KINDS, "echo": registry.Kind(echo.EchoConfig, "echo:Echo")})
+registry.KINDS = MappingProxyType({**registry.KINDS, "echo": registry.Kind("echo:EchoConfig", "echo:Echo")})
 from roundgate.cli import main
 sys.exit(main())
 """
@@ -55,7 +54,7 @@ sys.exit(main())
 @pytest.mark.parametrize("name", KINDS)
 def test_an_entry_of_the_table_is_whole(name: str) -> None:
     kind = KINDS[name]
-    assert get_args(kind.config.model_fields["kind"].annotation) == (name,)
+    assert get_args(kind.model().model_fields["kind"].annotation) == (name,)
     assert callable(kind.factory())
 
 

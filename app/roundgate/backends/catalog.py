@@ -7,8 +7,9 @@ back end, and a collision is an error that names both sides. Each entry of a lis
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,10 +27,14 @@ from roundgate.backends.base import (
 from roundgate.backends.definitions import StoredDefinition, encoded, renamed
 from roundgate.backends.task_source import TaskSource
 from roundgate.config import Origin
-from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
+from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
 from roundgate.protocol import NEWEST, MirroredArgument, Pages, Schema, UriTemplate
 from roundgate.replay import Context
 
+log = logging.getLogger("roundgate.backends")
+
+OFFER_S: Final = 120.0
+"""How long a back end without which the rest is served may take to say what it offers, in seconds."""
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -72,6 +77,15 @@ class ServedTemplate:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """A back end that cannot be served just now."""
+
+    prefix: str
+    """That of its tools and prompts."""
+    problems: Sequence[Problem]
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """All that is served."""
 
@@ -89,6 +103,8 @@ class Catalog:
     """What back ends have read it from, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """What is not served and why, where that is no reason not to serve the rest."""
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    """Back ends that cannot be served just now, by name; the rest is."""
     call_tool: str | None = None
     """The tool through which others are called, where search stands for the list (`roundgate.backends.search`)."""
     views: Mapping[str, Catalog] = field(default_factory=dict)
@@ -139,9 +155,12 @@ class Catalog:
         return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
 
     def tool(self, name: str) -> ServedTool:
-        """Raises InvalidParams: there is no such tool."""
+        """Raises InvalidParams: there is no such tool; Unavailable: nobody knows just now."""
         found = self.tools.get(name)
         if found is None:
+            for backend, one in self.missing.items():
+                if one.prefix and name.startswith(one.prefix):
+                    raise Unavailable(f"The back end {backend} is not served just now; try later")
             raise InvalidParams(f"Unknown tool: {name[:MAX_NAME]}")
         return found
 
@@ -175,7 +194,11 @@ class Catalog:
         return True
 
     def completers(self, kind: str, name: str) -> Mapping[str, Complete]:
-        """The completers of a prompt ("ref/prompt") or of a resource template ("ref/resource").
+        """The completers of a prompt or of a resource template.
+
+        Args:
+            kind: `ref/prompt` or `ref/resource`.
+            name: of the prompt, or the URI of the template.
 
         Raises:
             InvalidParams: there is no such prompt or template.
@@ -238,24 +261,62 @@ class _Shelf(Generic[T]):
 
 
 async def build(
-    backends: Sequence[Backend], page_size: int, problems: Sequence[Problem] = ()
+    backends: Sequence[Backend],
+    page_size: int,
+    problems: Sequence[Problem] = (),
+    missing: Mapping[str, Missing] | None = None,
+    may_be_missing: Collection[str] = (),
 ) -> Catalog:
-    """Ask every back end, all at once, and merge what they offer; `problems` are those that are known already.
+    """Ask every back end, all at once, and merge what they offer.
+
+    Args:
+        backends: in the order of the lists.
+        page_size: entries on a page.
+        problems: those that are known already.
+        missing: back ends that could not even be made.
+        may_be_missing: names of those without which the rest is served.
 
     Raises:
-        ConfigError: all that is wrong in all of them.
+        ConfigError: all that is wrong in all of them, but for those that may be missing.
     """
-    found = list(problems)
-    offered = await asyncio.gather(*(_offer(backend, found) for backend in backends))
-    return _merge(list(zip(backends, offered, strict=True)), page_size, found)
+    found, absent = list(problems), dict(missing or {})
+    offered = await asyncio.gather(
+        *(_offer(one, found, absent, may_be_missing) for one in backends)
+    )
+    merged = _merge(list(zip(backends, offered, strict=True)), page_size, found)
+    return replace(merged, missing=absent) if absent else merged
 
 
-async def _offer(backend: Backend, problems: list[Problem]) -> Offering:
+async def _offer(
+    backend: Backend,
+    problems: list[Problem],
+    missing: dict[str, Missing],
+    may_be_missing: Collection[str],
+) -> Offering:
+    if backend.name not in may_be_missing:
+        try:
+            return await backend.offer()
+        except ConfigError as error:
+            problems.extend(error.problems)
+            return Offering()
     try:
-        return await backend.offer()
-    except ConfigError as error:
-        problems.extend(error.problems)
+        async with asyncio.timeout(OFFER_S):
+            return await backend.offer()
+    except Exception as error:
+        missing[backend.name] = missing_for(backend.name, backend.prefix, error)
         return Offering()
+
+
+def missing_for(name: str, prefix: str, error: Exception) -> Missing:
+    """A back end that is not served because of an error."""
+    if isinstance(error, ConfigError):
+        return Missing(prefix, error.problems)
+    log.error("a back end has failed", exc_info=error, extra={"fields": {"backend": name}})
+    said = f"it failed with {type(error).__name__}"
+    if isinstance(error, TimeoutError):
+        said = f"it did not say within {OFFER_S:g} s what it offers"
+    remedy = "look into the log for what is wrong with it; it is tried again"
+    return Missing(prefix, [Problem("gateway.yaml", f"back end {name!r}", said, remedy)])
 
 
 def _merge(
@@ -340,7 +401,14 @@ def _prefixed(item: T, prefix: str) -> T:
 
 
 def serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
-    """A tool made ready for calls; `None` if its input schema is of no use, which is added to the problems."""
+    """A tool made ready for calls; `None` if its input schema cannot be used.
+
+    Args:
+        name: under which it is served.
+        tool: as its back end offers it.
+        backend: the name of its back end, for problems.
+        problems: what is wrong is added to these.
+    """
     # it was checked when it was compiled, and mirrors no header
     if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)

@@ -1,7 +1,7 @@
-"""The decorators `@tool`, `@prompt` and `@resource`: they note what a function is and change nothing about it.
+"""The decorators `@tool`, `@prompt` and `@resource`: they record what a function is and change nothing about it.
 
-A decorated function stays an ordinary function that a test can call. `backends.python` finds the notes when it loads a
-module named in gateway.yaml; there is no registry.
+A decorated function stays an ordinary function that a test can call. `backends.python` finds what they record when it
+loads a module named in gateway.yaml; there is no registry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Completer: TypeAlias = Sequence[str] | Callable[[str], Any]
 """Fixed values, or a function (plain or async) from what was typed to a list of strings or a `Completion`."""
 
-NOTES: Final = "__mcp_declarations__"
+ATTRIBUTE: Final = "__mcp_declarations__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolNote(Described):
+class ToolDeclaration(Described):
     """What `@tool` was told."""
 
     input_schema: Mapping[str, Any] | None = None
@@ -48,14 +48,14 @@ class ToolNote(Described):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptNote(Described):
+class PromptDeclaration(Described):
     """What `@prompt` was told."""
 
     complete: Mapping[str, Completer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceNote(Described):
+class ResourceDeclaration(Described):
     """What `@resource` was told."""
 
     uri: str
@@ -65,17 +65,17 @@ class ResourceNote(Described):
     complete: Mapping[str, Completer]
 
 
-Note: TypeAlias = ToolNote | PromptNote | ResourceNote
+Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclaration
 
 
-def notes_of(function: Any) -> Sequence[Note]:
+def declarations_of(function: Any) -> Sequence[Declaration]:
     """The declarations on a function, first applied first; empty for anything else."""
-    found = getattr(function, NOTES, ())
+    found = getattr(function, ATTRIBUTE, ())
     return found if isinstance(found, tuple) else ()
 
 
-def _attach(function: F, note: Note) -> F:
-    setattr(function, NOTES, (*notes_of(function), note))
+def _attach(function: F, declaration: Declaration) -> F:
+    setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))
     return function
 
 
@@ -126,17 +126,31 @@ def tool(
 ) -> F | Callable[[F], F]:
     """Offer a function as a tool (server/tools).
 
-    Name, description and input schema come from the function's name, docstring and signature unless given here. An
-    `input_schema` that is given is served verbatim. `read_only`, `destructive`, `idempotent` and `open_world` become
-    the hints of the tool's annotations. `requires` names client capabilities, shaped as the schema's
-    `ClientCapabilities` (`{"sampling": {}}`): a request that does not declare them is refused with -32021 unrun.
-    `scopes` are what the caller's token must grant to see and call the tool. `once` makes sure that a round that is
-    sent again, because its answer was lost, is not run again: the retry gets the same outcome. `task` says whether a
-    call may outlive its request (docs/tasks.md): "optional" if the client knows tasks, "required" refuses one that does
-    not with -32021. A function that takes a `Context` says when, with `ctx.continue_as_task()`; any other becomes a
-    task at once. `unasked_answers` takes answers that a client sends before it was asked (docs/rounds.md); without it
-    an answer counts only for a question that was put. `approval` is what the user reads above the arguments where the
-    back end has calls approved.
+    Every parameter is optional: without it the decorator takes the function's name, docstring and signature.
+
+    Args:
+        function: the function, where the decorator is used without parentheses.
+        name: the tool's name, without the prefix of its back end.
+        title: another name, for people.
+        description: what it does, for the model; unset, the docstring without its list of parameters.
+        input_schema: JSON Schema of the arguments, served verbatim; unset, made from the signature.
+        output_schema: JSON Schema of `structuredContent`; unset, made from what the function returns.
+        read_only: readOnlyHint of the tool's annotations, and so on for the next three.
+        destructive: destructiveHint.
+        idempotent: idempotentHint.
+        open_world: openWorldHint.
+        icons: for people.
+        requires: client capabilities, shaped as the schema's `ClientCapabilities` (`{"sampling": {}}`). A request that
+            does not declare them is refused with -32021, and the function is not run.
+        scopes: what the caller's token must grant to see and call the tool.
+        once: whether a round that is sent again, because its answer was lost, gets the outcome of the first instead of
+            being run again.
+        task: whether a call may outlive its request (docs/tasks.md): "optional" if the client knows tasks; "required"
+            refuses one that does not with -32021. A function that takes a `Context` says when, with
+            `ctx.continue_as_task()`; any other becomes a task at once.
+        unasked_answers: whether answers count that a client sends before it was asked (docs/rounds.md).
+        approval: what the user reads above the arguments where the back end has calls approved.
+        meta: `_meta` of its entry in the list.
 
     Raises:
         ValueError: `unasked_answers` and `once`: what must happen once needs an answer to a question that was put.
@@ -151,7 +165,7 @@ def tool(
         "idempotentHint": idempotent,
         "openWorldHint": open_world,
     }
-    note = ToolNote(
+    declaration = ToolDeclaration(
         name=name,
         title=title,
         description=description,
@@ -168,9 +182,9 @@ def tool(
         approval=approval,
     )
     return (
-        _attach(function, note)
+        _attach(function, declaration)
         if function is not None
-        else lambda decorated: _attach(decorated, note)
+        else lambda decorated: _attach(decorated, declaration)
     )
 
 
@@ -199,9 +213,16 @@ def prompt(
 ) -> F | Callable[[F], F]:
     """Offer a function as a prompt (server/prompts); its parameters are the prompt's arguments.
 
-    `complete` gives completions for arguments: `{"language": ["python", "rust"]}` or a function of what was typed.
+    Args:
+        function: the function, where the decorator is used without parentheses.
+        name: the prompt's name, without the prefix of its back end; unset, the function's.
+        title: another name, for people.
+        description: what it is for; unset, the docstring without its list of parameters.
+        icons: for people.
+        complete: completions for arguments: `{"language": ["python", "rust"]}`, or a function of what was typed.
+        meta: `_meta` of its entry in the list.
     """
-    note = PromptNote(
+    declaration = PromptDeclaration(
         name=name,
         title=title,
         description=description,
@@ -210,9 +231,9 @@ def prompt(
         complete=complete or {},
     )
     return (
-        _attach(function, note)
+        _attach(function, declaration)
         if function is not None
-        else lambda decorated: _attach(decorated, note)
+        else lambda decorated: _attach(decorated, declaration)
     )
 
 
@@ -233,8 +254,20 @@ def resource(
 
     The template's variables are the function's parameters. It returns text, bytes, a JSON value, or
     `TextResourceContents` and `BlobResourceContents`.
+
+    Args:
+        uri: where clients read it.
+        name: its name; unset, the function's.
+        title: another name, for people.
+        description: what it is; unset, the docstring without its list of parameters.
+        mime_type: of its contents.
+        size: bytes of its contents, if that is known.
+        annotations: for whom it is, and how important.
+        icons: for people.
+        complete: completions for variables of the template.
+        meta: `_meta` of its entry in the list.
     """
-    note = ResourceNote(
+    declaration = ResourceDeclaration(
         uri=uri,
         name=name,
         title=title,
@@ -246,16 +279,16 @@ def resource(
         complete=complete or {},
         meta=meta,
     )
-    return lambda decorated: _attach(decorated, note)
+    return lambda decorated: _attach(decorated, declaration)
 
 
 __all__ = [
     "Completer",
     "Completion",
-    "PromptNote",
-    "ResourceNote",
-    "ToolNote",
-    "notes_of",
+    "PromptDeclaration",
+    "ResourceDeclaration",
+    "ToolDeclaration",
+    "declarations_of",
     "prompt",
     "resource",
     "tool",

@@ -13,16 +13,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from roundgate import json
 from roundgate.backends.config import JobConfig
+from roundgate.backends.input_requests import check_request
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, NotNow
-from roundgate.replay import NAME, Context, Raw, Url, form_schema
-
-MAX_URL: Final = 2_048
-"""Characters of the address of a page that a service sends a user to."""
+from roundgate.replay import NAME, Context, Raw
 
 Kept: TypeAlias = Mapping[str, Any]
 """An answer, as JSON: what a step returns."""
@@ -88,38 +86,6 @@ def asked(envelope: Any) -> Kept:
     if not requests:
         raise BackendError("The service asked for input but had no question")
     return {"inputRequests": dict(requests), "state": envelope.get("state")}
-
-
-def check_request(request: Any) -> None:
-    """Find a question that no client could show, before it is passed on to one.
-
-    Raises:
-        ValueError: it is not an `InputRequest` of the schema, or its form is none.
-    """
-    match request:
-        case {
-            "method": "elicitation/create",
-            "params": {"mode": "url", "message": str(message), "url": str(url)},
-        }:
-            Url(message, url)
-            if len(url) > MAX_URL:
-                raise ValueError("too long to be shown")
-        case {
-            "method": "elicitation/create",
-            "params": {"message": str(), "requestedSchema": dict(fields), **others},
-        }:
-            if others.get("mode", "form") != "form":
-                raise ValueError("elicitation has the modes form and url")
-            form_schema(fields)
-        case {
-            "method": "sampling/createMessage",
-            "params": {"messages": list(), "maxTokens": int()},
-        }:
-            pass
-        case {"method": "roots/list"} if isinstance(request.get("params", {}), dict):
-            pass
-        case _:
-            raise ValueError("not an input request")
 
 
 class Job(Protocol):

@@ -3,70 +3,123 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
 from roundgate.backends import catalog
 from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.catalog import Catalog, Missing, missing_for
+from roundgate.backends.config import BackendConfig
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
-from roundgate.backends.shaping import shaped
-from roundgate.config import ConfigFile
+from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
 
 T = TypeVar("T")
 
+log = logging.getLogger("roundgate.backends")
 ONE_PAGE: Final = 1_000_000_000
 """Entries on a page where no list has a second one."""
 
 
-def load(file: ConfigFile, modules: Modules | None = None, *, fetches: bool = False) -> Snapshot:
-    """What the configuration serves, for a caller that has no event loop, or none to spare: at a start.
+def load(
+    file: ConfigFile,
+    modules: Modules | None = None,
+    *,
+    fetches: bool = False,
+    may_be_missing: Collection[str] = (),
+) -> Snapshot:
+    """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
 
-    With `fetches`, documents that back ends are described by are fetched where no index of them is kept.
+    Args:
+        file: the configuration.
+        modules: the users' modules that are loaded already; a reload uses them again.
+        fetches: whether documents that describe back ends are fetched where no index of them is kept.
+        may_be_missing: back ends without which the rest is served; `Catalog.missing` has those that are.
 
     Raises:
-        ConfigError: everything that is wrong in all back ends, and between them.
+        ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
     """
-    made, problems = _make(file, modules or Modules(), fetches=fetches)
-    return apart(_offered(made, file, problems))
+    made = _make(file, modules or Modules(), may_be_missing, fetches=fetches)
+    return apart(_offered(made, file, may_be_missing))
 
 
-async def load_again(file: ConfigFile, modules: Modules) -> Snapshot:
-    """The same beside a running server: modules are imported here, the back ends are waited for.
+async def load_again(
+    file: ConfigFile, modules: Modules, may_be_missing: Collection[str] = ()
+) -> Snapshot:
+    """What the configuration serves, loaded beside a running server.
+
+    Modules are imported in this thread; what back ends offer is awaited.
 
     Raises:
         ConfigError: as `load`.
     """
-    made, problems = _make(file, modules)
-    return await _offered(made, file, problems)
+    return await _offered(_make(file, modules, may_be_missing), file, may_be_missing)
+
+
+def tell_missing(catalog: Catalog) -> None:
+    """Name the back ends that are not served in the log, with what is wrong with each."""
+    for name, one in catalog.missing.items():
+        problems = [str(problem) for problem in one.problems]
+        fields = {"backend": name, "problems": problems}
+        log.error("a back end is not served; the rest is", extra={"fields": fields})
+
+
+@dataclass(slots=True)
+class _Made:
+    """The back ends that could be made, and what is wrong with the others."""
+
+    backends: list[Backend] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    missing: dict[str, Missing] = field(default_factory=dict)
 
 
 def _make(
-    file: ConfigFile, modules: Modules, *, fetches: bool = False
-) -> tuple[list[Backend], list[Problem]]:
+    file: ConfigFile, modules: Modules, may_be_missing: Collection[str], *, fetches: bool = False
+) -> _Made:
     limits = file.config.limits
     shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules, fetches)
-    made: list[Backend] = []
-    problems: list[Problem] = []
+    made = _Made()
     for index, entry in enumerate(file.config.backends):
-        make: MakeBackend = kind_of(entry).factory()
+        origin = file.origin.at("backends", index)
         try:
-            origin = file.origin.at("backends", index)
-            made.append(shaped(make(entry, origin, shared), entry, origin))
-        except ConfigError as error:
-            problems.extend(error.problems)
-    return made, problems
+            make: MakeBackend = kind_of(entry).factory()
+            made.backends.append(_shaped(make(entry, origin, shared), entry, origin))
+        except Exception as error:
+            if entry.name in may_be_missing:
+                made.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
+            elif isinstance(error, ConfigError):
+                made.problems.extend(error.problems)
+            else:
+                raise
+    return made
 
 
-async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem]) -> Snapshot:
+def _shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
+    """The back end with the selection and the overrides of its settings; itself where there are none."""
+    if not (config.include or config.exclude or config.override):
+        return backend
+    from roundgate.backends.shaping import Shaped
+
+    return Shaped(backend, config, origin)
+
+
+async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
     try:
         page_size = file.config.limits.page_size or ONE_PAGE
-        built = await catalog.build(made, page_size, problems)
+        built = await catalog.build(
+            made.backends, page_size, made.problems, made.missing, may_be_missing
+        )
+        if len(built.missing) == len(file.config.backends):
+            raise ConfigError(
+                [problem for one in built.missing.values() for problem in one.problems]
+            )
         checks_scopes = file.config.auth != "none"
         if file.config.views:
             from roundgate.backends.views import with_views
@@ -86,9 +139,9 @@ async def _offered(made: list[Backend], file: ConfigFile, problems: list[Problem
             built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
         continue_tool = file.config.sessions.continue_tool
         check_names(built, file.config.fallback, file.origin, continue_tool)
-        return Snapshot(built, made)
+        return Snapshot(built, made.backends)
     except BaseException:
-        for backend in made:
+        for backend in made.backends:
             await backend.aclose()
         raise
 

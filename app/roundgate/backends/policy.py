@@ -105,6 +105,10 @@ def _question(name: str, text: str | None, arguments: Mapping[str, Any]) -> str:
 def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
     """The tool, asking the user with a form for those of these arguments that are missing.
 
+    Args:
+        tool: one whose schema is an object.
+        ask: names of arguments.
+
     Raises:
         ValueError: an argument does not exist, or is of a type that no form has.
     """

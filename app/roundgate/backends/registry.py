@@ -1,8 +1,8 @@
 """The kinds of back end: one entry each, with its config model and what makes it.
 
-Another kind is another module (or package) and another entry here. The union of `backends:` in gateway.yaml, its JSON
-Schema and the making of back ends follow from this table. Importing it loads the models alone: the code of a kind is
-imported when a configuration has a back end of that kind.
+Another kind is another module (or package) and another entry here. How an entry of `backends:` in gateway.yaml is
+read, its JSON Schema and the making of back ends follow from this table. Importing it loads no kind: the model and the
+code of one are imported when a configuration has a back end of that kind.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Union
 
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic_core import PydanticKnownError, core_schema
 
 from roundgate.backends.config import BackendConfig
-from roundgate.backends.http.config import HttpBackendConfig
-from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.config import Origin
 
 
@@ -26,8 +24,9 @@ from roundgate.config import Origin
 class Kind:
     """A kind of back end."""
 
-    config: type[BackendConfig]
-    """Its settings; the member `kind` is a literal with its name."""
+    config: str
+    """`module:class`, the model of its settings (`roundgate.backends.config.BackendConfig`); its member `kind` is a
+    literal with the name of the kind."""
     code: str
     """`module:callable`, what makes a back end of its settings (`roundgate.backends.base.MakeBackend`)."""
 
@@ -35,27 +34,40 @@ class Kind:
     """`module:callable`, what `roundgate compile` runs for each back end of the kind: with its settings and where they
     stand; it returns what to tell."""
 
+    def model(self) -> type[BackendConfig]:
+        """The model of its settings; imports it."""
+        found: type[BackendConfig] = _named(self.config)
+        return found
+
     def compile_with(self) -> Callable[[Any, Origin], str] | None:
         """What compiles back ends of this kind, if something has to; imports its code."""
-        return None if self.compiler is None else _named(self.compiler)
+        found: Callable[[Any, Origin], str] | None
+        found = None if self.compiler is None else _named(self.compiler)
+        return found
 
     def factory(self) -> Callable[..., Any]:
         """What makes back ends of this kind; imports its code."""
-        return _named(self.code)
+        found: Callable[..., Any] = _named(self.code)
+        return found
 
 
-def _named(place: str) -> Callable[..., Any]:
+def _named(place: str) -> Any:
     module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
+    return getattr(import_module(module), name)
 
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
-        "python": Kind(PythonBackendConfig, "roundgate.backends.python.backend:PythonBackend"),
-        "http": Kind(HttpBackendConfig, "roundgate.backends.http.backend:HttpBackend"),
+        "python": Kind(
+            "roundgate.backends.python.config:PythonBackendConfig",
+            "roundgate.backends.python.backend:PythonBackend",
+        ),
+        "http": Kind(
+            "roundgate.backends.http.config:HttpBackendConfig",
+            "roundgate.backends.http.backend:HttpBackend",
+        ),
         "openapi": Kind(
-            OpenApiBackendConfig,
+            "roundgate.backends.openapi.config:OpenApiBackendConfig",
             "roundgate.backends.openapi.backend:OpenApiBackend",
             "roundgate.backends.openapi.command:compile_to_file",
         ),
@@ -66,10 +78,43 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
 
 def kind_of(config: BackendConfig) -> Kind:
     """The entry that a back end's settings belong to."""
-    return next(kind for kind in KINDS.values() if type(config) is kind.config)
+    name: str = config.kind  # type: ignore[attr-defined]
+    return KINDS[name]
 
 
-def any_config() -> Any:
-    """The type of an entry of `backends:`, which is one of the models in the table, by its `kind`."""
-    models = tuple(kind.config for kind in KINDS.values())
-    return Annotated[Union[models], Field(discriminator="kind")]  # noqa: UP007 - made from a table
+class ByKind:
+    """The annotation of an entry of `backends:`: it is read by the model that its `kind` has in the table.
+
+    pydantic's own union by `kind` would have to have all models before it reads the first entry.
+    """
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(read_entry)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        models = tuple(kind.model() for kind in KINDS.values())
+        entry: Any = Annotated[Union[models], Field(discriminator="kind")]  # noqa: UP007 - made from a table
+        return handler(TypeAdapter(entry).core_schema)
+
+
+def read_entry(given: Any) -> BackendConfig:
+    """The settings in an entry of `backends:`.
+
+    Raises:
+        ValidationError, PydanticKnownError: they are wrong, or there is no such kind; the words are pydantic's.
+    """
+    if isinstance(given, BackendConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise PydanticKnownError("model_attributes_type")
+    name, names = given.get("kind"), ", ".join(repr(kind) for kind in KINDS)
+    if name is None:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
+    if not isinstance(name, str) or name not in KINDS:
+        about = {"discriminator": "'kind'", "tag": str(name), "expected_tags": names}
+        raise PydanticKnownError("union_tag_invalid", about)
+    return KINDS[name].model().model_validate(given)

@@ -31,15 +31,6 @@ _HINTS: Final = {
 }
 
 
-def shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
-    """The back end with the selection and the overrides of its settings; itself where there are none."""
-    return (
-        Shaped(backend, config, origin)
-        if config.include or config.exclude or config.override
-        else backend
-    )
-
-
 class Shaped:
     """A back end of which the configuration chooses tools and changes some (`roundgate.backends.base.Backend`)."""
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from roundgate.auth import Principal
-from roundgate.backends.exchange import check_request
+from roundgate.backends.input_requests import check_request
 from roundgate.errors import BackendError
 from roundgate.json import encode
 from roundgate.protocol import NEWEST, REQUIRED, Status, TaskView, without_none
@@ -57,6 +57,11 @@ class TaskSource(Protocol):
 
         `None` if the service tells nobody of changes. Either way the task is looked at from time to time: what is lost
         here comes later.
+
+        Args:
+            task_id: as the service has it.
+            principal: whose task it is.
+            changed: called in this event loop; more often than needed does no harm.
         """
 
 

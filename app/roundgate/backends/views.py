@@ -34,7 +34,13 @@ def with_views(
     *,
     checks_scopes: bool,
 ) -> Catalog:
-    """The catalog with its views; `origin` is where they stand.
+    """The catalog with its views.
+
+    Args:
+        catalog: of everything.
+        configs: the views.
+        origin: where they stand, for problems.
+        page_size: entries on a page.
 
     Raises:
         ConfigError: everything that is wrong in all of them.
@@ -63,7 +69,8 @@ def _view(
     chosen = {
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
     }
-    problems += _unused(everything, chosen.keys(), config, origin)
+    if not everything.missing:  # what is missing may be what the view is about
+        problems += _unused(everything, chosen.keys(), config, origin)
     unchanged = dict(everything.tool_pages.items)
     tools: dict[str, ServedTool] = {}
     items: list[tuple[str, bytes]] = []

@@ -52,7 +52,14 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
 async def finished(
     task: Task, answers: Answers, status: Status, timeout_s: float | None
 ) -> CallResult:
-    """The result of a task; whoever is interrupted is told how to go on with it."""
+    """The result of a task; a user who interrupts is told how to go on with it.
+
+    Args:
+        task: which may be over already.
+        answers: for what it asks.
+        status: shows how it is.
+        timeout_s: seconds; `None` for as long as it takes.
+    """
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
     except (asyncio.CancelledError, KeyboardInterrupt):

@@ -42,7 +42,12 @@ Work = Callable[[Client, argparse.Namespace], Awaitable[int]]
 
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
-    """Do something with a client of the server that the arguments name; returns the exit status."""
+    """Do something with a client of the server that the arguments name; returns the exit status.
+
+    Args:
+        arguments: of the command line.
+        work: what to do with the client; returns the exit status.
+    """
     try:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:

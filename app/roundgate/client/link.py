@@ -202,7 +202,7 @@ class Link:
     async def answer(self, request_id: Any, answer: Json) -> None:
         """POST the answer to a request of an older server."""
         assert self.version is not None
-        message = {"jsonrpc": "2.0", "id": request_id, **answer}
+        message: Json = {"jsonrpc": "2.0", "id": request_id, **answer}
         await self._deliver(message, self.version, "an answer")
 
     async def end_session(self) -> None:
@@ -271,6 +271,13 @@ class Link:
             await response.close()
 
     async def post(self, message: Json, version: str, listener: Listener) -> HttpResponse:
+        """POST a message, with the headers of its revision; whoever calls this closes the response.
+
+        Args:
+            message: a request, a notification or an answer.
+            version: the revision that it is written in.
+            listener: whose headers go with it.
+        """
         body = encode(message)
         headers = [_ACCEPT, _JSON, _IDENTITY, *self._mirrored(message, version, listener)]
         if self._observer is not None:

@@ -46,7 +46,12 @@ class Origin:
         return Origin(self.located, (*self.loc, *steps))
 
     def problem(self, message: str, remedy: str) -> Problem:
-        """Something wrong here."""
+        """Something wrong here.
+
+        Args:
+            message: what is wrong, as the rest of a sentence about this place.
+            remedy: what to do about it.
+        """
         return Problem(
             str(self.located.file),
             dotted(self.loc) or "(file)",

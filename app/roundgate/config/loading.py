@@ -35,7 +35,11 @@ def load(
 ) -> ConfigFile:
     """Read and validate a configuration file.
 
-    A `placeholder` stands for references to what is not here: for commands that look at the rest of the file.
+    Args:
+        path: of the file.
+        environ: what `${NAME}` refers to.
+        placeholder: stands for references to what is not here, for commands that look at the rest of the file;
+            without it they are problems.
 
     Raises:
         ConfigError: everything that is wrong with it.

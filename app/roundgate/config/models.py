@@ -5,7 +5,7 @@ What each setting means is in its `description`, which is also what `roundgate s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -125,6 +125,11 @@ class LimitsConfig(Model):
         " one caller.",
         ge=1,
         le=1000,
+    )
+    strict: bool = Field(
+        False,
+        description="Whether a back end that cannot be served keeps the gateway from starting; if not, the rest is"
+        " served.",
     )
     page_size: int | None = Field(
         None,
@@ -437,11 +442,6 @@ class CachingConfig(Model):
 _HEALTH: Final = "/healthz"
 _WELL_KNOWN: Final = "/.well-known/"
 
-if TYPE_CHECKING:
-    AnyBackendConfig: TypeAlias = BackendConfig
-else:
-    AnyBackendConfig = registry.any_config()
-
 
 class GatewayConfig(Model):
     """The whole file."""
@@ -471,7 +471,7 @@ class GatewayConfig(Model):
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
-    backends: list[AnyBackendConfig] = Field(
+    backends: list[Annotated[BackendConfig, registry.ByKind()]] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
     )
     search: SearchConfig | None = Field(

@@ -25,11 +25,11 @@ _RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
 
 
 def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
-    """What the models refuse."""
+    """What the models refuse, as problems with a place and a remedy."""
     found: list[Problem] = []
     for detail in error.errors(include_input=False, include_url=False):
-        # pydantic puts the tag of a discriminated union into the location; the file has no such step
-        loc = [step for index, step in enumerate(detail["loc"]) if not _is_tag(index, step)]
+        # pydantic puts what it calls a model of several into the location; the file has no such step
+        loc = [step for step in detail["loc"] if not str(step).startswith("<")]
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(
             detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor"
@@ -38,13 +38,6 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
             remedy = f"write {_RENAMED[str(loc[-1])]}, which is what it is called now"
         found.append(origin.at(*loc).problem(message, remedy))
     return found
-
-
-def _is_tag(index: int, step: str | int) -> bool:
-    """A kind of back end, or what a model calls one of several (in brackets, which no setting is)."""
-    return isinstance(step, str) and (
-        (index == 2 and step in registry.KINDS) or step.startswith("<")
-    )
 
 
 def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:

@@ -23,9 +23,15 @@ def fill_in(
     files: set[Path],
     placeholder: str | None = None,
 ) -> Any:
-    """`${NAME}`, `${NAME:-default}` and `${file:path}` in every string; `$${` stands for `${`.
+    """The value with `${NAME}`, `${NAME:-default}` and `${file:path}` in its strings filled in; `$${` stands for `${`.
 
-    What is not there is a problem, unless there is a `placeholder` that stands for it.
+    Args:
+        value: the file, or a part of it.
+        origin: where that stands, for problems.
+        environ: the variables.
+        problems: what is not there is added to these.
+        files: the files that are referred to are added to these.
+        placeholder: stands for what is not there, which is no problem then.
     """
 
     def resolved(found: re.Match[str], place: Origin) -> str:

@@ -30,7 +30,13 @@ _LAST: Final = re.compile(_ID + rb"\s*\}\s*$")
 async def read_id(
     method: str, headers: Mapping[bytes, bytes], receive: Receive
 ) -> RequestId | None:
-    """The id in the body of a POST that nobody has read yet, if its head says that it is short."""
+    """The id in the body of a POST that nobody has read yet, if its head says that it is short.
+
+    Args:
+        method: of HTTP.
+        headers: lower-case names.
+        receive: ASGI's; what is read here nobody else can read.
+    """
     length = headers.get(b"content-length", b"")
     is_json = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == _JSON
     if method != "POST" or not is_json or not length.isdigit() or int(length[:20]) > MAX_BYTES:

@@ -9,9 +9,9 @@ layers outside answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,11 +24,13 @@ from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
-from roundgate.http.older import OlderEndpoint
 from roundgate.http.responder import Responder, State
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
 from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
 from roundgate.tracing import Tracing, context_of
+
+if TYPE_CHECKING:
+    from roundgate.http.older import OlderEndpoint
 
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536
@@ -40,11 +42,20 @@ class Endpoint:
     """Who answers at one address: requests of 2026-07-28, and those of the revisions with sessions."""
 
     methods: CurrentMethods
-    older: OlderEndpoint
+    older: Callable[[], OlderEndpoint]
 
 
 class McpEndpoint:
-    """Answers what is for an MCP endpoint, passes everything else on. `endpoints` has that of each view."""
+    """Answers what is for an MCP endpoint, passes everything else on.
+
+    Args:
+        app: what everything else is passed to.
+        endpoints: who answers, by the name of the view; that of everything has the name "".
+        tracing: makes the span of a request.
+        max_body_bytes: longer bodies are refused with 413.
+        budget: what all bodies that are served at once may take together.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
+    """
 
     def __init__(
         self,
@@ -77,13 +88,13 @@ class McpEndpoint:
     async def _answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         endpoint = self._endpoints[exchange.view]
         if scope["method"] != "POST":
-            await endpoint.older.answer(scope["method"], None, receive, exchange)
+            await endpoint.older().answer(scope["method"], None, receive, exchange)
             return
         body, responder = await self._read(receive, exchange), exchange.responder
         if opening.may_be_older(exchange.headers):
             decoded = json.decode(body)
             if opening.is_older(exchange.headers, decoded):
-                await endpoint.older.answer("POST", decoded, receive, exchange)
+                await endpoint.older().answer("POST", decoded, receive, exchange)
                 return
             message = jsonrpc.message_of(decoded)
         else:
@@ -118,7 +129,7 @@ class McpEndpoint:
             )
             await self._serve(endpoint.methods, context, exchange)
         if watch.disconnected and responder.state is not State.DONE:
-            exchange.outcome = "cancelled"
+            exchange.label = "cancelled"
 
     async def _serve(
         self, methods: CurrentMethods, context: RequestContext, exchange: Exchange
@@ -131,13 +142,13 @@ class McpEndpoint:
             raise
         match answer:
             case Reply(result, label):
-                exchange.outcome = label
+                exchange.label = label
                 await responder.result(
                     request_id, result, as_event=exchange.accepted == {EVENT_STREAM}
                 )
             case Stream() as stream:
                 await self._stream(methods, request_id, stream, exchange.accepted, responder)
-        context.span.end(exchange.outcome, None)
+        context.span.end(exchange.label, None)
 
     async def _stream(
         self,

@@ -25,8 +25,15 @@ failures = logging.getLogger("roundgate.http")
 
 
 class ExceptionMiddleware:
-    """`endpoints` has the view at each path of an MCP endpoint, `resources` each view as a protected resource; `send_s`
-    is how long a client may take for an event."""
+    """Makes one answer and one line in the log of whatever the layers inside do or raise.
+
+    Args:
+        app: the layers inside.
+        endpoints: the view at each path of an MCP endpoint.
+        resources: each view as a protected resource; empty without authentication.
+        clock: measures how long a request takes.
+        send_s: seconds that a client may take for one event.
+    """
 
     def __init__(
         self,
@@ -62,7 +69,7 @@ class ExceptionMiddleware:
                 await self._find_id(scope, receive, exchange)
                 await self._fail(error, exchange)
             except ClientDisconnect:
-                exchange.outcome = "cancelled"
+                exchange.label = "cancelled"
             except Exception as error:
                 if not exchange.is_mcp:
                     raise
@@ -72,7 +79,7 @@ class ExceptionMiddleware:
                 )
                 await self._fail(InternalError(reference), exchange)
         except asyncio.CancelledError:
-            exchange.outcome = "cancelled"
+            exchange.label = "cancelled"
             raise
         finally:
             if exchange.is_mcp or exchange.error is not None:
@@ -85,13 +92,13 @@ class ExceptionMiddleware:
             exchange.request_id = await early.read_id(scope["method"], exchange.headers, receive)
 
     async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
-        exchange.outcome, exchange.error = "unauthorized", str(error)
+        exchange.label, exchange.error = "unauthorized", str(error)
         resource = self._resources.get(exchange.view, self._usual)
         challenge = b"Bearer" if resource is None else resource.challenge(error)
         await exchange.responder.refused(error, challenge, exchange.request_id)
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
         exchange.code = exchange.revision.look_up(error).code
-        exchange.outcome, exchange.error = "error", str(error)
+        exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             await exchange.responder.error(error, exchange.request_id, exchange.revision)

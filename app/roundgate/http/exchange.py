@@ -34,7 +34,8 @@ class Exchange:
     method: str | None = None
     name: str | None = None
     code: int | None = None
-    outcome: str = "ok"
+    label: str = "ok"
+    """How it ended, in a word: the `outcome` of its line in the log, which that of a handler is not."""
     error: str | None = None
     trace: str | None = None
     is_read: bool = False
@@ -76,7 +77,7 @@ class Exchange:
             "name": self.name and self.name[:200],
             "subject": self.principal and self.principal.subject,
             "status": self.responder.status or None,
-            "outcome": self.outcome,
+            "outcome": self.label,
             "code": self.code,
             "error": self.error,
             "trace": self.trace and self.trace[:55],

@@ -41,7 +41,12 @@ _EXPOSED: Final = (
 class Guard:
     """Lets a request pass if its `Host`, and its `Origin` if it has one, are allowed.
 
-    With `own_origin` a page may come from where this very request was sent to: the same name and port.
+    Args:
+        app: the layers inside.
+        hosts: names, names with port, `*.suffixes`, or `*`.
+        origins: `https://name`, `http://localhost:*`, or `*`.
+        own_origin: whether a page may come from where this very request was sent to: the same name and port.
+        loopback_only: whether only requests to a loopback address of this machine are served.
     """
 
     def __init__(
@@ -144,7 +149,12 @@ def public_origins(public_url: str | None) -> list[str]:
 
 
 def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
-    """What `http.allowed_hosts` is when it is not set."""
+    """What `http.allowed_hosts` is when it is not set.
+
+    Args:
+        public_url: `GATEWAY_PUBLIC_URL`; `None` if it is not set.
+        on_lambda: whether this is a function on AWS Lambda, which no browser can reach under a name of its own.
+    """
     if on_lambda:
         return ["*"]
     public = urlsplit(public_url or "").hostname

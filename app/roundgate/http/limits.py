@@ -16,7 +16,12 @@ NODE_BYTES: Final = 100
 
 
 class BodyBudget:
-    """The bodies that are being read and served at once."""
+    """The bodies that are being read and served at once.
+
+    Args:
+        max_nodes: values and keys in one body.
+        max_pending_bytes: bytes of all of them together, with what their values take in memory.
+    """
 
     def __init__(self, max_nodes: int, max_pending_bytes: int) -> None:
         self._max_nodes = max_nodes

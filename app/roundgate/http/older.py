@@ -34,7 +34,7 @@ from roundgate.errors import (
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
-from roundgate.http.responder import State
+from roundgate.http.responder import State, headers_of
 from roundgate.http.session_calls import Caller, Responded, SessionCalls
 from roundgate.http.session_stream import SessionStream
 from roundgate.methods import CurrentMethods, Hub, Sessions, Subscription, capabilities, server_info
@@ -81,8 +81,18 @@ class _SubscribeParams(Params):
 class OlderEndpoint:
     """Answers requests of sessions.
 
-    `methods` are those of each revision; `describe` says who the server is now. `streams` is whether the platform can
-    hold a stream open; `view` is the view that is asked.
+    Args:
+        methods: those of each revision, by its version.
+        calls: runs what is asked of tools, prompts and resources.
+        sealer: makes and opens ids of sessions.
+        sessions: what sessions have changed.
+        hub: where changes are published.
+        describe: who the server is now.
+        clock: of the process.
+        streams: whether the platform can hold a stream open.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
+        answer_timeout_s: seconds that a client has for an answer.
+        view: which view is asked; that of everything has no name.
     """
 
     def __init__(
@@ -115,7 +125,13 @@ class OlderEndpoint:
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
     async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
-        """Answer one HTTP request; `body` is decoded, and nothing for other methods than POST.
+        """Answer one HTTP request.
+
+        Args:
+            method: of HTTP.
+            body: decoded; `None` for other methods than POST.
+            receive: ASGI's, to notice that the client hangs up.
+            exchange: the request, and where its answer is written.
 
         Raises:
             AuthError: the caller may not do this.
@@ -312,7 +328,7 @@ class OlderEndpoint:
             try:
                 responded = await self._calls.resume(call, told, caller, stream)
             except GatewayError as error:  # under the id of the call, on a stream: else the client comes back for ever
-                exchange.outcome, exchange.error = "error", str(error)
+                exchange.label, exchange.error = "error", str(error)
                 responded = Responded(wire_errors.render(error, call.request.id)[1], "error")
             await self._send(responded, exchange, as_event=True)
         await self._hung_up(watch, exchange)
@@ -406,7 +422,7 @@ class OlderEndpoint:
     async def _send(
         self, responded: Responded, exchange: Exchange, *, as_event: bool = False
     ) -> None:
-        exchange.outcome = responded.outcome
+        exchange.label = responded.label
         responder = exchange.responder
         if responded.response is not None:
             as_event = as_event or exchange.accepted == {EVENT_STREAM}
@@ -417,16 +433,15 @@ class OlderEndpoint:
     async def _hung_up(self, watch: DisconnectWatch, exchange: Exchange) -> None:
         """End the answer of a request whose client has hung up, or wants no answer any more."""
         if watch.disconnected and exchange.responder.state is not State.DONE:
-            exchange.outcome = "cancelled"
+            exchange.label = "cancelled"
             await exchange.responder.end()
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
         status, body = wire_errors.render(error, exchange.request_id)
         exchange.code = wire_errors.look_up(error).code
-        exchange.outcome, exchange.error = "error", str(error)
+        exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
-            headers = error.headers if isinstance(error, TransportError) else ()
-            await exchange.responder.answer(status, body, headers)
+            await exchange.responder.answer(status, body, headers_of(error))
 
 
 def _name(request: Request) -> str | None:

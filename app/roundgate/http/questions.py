@@ -53,7 +53,12 @@ class _Waiting:
 class Questions:
     """The questions that this process has asked, and the answers that come to it, whoever asked.
 
-    `max_open` and `max_per_caller` bound the calls that wait here for answers.
+    Args:
+        store: keeps answers.
+        ids: makes and opens the ids of questions.
+        clock: of the process.
+        max_open: calls that wait here for answers at once.
+        max_per_caller: of these, how many one caller may have.
     """
 
     def __init__(
@@ -91,13 +96,26 @@ class Questions:
             waiting.event.set()
 
     def ask(self, asked: Asked, key_number: int, session: SessionFacts, owner: Principal) -> str:
-        """The JSON-RPC id for one question of a round."""
+        """The JSON-RPC id for one question of a round.
+
+        Args:
+            asked: the questions of the round.
+            key_number: which of them, from 0.
+            session: whose client is asked.
+            owner: who is calling in it.
+        """
         return self.ids.seal_question(QuestionId(session.id, asked.round, key_number), owner)
 
     async def take(
         self, response: Response, session: SessionFacts, owner: Principal, keep_s: float
     ) -> None:
         """Keep an answer; one that was given before stays.
+
+        Args:
+            response: what the client sent.
+            session: in which it came.
+            owner: who is calling in it.
+            keep_s: seconds for which somebody may still wait for it.
 
         Raises:
             InvalidRequest: nobody asked this session.
@@ -115,6 +133,11 @@ class Questions:
 
     async def cancel(self, request_id: RequestId, session: SessionFacts, keep_s: float) -> None:
         """Tell whoever holds a call of this session that nobody waits for it any more.
+
+        Args:
+            request_id: of the call.
+            session: that the call was made in.
+            keep_s: seconds for which the call may still be running.
 
         Raises:
             Unavailable: that cannot be kept just now.
@@ -159,7 +182,14 @@ class Questions:
         *,
         wait_s: float,
     ) -> dict[str, dict[str, Any]] | None:
-        """What the client has answered to all questions of a round, by key; `None` if `wait_s` seconds were too short.
+        """What the client has answered to all questions of a round, by key; `None` if `wait_s` was too short.
+
+        Args:
+            asked: the questions.
+            news: set when there may be something new (`waiting`).
+            request_id: of the call that asks.
+            session: whose client is asked.
+            wait_s: seconds to wait at most.
 
         Raises:
             CallCancelled: nobody waits for the call any more.

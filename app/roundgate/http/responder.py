@@ -55,7 +55,7 @@ class Responder:
         self.bytes_sent = 0
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send a notification, opening the stream with the first. Too late a one is dropped."""
+        """Send a notification, opening the stream with the first. One that comes after the response is dropped."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
@@ -91,13 +91,25 @@ class Responder:
     def result(
         self, request_id: RequestId, result: bytes, as_event: bool = False
     ) -> Awaitable[None]:
-        """Send the response and finish; `as_event` for a client that takes nothing but streams."""
+        """Send the response and finish.
+
+        Args:
+            request_id: of the request.
+            result: JSON.
+            as_event: for a client that takes nothing but streams.
+        """
         return self._finish(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
     async def error(
         self, error: GatewayError, request_id: RequestId | None, revision: Revision
     ) -> None:
-        """Send a JSON-RPC error as a revision has it, and finish. Once a stream is open its HTTP status is settled."""
+        """Send a JSON-RPC error as a revision has it, and finish.
+
+        Args:
+            error: what went wrong.
+            request_id: `None` if it is not known.
+            revision: whose codes and statuses are used; once a stream is open its HTTP status stays 200.
+        """
         status, body = revision.render(error, request_id)
         await self._finish(status, body, headers_of(error))
 
@@ -108,6 +120,11 @@ class Responder:
 
         The body is a JSON-RPC error where the id of the request is known, because clients show no other; else it is in
         OAuth's words.
+
+        Args:
+            error: 401 or 403, and the reason.
+            challenge: the value of `WWW-Authenticate`.
+            request_id: `None` if it is not known.
         """
         words = {"error": error.error or "unauthorized", "error_description": str(error)}
         if request_id is None:
@@ -123,7 +140,14 @@ class Responder:
         headers: Sequence[tuple[bytes, bytes]] = (),
         as_event: bool = False,
     ) -> None:
-        """Send what somebody else has written and finish."""
+        """Send an answer that is ready, and finish.
+
+        Args:
+            status: of HTTP.
+            body: as it is sent; empty for none.
+            headers: beside those that every answer has.
+            as_event: whether the body becomes the one event of a stream.
+        """
         await self._finish(status, body, headers, as_event)
 
     async def end(self) -> None:

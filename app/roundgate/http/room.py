@@ -72,9 +72,14 @@ def address_of(host: str) -> str:
 
 
 def makes_room(held: Iterable[C], newcomer: C, *, places: int, share: int, now: float) -> C | None:
-    """The connection to be given up for the newcomer; `None` if none is: then the newcomer is refused.
+    """The connection to be given up for the newcomer; `None` if there is none: then the newcomer is refused.
 
-    Of `places` in all, an address has `share` that nobody takes from it while it uses them.
+    Args:
+        held: the connections that there are.
+        newcomer: the one that has just been opened.
+        places: how many there may be in all.
+        share: how many of them nobody takes from an address that uses them.
+        now: in seconds, of the clock by which connections are aged.
     """
     stages: dict[Stage, list[C]] = {stage: [] for stage in Stage}
     for one in held:

@@ -151,14 +151,21 @@ class Responded:
     """How a request ended. Without a response it goes on elsewhere, or nobody waits for it."""
 
     response: bytes | None
-    outcome: str
+    label: str
 
 
 class SessionCalls:
     """Runs requests of sessions to their responses.
 
-    `answer_timeout_s` is how long a user may take for an answer, in seconds, `keep_alive_s` how often a stream on which
-    nothing happens says that it is there.
+    Args:
+        methods: those of each revision, by its version.
+        sessions: what sessions have changed.
+        questions: asks clients and waits for answers.
+        store: keeps calls that are too long for the id of an event.
+        tracing: makes the span of a request.
+        clock: of the process.
+        answer_timeout_s: seconds that a user has for an answer.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
     """
 
     def __init__(
@@ -243,7 +250,14 @@ class SessionCalls:
     async def resume(
         self, call: OpenCall, told: int, caller: Caller, stream: SessionStream
     ) -> Responded:
-        """Go on with a call of which the client has been told `told` questions. Raises as `respond`."""
+        """Go on with a call whose stream broke. Raises as `respond`.
+
+        Args:
+            call: as `reopened` returned it.
+            told: how many of its questions have reached the client.
+            caller: who resumes it.
+            stream: where the rest of it is written.
+        """
         if call.state is None and call.request.method == "tools/call":  # it may have done anything
             return _responded(call.request.id, _tool_error(caller.revision, _INTERRUPTED))
         return await self._respond(call, caller, stream, told)

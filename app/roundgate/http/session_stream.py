@@ -63,7 +63,11 @@ class SessionStream:
                 self.responder.give_up()
 
     async def message(self, message: bytes, event_id: str | None = None) -> None:
-        """Send one message, after which the client can go on elsewhere if it has an id.
+        """Send one message.
+
+        Args:
+            message: JSON.
+            event_id: from which any replica can continue; `None` if nothing can be continued from here.
 
         Raises:
             ClientDisconnect: the client does not read.

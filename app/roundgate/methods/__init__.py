@@ -6,7 +6,7 @@
     rounds, once   a call over several requests; a round that happens once
     hub            the open streams of this process
 
-Knows the catalog and the engine; knows nothing of HTTP and of sockets, and not which revision was spoken.
+Knows the catalog and the engine; knows nothing of HTTP and of sockets, and not which revision the client speaks.
 """
 
 from __future__ import annotations

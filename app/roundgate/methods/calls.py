@@ -17,7 +17,14 @@ T = TypeVar("T")
 
 
 class Calls:
-    """Begins calls and reads their outcomes."""
+    """Begins calls and reads their outcomes.
+
+    Args:
+        rounds: opens, runs and seals.
+        publish: tells streams of what a handler changed.
+        clock: of the process.
+        timeout_ms: milliseconds that a call may take.
+    """
 
     def __init__(
         self,
@@ -38,6 +45,12 @@ class Calls:
     ) -> Round:
         """The round that this request is; a later one is linked to where the call began.
 
+        Args:
+            target: what is called, and with which arguments.
+            asked: the params, with answers and state.
+            context: of the request.
+            key: the client's key for the call, as it came; `None` for none.
+
         Raises:
             StateRefused, InvalidParams: see `Rounds.begin`.
         """
@@ -51,7 +64,13 @@ class Calls:
     def call(
         self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None
     ) -> Call:
-        """The carrier of a request's call: of a tool's, if `served` is one."""
+        """The carrier of a request's call.
+
+        Args:
+            context: of the request.
+            round_: which round of its call it is; `None` where there are no rounds.
+            served: the tool, if it is a call of one.
+        """
         mode = "forbidden" if served is None else served.tool.task
         limit_ms = self._timeout_ms if context.remaining_ms is None else context.remaining_ms
         return Call(
@@ -70,6 +89,10 @@ class Calls:
 
     def value(self, outcome: Completed[T] | Failed, what: str) -> T:
         """What a handler returned, where there is no tool error to answer with.
+
+        Args:
+            outcome: of the handler.
+            what: what the handler is, for the log: `prompt greet`.
 
         Raises:
             ProtocolError: the handler's own, or -32602 with the text of its `ToolError`.

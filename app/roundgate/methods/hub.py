@@ -91,7 +91,12 @@ class Subscription:
 
 
 class Hub:
-    """The open streams of this process."""
+    """The open streams of this process.
+
+    Args:
+        max_streams: open at once; one more is refused.
+        max_per_caller: of these, how many one caller may have.
+    """
 
     def __init__(self, max_streams: int, max_per_caller: int) -> None:
         self._open: set[Subscription] = set()
@@ -114,9 +119,15 @@ class Hub:
         task_ids: Sequence[str] = (),
         view: str = "",
     ) -> Subscription:
-        """Open a stream for what is both wanted and served; `task_ids` are those of the caller's own tasks.
+        """Open a stream for what is both wanted and served.
 
-        `view` is where it is opened, for which lists it is told of.
+        Args:
+            request_id: of the request, which is the stream's id.
+            principal: who is told.
+            wanted: what the client asked for.
+            features: what there is to be told of.
+            task_ids: of the caller's own tasks.
+            view: of whose lists it is told; that of everything has no name.
 
         Raises:
             Unavailable: there are too many, or the server is shutting down.
@@ -155,7 +166,12 @@ class Hub:
             del self._of_caller[caller]
 
     def publish(self, method: str, uri: str | None = None) -> None:
-        """Tell every stream that wants to know."""
+        """Tell every stream that wants to know.
+
+        Args:
+            method: the notification.
+            uri: of the resource that it is about, if it is about one.
+        """
         for subscription in self._open:
             subscription.offer((method, uri))
 

@@ -62,6 +62,12 @@ class Once:
         The first round has no token, so, unless the client gave the call a key, nothing to be once about: a new call is
         a new call.
 
+        Args:
+            round_: the round.
+            asked: its params, whose answers tell retries apart.
+            call: what it is part of.
+            run: serves it, if nobody has.
+
         Raises:
             StateRefused: the token was used with other answers.
             Unavailable: the same retry is being served elsewhere and takes longer than this one can wait; or a store

@@ -53,6 +53,10 @@ class Results:
     def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
         """A result as JSON.
 
+        Args:
+            result: its members, without those that every result has.
+            cache: the hint for how long it may be kept, if results of this method have one.
+
         Raises:
             InternalError: a handler put something into it that is not JSON.
         """

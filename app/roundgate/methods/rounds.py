@@ -124,7 +124,14 @@ class BecomesTask:
 
 
 class Rounds:
-    """Opens, runs and seals."""
+    """Opens states, runs handlers for one round, and seals what is to travel.
+
+    Args:
+        sealer: seals and opens states.
+        clock: of the process.
+        max_rounds: after so many a call ends with an error.
+        view: which view is asked; the same key of a client means another task in each.
+    """
 
     def __init__(self, sealer: StateSealer, clock: Clock, max_rounds: int, view: str = "") -> None:
         self._view = view
@@ -144,6 +151,13 @@ class Rounds:
 
         An answer counts for a question that the state says was asked, and for no other. Those of a request without
         state are only looked at where the handler takes them unasked (`Call.takes_unasked`).
+
+        Args:
+            target: what is called, and with which arguments.
+            asked: the params, with answers and state.
+            principal: who is calling.
+            origin: the trace of this request, kept if it is the first round.
+            key: the client's key for the call, as it came; `None` for none.
 
         Raises:
             StateRefused: its state is not one that we sealed for this caller and this call.
@@ -235,8 +249,13 @@ class Rounds:
     ) -> InputRequired:
         """The end of a round whose task may have been written or not: state alone, with the task's id inside.
 
-        The retry comes back with it, finds the row or writes it, and answers with the one task. `ended` is how the call
-        had ended, in JSON, if it had.
+        The retry comes back with it, finds the row or writes it, and answers with the one task.
+
+        Args:
+            round_: the round.
+            call: what it is part of.
+            journal: what is known of the call.
+            ended: how the call had ended, as JSON; `None` if it had not.
 
         Raises:
             Unavailable: there have been too many such rounds, or what is known of the call is too large to travel.

@@ -13,7 +13,12 @@ from roundgate.protocol import Pages
 
 
 class Scopes:
-    """The scopes that the tools of a catalog need; `are_checked` where callers are authenticated."""
+    """The scopes that the tools of a catalog need.
+
+    Args:
+        catalog: whose tools.
+        are_checked: whether callers are authenticated; otherwise everything is allowed.
+    """
 
     def __init__(self, catalog: Catalog, *, are_checked: bool) -> None:
         self._catalog = catalog

@@ -57,7 +57,21 @@ class Method(Generic[P]):
 
 
 class Methods:
-    """All methods over one catalog, answering in one revision's format; `view` is the one that the catalog is."""
+    """All methods over one catalog, answering in one revision's format.
+
+    Args:
+        config: of what is served.
+        catalog: tools, prompts and resources, of one view.
+        hub: streams of this process.
+        rounds: of this view.
+        once: of this view.
+        tasks: of this view.
+        watch: looks for changes of tasks.
+        clock: of the process.
+        result_format: how results are written: in which revision.
+        streams: whether the platform can hold a stream open.
+        view: the name of the view; that of everything has none.
+    """
 
     def __init__(
         self,

@@ -36,7 +36,20 @@ log: Final = logging.getLogger("roundgate.methods")
 
 
 class ToolMethods:
-    """Tools, as the catalog has them."""
+    """Tools, as the catalog has them.
+
+    Args:
+        catalog: where tools are.
+        scopes: who may use which.
+        calls: begins calls.
+        rounds: runs them.
+        once: for tools that must not run twice.
+        tasks: what calls become that outlive their request.
+        results: makes replies.
+        clock: of the process.
+        cache: the hint on the list; made private where the list depends on scopes.
+        max_result_bytes: of a result that is kept as a task's.
+    """
 
     def __init__(
         self,

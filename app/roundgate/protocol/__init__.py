@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from roundgate.protocol.revision import ResultFormat as ResultFormat
     from roundgate.protocol.revision import Revision as Revision
     from roundgate.protocol.revisions import NEWEST as NEWEST
-    from roundgate.protocol.revisions import WITH_SESSIONS as WITH_SESSIONS
+    from roundgate.protocol.revisions_with_sessions import WITH_SESSIONS as WITH_SESSIONS
     from roundgate.protocol.schemas import Schema as Schema
     from roundgate.protocol.tasks import EXTENSION as EXTENSION
     from roundgate.protocol.tasks import OPEN as OPEN
@@ -104,7 +104,8 @@ else:
             "ListenParams Params PromptReference ReadResourceParams SubscriptionFilter "
             "TaskParams UpdateTaskParams Uri validate",
             ".revision": "CacheHint MirroredArgument ResultFormat Revision",
-            ".revisions": "NEWEST WITH_SESSIONS",
+            ".revisions": "NEWEST",
+            ".revisions_with_sessions": "WITH_SESSIONS",
             ".schemas": "Schema",
             ".tasks": "EXTENSION Event OPEN REQUIRED Status TERMINAL TaskView detailed sources target to_wire",
             ".uri_template": "UriTemplate",

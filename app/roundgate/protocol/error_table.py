@@ -29,7 +29,7 @@ class ErrorTable:
         """The row for an error, found along its class's MRO.
 
         Raises:
-            KeyError: the class never leaves the house as a JSON-RPC error (`ToolError`, `ConfigError`).
+            KeyError: no client gets this class as a JSON-RPC error (`ToolError`, `ConfigError`).
         """
         for cls in type(error).__mro__:
             if cls in self._rows:

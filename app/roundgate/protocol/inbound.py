@@ -50,7 +50,7 @@ class Inbound:
     params: dict[str, Any]
     meta: Meta
     version: str
-    """The revision that was spoken."""
+    """The revision that it is written in."""
     headers: Headers | None = None
     """The headers that it came with, where some mirror arguments (`x-mcp-header`); `None` in a revision in which none
     do."""

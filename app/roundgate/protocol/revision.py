@@ -1,7 +1,7 @@
 """The port of a revision: how one revision of MCP reads requests, and writes results and errors.
 
 A revision is a package beside this module whose face has these functions; `protocol.revisions` is the table of them.
-What is between reading and writing (methods, tools, the engine, tasks) does not know which revision is spoken.
+What is between reading and writing (methods, tools, the engine, tasks) does not know which revision the client speaks.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
+from roundgate.replay.quiescence import wake
 
 TURNS: Final = 5
 """Turns of the event loop in which the end of a branch reaches who waits for it, for each level of branches."""
@@ -133,7 +134,7 @@ class Order:
         """The run has ended: nobody waits any more."""
         self._is_open = True
         for _, _, future in self._waiting:
-            _wake(future)
+            wake(future)
         self._waiting.clear()
 
     def _settle(self) -> None:
@@ -154,7 +155,7 @@ class Order:
             heapq.heappop(self._waiting)
         if self._waiting and (self._waiting[0][0] <= self._next or turns < 0):
             rank, _, future = heapq.heappop(self._waiting)
-            _wake(future)
+            wake(future)
             self._tell_next(rank)
         elif not self._waiting or self._next in self._expected or self.is_over:
             self._is_settling = False  # who is next comes, or is dropped
@@ -173,9 +174,4 @@ class Order:
         if self.is_over:
             for rank, _, future in self._waiting:
                 if rank == math.inf:
-                    _wake(future)
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+                    wake(future)

@@ -109,7 +109,7 @@ class Quiescence:
         timer = (
             None
             if for_ms is None
-            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(_wake, one.future))
+            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, one.future))
         )
         self.stir()
         try:
@@ -166,6 +166,7 @@ def _no_time() -> float:
     return 0.0
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def wake(future: asyncio.Future[None]) -> None:
+    """Have whoever waits for it go on, if that was not done already."""
     if not future.done():
         future.set_result(None)

@@ -34,10 +34,15 @@ def result_of(
     *,
     lenient: bool = False,
 ) -> ToolResult:
-    """The tool's result for an answer: the part at `pointer`, which has to be as `output` says.
+    """The tool's result for an answer.
 
-    `lenient` is for promises that somebody else made, in a document: an answer that breaks one is text, and a warning
-    in the log, because it may well be what the caller needs.
+    Args:
+        tool: its name, for the log.
+        answer: of the service.
+        pointer: a JSON Pointer to the part that is the result; empty for the whole.
+        output: what that part has to be; `None` for anything.
+        lenient: for promises that somebody else made, in a document: an answer that breaks one is text, and a warning
+            in the log, because it may well be what the caller needs.
 
     Raises:
         BackendError: the answer is an error, or not what was promised.

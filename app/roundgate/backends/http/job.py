@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,12 +9,12 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.backends.exchange import Kept
 from roundgate.backends.http.config import HttpJobConfig
+from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.messages import KEY, Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
 from roundgate.errors import BackendError, NotNow, ParseError
 
 _NOT_NOW: Final = (429, 502, 503, 504)
-_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 
 
 def check_job(job: HttpJobConfig) -> None:
@@ -25,7 +24,7 @@ def check_job(job: HttpJobConfig) -> None:
         ValueError: a path has a variable that nothing gives a value.
     """
     for path in filter(None, (job.poll, job.fetch)):
-        if unknown := sorted(set(_VARIABLE.findall(path)) - job.variables.keys()):
+        if unknown := sorted(set(PATH_VARIABLE.findall(path)) - job.variables.keys()):
             raise ValueError(
                 f"job path {path!r} needs {', '.join(unknown)}, which job.variables does not have"
             )

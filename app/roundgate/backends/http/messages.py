@@ -68,8 +68,12 @@ Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
 def with_key(outgoing: Outgoing, context: Context, exchange: int = 1) -> Outgoing:
     """The request with an Idempotency-Key, unless the tool sets one itself.
 
-    A worker may die after it has sent a request and before it has noted so; the next one sends the same key. Each
-    exchange of a dialogue is another request and has another.
+    A worker may die after it has sent a request and before it has noted so; the next one sends the same key.
+
+    Args:
+        outgoing: the request.
+        context: of the call, from which the key follows.
+        exchange: which request of a dialogue it is, from 1; each has a key of its own.
     """
     task_id = context.task_id
     if (

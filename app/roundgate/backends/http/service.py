@@ -35,7 +35,14 @@ class Service:
         credentials: Sequence[Credential],
         redacted: Redactor,
     ) -> None:
-        """`credentials` go with every request; `redacted` takes secrets out of answers."""
+        """No connection is opened yet.
+
+        Args:
+            config: limits and name.
+            base_url: what paths are appended to; nothing is sent to another origin.
+            credentials: those of every request.
+            redacted: takes secrets out of answers.
+        """
         self.name = config.name
         self._config = config
         self._base_url = base_url
@@ -52,7 +59,11 @@ class Service:
             self._client = None
 
     async def send(self, outgoing: Outgoing, timeout_s: float) -> Answer:
-        """One request and its whole answer.
+        """Send one request and read its whole answer.
+
+        Args:
+            outgoing: the request.
+            timeout_s: seconds until the whole answer has to be here.
 
         Raises:
             BackendError: the service cannot be reached, is too slow, answers too much, or redirects off its origin.

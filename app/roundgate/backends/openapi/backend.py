@@ -108,7 +108,7 @@ class OpenApiBackend:
         )
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
-        """The service at a URL, with the credentials of these schemes; made once."""
+        """The service at a base URL, with the credentials of the schemes that are named; made once."""
         key = (base_url, names)
         if key not in self._services:
             self._services[key] = Service(

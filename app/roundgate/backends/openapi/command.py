@@ -14,7 +14,7 @@ from roundgate.config import Origin
 
 
 def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
-    """Write the index; what to tell of it.
+    """Write the index of a back end; returns what to tell the user of it.
 
     Raises:
         ConfigError
@@ -35,7 +35,12 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
 
 
 def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> Index:
-    """The index, made now.
+    """The index of a back end, made now.
+
+    Args:
+        config: of the back end.
+        origin: where it stands, for problems.
+        fetches: whether documents are fetched by URL.
 
     Raises:
         ConfigError

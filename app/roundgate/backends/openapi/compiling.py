@@ -35,7 +35,12 @@ MAX_NAME: Final = 64
 def compile_index(
     config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None
 ) -> Index:
-    """The index of a back end's documents; without `fetch` from files only.
+    """The index of a back end's documents.
+
+    Args:
+        config: of the back end.
+        origin: where it stands, for problems.
+        fetch: gets documents by URL; without it only files are read.
 
     Raises:
         ConfigError: there is no document, it has no operation that can be offered, or, with `strict`, one that cannot.

@@ -116,7 +116,16 @@ class Writer:
         slots: Mapping[str, Slot],
         problems: Sequence[Problem],
     ) -> Index:
-        """All of it."""
+        """The finished index.
+
+        Args:
+            fingerprint: of the settings that it depends on.
+            sources: of each file: its path, length and digest.
+            servers: base URLs, by the number that operations have them under.
+            security: alternatives of credentials, by number.
+            slots: the schemes of credentials, by name.
+            problems: what could not be offered.
+        """
         pieces = b"".join(self._pieces)
         return Index(
             fingerprint,

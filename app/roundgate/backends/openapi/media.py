@@ -92,7 +92,14 @@ def kind_of(media_type: str) -> BodyKind:
 def body_of(
     document: Documented, uri: str, content: Content, *, required: bool, taken: set[str]
 ) -> MadeBody:
-    """The body of an operation, in the media type that is preferred; `taken` are names that other arguments have.
+    """The body of an operation, in the media type that is preferred.
+
+    Args:
+        document: that the operation is in.
+        uri: of that document, for references.
+        content: its media types.
+        required: whether a request must have one.
+        taken: names that other arguments have.
 
     Raises:
         UnusableOperation: none of its media types is one.

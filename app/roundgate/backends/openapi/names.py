@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_NOT_IN_TOOLS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
-_NOT_IN_ARGUMENTS: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 MAX_ARGUMENT: Final = 64
 _DIGITS: Final = 6
 
@@ -26,10 +25,14 @@ class Identity:
 
 
 def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
-    """A name for each, of at most so many characters.
+    """A name for each operation.
 
     A name that is too long, or that several would have, ends in a digest of method and path: so it stays what it is
     when the document gets other operations, or another order.
+
+    Args:
+        operations: of all documents of a back end.
+        longest: characters of a name at most.
     """
     wanted = [_wanted(one) for one in operations]
     often = Counter(name.lower() for name in wanted)
@@ -43,10 +46,10 @@ def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
 
 def _wanted(operation: Identity) -> str:
     if operation.operation_id and (
-        name := _NOT_IN_TOOLS.sub("_", operation.operation_id).strip("_")
+        name := _NOT_IN_NAMES.sub("_", operation.operation_id).strip("_")
     ):
         return name
-    path = _NOT_IN_TOOLS.sub("_", operation.path).strip("_")
+    path = _NOT_IN_NAMES.sub("_", operation.path).strip("_")
     return f"{operation.method.lower()}_{path}" if path else operation.method.lower()
 
 
@@ -58,7 +61,7 @@ def _with_digest(name: str, operation: Identity, longest: int) -> str:
 
 def argument_name(name: str, taken: Iterable[str]) -> str:
     """A name for an argument that no other has: `filter[name]` becomes `filter_name`."""
-    base = _NOT_IN_ARGUMENTS.sub("_", name).strip("_")[:MAX_ARGUMENT] or "argument"
+    base = _NOT_IN_NAMES.sub("_", name).strip("_")[:MAX_ARGUMENT] or "argument"
     others = set(taken)
     number, found = 2, base
     while found in others:

@@ -23,7 +23,12 @@ class Servers:
     origins: Sequence[str] = ()
 
     def of(self, own: Any, of_document: Any, document_uri: str) -> str:
-        """The base URL for an operation that has these servers of its own (or its path's), in a document with those.
+        """The base URL for an operation.
+
+        Args:
+            own: `servers` of the operation, or of its path.
+            of_document: `servers` of the document.
+            document_uri: what relative URLs are relative to.
 
         Raises:
             UnusableOperation: there is none, or it is at an origin that the configuration does not name.

@@ -33,7 +33,15 @@ def query_quote(reserved: bool) -> Quote:
 
 
 def in_path(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -> str:
-    """A value in a path template: in `simple`, `label` or `matrix`."""
+    """A value as it stands in a path.
+
+    Args:
+        name: of the parameter.
+        value: its argument.
+        style: `simple`, `label` or `matrix`.
+        explode: whether members of an array or object stand apart.
+        quoted: percent-encodes a value.
+    """
     if style == "matrix":
         if explode:
             return "".join(f";{one}={item}" for one, item in _named(name, value, quoted, quoted))
@@ -51,7 +59,15 @@ def in_header(value: Any, explode: bool) -> str:
 
 
 def in_query(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -> list[str]:
-    """`name=value` as often as it takes, of a query, a form or, in `form`, of cookies; values quoted."""
+    """A value as `name=value` pairs.
+
+    Args:
+        name: of the parameter.
+        value: its argument.
+        style: of a query, a form or, `form`, of cookies.
+        explode: whether members of an array or object are parameters of their own.
+        quoted: percent-encodes a value.
+    """
     if value is None or value in ([], {}):
         return []
     if style == "deepObject":

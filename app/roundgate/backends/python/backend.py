@@ -16,12 +16,12 @@ from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.declare import (
     Completer,
+    Declaration,
     Described,
-    Note,
-    PromptNote,
-    ResourceNote,
-    ToolNote,
-    notes_of,
+    PromptDeclaration,
+    ResourceDeclaration,
+    ToolDeclaration,
+    declarations_of,
 )
 from roundgate.backends.policy import with_approval
 from roundgate.backends.python import modules
@@ -64,16 +64,16 @@ class PythonBackend:
         prompts: list[Prompt] = []
         resources: list[Resource] = []
         problems: list[Problem] = []
-        for function, note in _declarations(self._module):
+        for function, declaration in _declarations(self._module):
             try:
                 callee = Callee(function, describe(function), self._threads)
-                match note:
-                    case ToolNote():
-                        tools.append(with_approval(_tool(callee, note), self._config))
-                    case PromptNote():
-                        prompts.append(_prompt(callee, note))
-                    case ResourceNote():
-                        resources.append(_resource(callee, note))
+                match declaration:
+                    case ToolDeclaration():
+                        tools.append(with_approval(_tool(callee, declaration), self._config))
+                    case PromptDeclaration():
+                        prompts.append(_prompt(callee, declaration))
+                    case ResourceDeclaration():
+                        resources.append(_resource(callee, declaration))
             except Exception as error:  # pydantic alone raises half a dozen kinds
                 problems.append(self._declaration_problem(function, error))
         if problems:
@@ -131,31 +131,33 @@ class Callee:
         return await value if inspect.isawaitable(value) else value
 
 
-def _declarations(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Note]]:
+def _declarations(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
     seen: set[int] = set()
     for value in vars(module).values():
         if id(value) not in seen:
             seen.add(id(value))
-            for note in notes_of(value):
-                yield value, note
+            for declaration in declarations_of(value):
+                yield value, declaration
 
 
-def _tool(callee: Callee, note: ToolNote) -> Tool:
+def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
     signature = callee.signature
-    verbatim = None if note.output_schema is None else dict(note.output_schema)
+    verbatim = None if declaration.output_schema is None else dict(declaration.output_schema)
     returns = ToolReturn.of(signature.returns, verbatim)
     definition = {
-        **_described(callee, note),
+        **_described(callee, declaration),
         "inputSchema": signature.input_schema()
-        if note.input_schema is None
-        else dict(note.input_schema),
+        if declaration.input_schema is None
+        else dict(declaration.input_schema),
         **without_none(
-            outputSchema=returns.schema, annotations=dict(note.hints) or None, _meta=note.meta
+            outputSchema=returns.schema,
+            annotations=dict(declaration.hints) or None,
+            _meta=declaration.meta,
         ),
     }
 
     # without a context it cannot say when
-    becomes_task_at_once = signature.takes_context is None and note.task != "forbidden"
+    becomes_task_at_once = signature.takes_context is None and declaration.task != "forbidden"
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
         try:
@@ -169,24 +171,24 @@ def _tool(callee: Callee, note: ToolNote) -> Tool:
     return Tool(
         definition,
         call,
-        requires=note.requires,
-        scopes=frozenset(note.scopes),
-        once=note.once,
-        task=note.task,
-        unasked_answers=note.unasked_answers,
-        approval=note.approval,
+        requires=declaration.requires,
+        scopes=frozenset(declaration.scopes),
+        once=declaration.once,
+        task=declaration.task,
+        unasked_answers=declaration.unasked_answers,
+        approval=declaration.approval,
     )
 
 
-def _prompt(callee: Callee, note: PromptNote) -> Prompt:
+def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
     signature = callee.signature
     arguments = [
         {"name": p.name, **without_none(description=p.description), "required": p.required}
         for p in signature.parameters
     ]
     definition = {
-        **_described(callee, note),
-        **without_none(arguments=arguments or None, _meta=note.meta),
+        **_described(callee, declaration),
+        **without_none(arguments=arguments or None, _meta=declaration.meta),
     }
 
     async def get(context: Context, arguments: dict[str, str]) -> Sequence[PromptMessage]:
@@ -196,26 +198,26 @@ def _prompt(callee: Callee, note: PromptNote) -> Prompt:
             raise InvalidParams(f"Invalid params: {error}") from None
         return returned.prompt_messages(await callee(context, keywords))
 
-    _check_names("complete", note.complete, [p.name for p in signature.parameters])
-    return Prompt(definition, get, _completers(note.complete, callee.threads))
+    _check_names("complete", declaration.complete, [p.name for p in signature.parameters])
+    return Prompt(definition, get, _completers(declaration.complete, callee.threads))
 
 
-def _resource(callee: Callee, note: ResourceNote) -> Resource:
-    signature, template = callee.signature, UriTemplate.parse(note.uri)
+def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
+    signature, template = callee.signature, UriTemplate.parse(declaration.uri)
     names = [p.name for p in signature.parameters]
     if not signature.takes_any and set(names) != set(template.variables):
         raise ValueError(
-            f"parameters {names} must be the variables of {note.uri!r}: {list(template.variables)}"
+            f"parameters {names} must be the variables of {declaration.uri!r}: {list(template.variables)}"
         )
-    _check_names("complete", note.complete, template.variables)
+    _check_names("complete", declaration.complete, template.variables)
     definition = {
-        "uriTemplate" if template.variables else "uri": note.uri,
-        **_described(callee, note),
+        "uriTemplate" if template.variables else "uri": declaration.uri,
+        **_described(callee, declaration),
         **without_none(
-            mimeType=note.mime_type,
-            size=note.size,
-            annotations=note.annotations and note.annotations.to_wire(),
-            _meta=note.meta,
+            mimeType=declaration.mime_type,
+            size=declaration.size,
+            annotations=declaration.annotations and declaration.annotations.to_wire(),
+            _meta=declaration.meta,
         ),
     }
 
@@ -226,18 +228,20 @@ def _resource(callee: Callee, note: ResourceNote) -> Resource:
             keywords = signature.bind(values)
         except ValueError:
             raise ResourceNotFound(uri) from None
-        return returned.resource_contents(await callee(context, keywords), uri, note.mime_type)
+        return returned.resource_contents(
+            await callee(context, keywords), uri, declaration.mime_type
+        )
 
-    return Resource(definition, read, _completers(note.complete, callee.threads))
+    return Resource(definition, read, _completers(declaration.complete, callee.threads))
 
 
-def _described(callee: Callee, note: Described) -> dict[str, Any]:
+def _described(callee: Callee, declaration: Described) -> dict[str, Any]:
     return {
-        "name": note.name or callee.function.__name__,
+        "name": declaration.name or callee.function.__name__,
         **without_none(
-            title=note.title,
-            description=note.description or callee.signature.summary,
-            icons=[icon.to_wire() for icon in note.icons] or None,
+            title=declaration.title,
+            description=declaration.description or callee.signature.summary,
+            icons=[icon.to_wire() for icon in declaration.icons] or None,
         ),
     }
 

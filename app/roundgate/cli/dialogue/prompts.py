@@ -55,6 +55,9 @@ class Prompts:
         """One text; Alt-Enter begins a new line in it. Nothing that `check` finds fault with is taken.
 
         Args:
+            label: stands before what is typed.
+            default: what is there already.
+            check: returns what is wrong with a text, `None` if nothing is.
             is_secret: stars are shown in place of what is typed.
         """
         with create_app_session(self._keys, self._screen):

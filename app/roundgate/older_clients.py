@@ -1,0 +1,128 @@
+"""What serves clients of revisions with sessions: made, and its modules imported, when the first of them comes.
+
+Many gateways never meet one, and a cold start pays for what it imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from roundgate import tracing
+from roundgate.clock import Clock
+from roundgate.config import GatewayConfig, ServerConfig
+from roundgate.methods import CurrentMethods, Methods, Use
+from roundgate.protocol import ResultFormat
+from roundgate.startup import Core
+from roundgate.tokens import KeyRing
+
+if TYPE_CHECKING:
+    from roundgate.http import OlderEndpoint, Questions
+
+Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
+"""Makes methods on what is served now, for results in a given form."""
+
+
+class OlderClients:
+    """The endpoint for clients with sessions of one view, and the methods of each of their revisions."""
+
+    def __init__(
+        self,
+        core: Core,
+        ring: KeyRing,
+        clock: Clock,
+        config: GatewayConfig,
+        serves: Serves,
+        describe: Callable[[], ServerConfig],
+        *,
+        streams: bool,
+        view: str = "",
+    ) -> None:
+        """Nothing is made yet.
+
+        Args:
+            core: the stores, and the hub of changes.
+            ring: the keys for ids of sessions and streams.
+            clock: of the process.
+            config: the settings of the start; a reload does not change those that count here.
+            serves: makes the methods of a revision.
+            describe: who the server is now.
+            streams: whether the platform can hold a stream open.
+            view: which view is asked; that of everything has no name.
+        """
+        self._core = core
+        self._ring = ring
+        self._clock = clock
+        self._config = config
+        self._serves = serves
+        self._describe = describe
+        self._streams = streams
+        self._view = view
+        self._methods: dict[str, tuple[ResultFormat, CurrentMethods]] = {}
+        self._questions: Questions | None = None
+        self._endpoint: OlderEndpoint | None = None
+        self._is_closing = False
+
+    def endpoint(self) -> OlderEndpoint:
+        """What answers those clients."""
+        if self._endpoint is None:
+            self._endpoint = self._make()
+        return self._endpoint
+
+    def swap(self) -> None:
+        """Serve requests from now on with what is served now."""
+        for results, methods in self._methods.values():
+            methods.swap(*self._serves(results))
+
+    def close(self) -> None:
+        """Have every call stop waiting for answers."""
+        self._is_closing = True
+        if self._questions is not None:
+            self._questions.close()
+
+    def _make(self) -> OlderEndpoint:
+        from roundgate.http import OlderEndpoint, Questions, SessionCalls
+        from roundgate.methods import Sessions
+        from roundgate.protocol import WITH_SESSIONS
+        from roundgate.tokens import SessionSealer, StreamIds
+
+        store, http, sessions = self._core.stores.sessions, self._config.http, self._config.sessions
+        self._methods = {
+            version: (results, CurrentMethods(*self._serves(results)))
+            for version, results in WITH_SESSIONS.items()
+        }
+        by_version = {version: methods for version, (_, methods) in self._methods.items()}
+        self._questions = Questions(
+            store,
+            StreamIds(self._ring),
+            self._clock,
+            max_open=http.max_streams,
+            max_per_caller=http.max_streams_per_caller,
+        )
+        if self._is_closing:
+            self._questions.close()
+        states = Sessions(store, self._clock)
+        calls = SessionCalls(
+            by_version,
+            states,
+            self._questions,
+            store,
+            tracing.set_up(),
+            self._clock,
+            answer_timeout_s=sessions.answer_timeout_s,
+            keep_alive_s=http.keep_alive_s,
+            continue_tool=sessions.continue_tool,
+        )
+        return OlderEndpoint(
+            by_version,
+            calls,
+            SessionSealer(self._ring, self._clock, sessions.lifetime_s),
+            states,
+            self._core.hub,
+            self._describe,
+            self._clock,
+            streams=self._streams,
+            keep_alive_s=http.keep_alive_s,
+            answer_timeout_s=sessions.answer_timeout_s,
+            view=self._view,
+        )

@@ -1,0 +1,149 @@
+"""What clients of the revisions with sessions do wrong, and what becomes of them when they go away."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from roundgate import Context, tool
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.config.settings import Settings
+from roundgate.errors import SessionNotFound
+from roundgate.tokens import KeyRing, SessionSealer, keys
+from tests.support import wire
+from tests.support.asgi import client, gateway
+from tests.support.rounds import KEYS, accept
+from tests.support.sessions import Session, calling, opened, request
+
+VERSION = "io.modelcontextprotocol/protocolVersion"
+cancelled: list[asyncio.Event] = []
+"""Set when the handler of the last call has been cancelled."""
+
+
+class Name(BaseModel):
+    name: str
+
+
+@tool
+async def greet(ctx: Context) -> str:
+    """Asks who it is for."""
+    return f"Hello {(await ctx.elicit('who', 'Who are you?', Name)).name}"
+
+
+@tool
+async def endless(ctx: Context) -> str:
+    """Tells that it has begun, and never ends."""
+    cancelled.append(asyncio.Event())
+    await ctx.progress(1)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        cancelled[-1].set()
+        raise
+    return "never"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    cancelled.clear()
+    using = Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
+    return gateway(greet, endless, using=using, http={"max_streams_per_caller": 3})
+
+
+async def test_a_request_of_both_eras_is_of_the_later_one(app: FastAPI) -> None:
+    session = await opened(app)
+    modern = wire.message("tools/list", {}, 1)
+    response = await session.send(app, modern)
+    assert response.json()["error"]["code"] == -32020
+    headers = {**wire.headers(modern), "mcp-session-id": session.id}
+    async with client(app) as mcp:
+        answer = await mcp.http.post("/mcp", json=modern, headers=headers)
+    assert answer.json()["result"]["resultType"] == "complete"
+
+
+async def test_initialize_inside_a_session_opens_another_and_in_the_later_era_is_gone(
+    app: FastAPI,
+) -> None:
+    session = await opened(app)
+    again = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {}}
+    response = await session.send(app, request("initialize", again))
+    assert response.json()["result"]["protocolVersion"] == "2025-06-18"
+    assert response.headers["mcp-session-id"] != session.id
+    async with client(app) as mcp:
+        _, error = await mcp.error("initialize", {})
+    assert error["code"] == -32601
+
+
+def test_a_session_of_another_subject_is_not_found() -> None:
+    sealer = SessionSealer(KeyRing(keys.parse(KEYS, "test"), "roundgate"), Clock(), 60)
+    mine, theirs = Principal("issuer", "me", "client"), Principal("issuer", "you", "client")
+    token = sealer.seal(mine, "2025-11-25", "2025-11-25", {}, {})
+    assert sealer.open(token, mine).revision == "2025-11-25"
+    for other in (theirs, Principal("issuer", "me", "another"), Principal("else", "me", "client")):
+        with pytest.raises(SessionNotFound):
+            sealer.open(token, other)
+
+
+async def test_a_client_that_goes_away_while_its_call_runs_ends_it(app: FastAPI) -> None:
+    session = await opened(app)
+    asked: dict[str, Any] = calling("endless")
+    asked["params"]["_meta"] = {"progressToken": 1}
+    async with session.stream(app, asked) as stream:
+        await stream.message()
+        stream.hang_up()
+        async with asyncio.timeout(30):
+            await cancelled[-1].wait()
+
+
+async def test_a_client_that_goes_away_before_its_body_has_come_leaves_nothing(
+    app: FastAPI,
+) -> None:
+    session = await opened(app)
+    stream = session.stream(app, calling("greet"))
+    stream.hang_up()
+    async with stream:
+        pass
+    await still_works(app, session)
+
+
+async def test_clients_that_go_away_while_they_are_asked_leave_room_for_others(
+    app: FastAPI,
+) -> None:
+    session = await opened(app)
+    for _ in range(8):  # more than may wait at once
+        async with session.stream(app, calling("greet")) as stream:
+            question = await stream.asked()
+            stream.hang_up()
+    await session.answer(app, question, accept(name="late"))
+    await still_works(app, session)
+
+
+async def test_streams_of_changes_are_bounded_for_each_caller_and_given_back(
+    app: FastAPI,
+) -> None:
+    session = await opened(app)
+    for _ in range(2):
+        streams = [session.resumed(app) for _ in range(3)]
+        for stream in streams:
+            await stream.__aenter__()
+            while stream.status is None:
+                await stream.event()
+        async with session.resumed(app) as refused:
+            await refused.body()
+        assert refused.status == 503
+        assert int(refused.headers[b"retry-after"]) > 0
+        for stream in streams:
+            await stream.__aexit__()
+
+
+async def still_works(app: FastAPI, session: Session) -> None:
+    async with session.stream(app, calling("greet")) as stream:
+        await session.answer(app, await stream.asked(), accept(name="Ann"))
+        (response,) = await stream.over()
+    assert response["result"]["content"][0]["text"] == "Hello Ann"
