@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.kill and options.store == "stack":
         parser.error("--kill is of replicas; there are none of them behind API Gateway")
     subjects = [one for one in SUBJECTS if not options.names or one.name in options.names]
+    # leave by the `finally` that stops the servers
+    signal.signal(signal.SIGTERM, lambda received, _: sys.exit(128 + received))
     expected = EXPECTED
     if options.store == "stack":
         if reason := why_not():
