@@ -23,6 +23,8 @@ TOOLS = [
                 "tags": {"type": "array", "items": {"enum": ["a", "b"]}},
                 "seats": {"type": "integer", "default": 2},
                 "pin": {"type": "string", "format": "password"},
+                "code": {"anyOf": [{"type": "string", "writeOnly": True}, {"type": "null"}]},
+                "card": {"$ref": "#/$defs/Card"},
             }
         },
     },
@@ -71,7 +73,7 @@ def suggesting() -> Suggesting:
         ("call b", ["book", "bark"]),
         ("call tw", ["'two words'"]),
         ("call 'two w", ["'two words'"]),
-        ("call book ", ["city=", "fast=", "tags=", "seats=", "pin="]),
+        ("call book ", ["city=", "fast=", "tags=", "seats=", "pin=", "code=", "card="]),
         ("call book city=Paris ta", ["tags="]),
         ("call book city=Paris ci", []),
         ("call book tags=a ta", ["tags="]),
@@ -147,6 +149,9 @@ async def test_what_a_server_says_is_kept_short(suggesting: Suggesting) -> None:
     [
         ("call book pin=1234", True),
         ("call book pin:='\"1\"'", True),
+        ("call book code=1234", True),
+        ("call book card:='{}'", True),
+        ('call book tags:=\'[{"password": "x"}]\'', True),
         ("call bark api_key=x", True),
         ("prompt greet password=x", True),
         ("call nobody-knows-it a=1", True),

@@ -34,6 +34,17 @@ _SAFE: Final = re.compile(r"[\w@%+=:,./{}#~-]*")
 T = TypeVar("T")
 
 
+def _may_be_secret(schema: Any) -> bool:
+    """Whether a part of a value is a secret, as its schema says; so it is where that is said elsewhere (`$ref`)."""
+    if isinstance(schema, list):
+        return any(map(_may_be_secret, schema))
+    if not isinstance(schema, dict):
+        return False
+    if schema.get("format") == _SECRET or schema.get("writeOnly") is True or "$ref" in schema:
+        return True
+    return any(map(_may_be_secret, schema.values()))
+
+
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """A word that could stand in place of the last `replaces` characters; `about` is said beside it."""
@@ -115,7 +126,8 @@ class Suggesting:
         words, last = split(line)
         words = [*words, last] if last else words
         given = {re.split(r":?=", word, maxsplit=1)[0] for word in words if "=" in word}
-        if any(map(_SECRET_NAME.search, given)):
+        in_json = [word for word in words if ":=" in word]  # whose members have names, too
+        if any(map(_SECRET_NAME.search, (*given, *in_json))):
             return True
         if not given or words[0] != "call" or len(words) < 2:
             return False
@@ -123,10 +135,7 @@ class Suggesting:
             return True
         schemas = await self._properties(words[1])
         members = {name.partition(".")[0] for name in given}
-        return any(
-            schemas[name].get("format") == _SECRET or schemas[name].get("writeOnly") is True
-            for name in members & schemas.keys()
-        )
+        return any(_may_be_secret(schemas[name]) for name in members & schemas.keys())
 
     async def _after(self, words: Sequence[str], last: str) -> Any:
         if not words:
