@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
@@ -174,16 +173,3 @@ async def test_a_handler_that_raises_what_nobody_expects_raises_it_everywhere() 
     async with Gateway(broken) as gateway:
         result = await gateway.call("broken", crash="everywhere")
         assert result.is_error
-
-
-async def test_a_tool_that_does_its_rounds_once_says_where_nobody_knows() -> None:
-    @tool(once=True)
-    async def pay(ctx: Context) -> str:
-        await ctx.elicit("confirm", "Pay?", Confirm)
-        return str(await ctx.step("pay", send, "pay"))
-
-    async with asyncio.timeout(120), Gateway(pay) as gateway:
-        result = await gateway.call("pay", answers=GO, crash="everywhere", reset=outbox.clear)
-        assert result.value == "pay"
-        died = await gateway.call("pay", answers=GO, crash=("pay", "has run"), reset=outbox.clear)
-        assert (died.value, outbox) == ("pay", ["pay"])  # not done again

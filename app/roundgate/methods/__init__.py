@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from roundgate.methods.discovery import server_info as server_info
     from roundgate.methods.hub import Hub as Hub
     from roundgate.methods.hub import Subscription as Subscription
-    from roundgate.methods.once import UNKNOWN_OUTCOME as UNKNOWN_OUTCOME
     from roundgate.methods.once import Once as Once
     from roundgate.methods.request import RequestContext as RequestContext
     from roundgate.methods.results import Reply as Reply
@@ -38,7 +37,7 @@ else:
             ".current": "CurrentMethods Use",
             ".discovery": "capabilities makes_tasks server_info",
             ".hub": "Hub Subscription",
-            ".once": "UNKNOWN_OUTCOME Once",
+            ".once": "Once",
             ".request": "RequestContext",
             ".results": "Reply Stream",
             ".rounds": "Rounds",

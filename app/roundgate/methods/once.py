@@ -35,11 +35,10 @@ from roundgate.tokens import StateSealer
 
 _POLL_S: Final = 0.05
 _LATE_MS: Final = 5_000
-UNKNOWN_OUTCOME: Final = (
+_UNKNOWN_OUTCOME: Final = (
     "An earlier attempt at this step ended without a known outcome; "
     "find out whether it took effect before calling again"
 )
-"""What the retry of a round is told that was being served where it will never be finished."""
 
 
 class Once:
@@ -97,7 +96,7 @@ class Once:
             outcome = b"%b %b" % (reply.label.encode(), reply.result)
         except Unavailable:  # what the handler did until then it may have done; its journal is gone
             with suppress(Unavailable):
-                await self._once.finish(token_id, _packed(ToolError(UNKNOWN_OUTCOME)))
+                await self._once.finish(token_id, _packed(ToolError(_UNKNOWN_OUTCOME)))
             raise
         except GatewayError as error:
             outcome = _packed(error)
@@ -111,7 +110,7 @@ class Once:
             raise self._sealer.refused("used before with other answers", call.principal)
         while record.outcome is None:
             if self._clock.now_ms() > record.give_up_ms:
-                raise ToolError(UNKNOWN_OUTCOME)
+                raise ToolError(_UNKNOWN_OUTCOME)
             if call.deadline.is_past:
                 raise Unavailable("The same request is still being served; send it again")
             await asyncio.sleep(_POLL_S)

@@ -19,7 +19,6 @@ from roundgate.carrier import carrier
 from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NothingGoesOn
-from roundgate.methods import UNKNOWN_OUTCOME
 from roundgate.testing.effects import collecting_effects
 from roundgate.testing.memory import Life
 
@@ -199,7 +198,7 @@ async def survive(
     if first.result is None:
         raise Diverged(tool, [f"it {_said(first.ending)}, although nothing happens to it"])
     findings = [*first.watched.outside, *effects]
-    endings = [first.ending, ("failed", UNKNOWN_OUTCOME)]  # the latter is what `once` promises
+    endings = [first.ending]
     if upgrade:
         whole = Watched(None)
         whole.begins_upgraded = True

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from roundgate.clock import Clock
 from roundgate.startup import Stores
-from roundgate.storage import OnceRecord
 from roundgate.storage.sqlite import (
     Database,
     SqliteOnce,
@@ -18,7 +18,6 @@ from roundgate.storage.sqlite import (
     SqliteTasks,
     connect_in_memory,
 )
-from roundgate.testing.clock import VirtualClock
 
 T = TypeVar("T")
 
@@ -26,17 +25,15 @@ T = TypeVar("T")
 class Memory:
     """What is kept. It is gone when it is closed."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._claimed: dict[str, Life] = {}
-        """Which instance serves a round of a `once` tool."""
         self._connection: sqlite3.Connection | None = None
 
     def stores(self, life: Life) -> Stores:
         """The stores as one instance of the gateway reaches them, for as long as it lives."""
         database = _MemoryDatabase(self, life)
         return Stores(
-            _OnceInMemory(database, self._clock, life, self._claimed),
+            SqliteOnce(database, self._clock),
             SqliteTasks(database),
             SqliteQueue(database, self._clock),
             SqliteSessions(database, self._clock),
@@ -91,40 +88,6 @@ class Life:
     def bury(self) -> None:
         """Let what it left behind end."""
         self._is_buried.set()
-
-
-class _OnceInMemory(SqliteOnce):
-    """Rounds of `once` tools. Whoever waits for one that a dead instance served waits as long as it takes to know."""
-
-    def __init__(
-        self, database: Database, clock: VirtualClock, life: Life, claimed: dict[str, Life]
-    ) -> None:
-        super().__init__(database, clock)
-        self._time = clock
-        self._life = life
-        self._claimed = claimed
-
-    async def claim(
-        self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
-    ) -> OnceRecord | None:
-        """See `OnceStore`."""
-        record = await super().claim(token_id, answers, give_up_ms, forget_ms)
-        if record is None:
-            self._claimed[token_id] = self._life
-        return record
-
-    async def read(self, token_id: str) -> OnceRecord | None:
-        """See `OnceStore`."""
-        record = await super().read(token_id)
-        claimed_by = self._claimed.get(token_id)
-        if (
-            record is not None
-            and record.outcome is None
-            and claimed_by
-            and claimed_by.died.is_set()
-        ):
-            self._time.move_to(record.give_up_ms + 1)
-        return record
 
 
 class _MemoryDatabase(Database):
