@@ -61,7 +61,7 @@ Standard library only; the bottom of every import chain.
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
-        ├── PortTaken                     another process listens at the port of a server that a suite starts
+        ├── PortTaken                     a port that was free is another process's by now
         ├── RequestMalformed              a request that a stand-in or a recording proxy does not take
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
@@ -436,7 +436,7 @@ class OAuthRefused(Inside):
 
 
 class PortTaken(Inside):
-    """The port that a suite has chosen for its server was taken by another process."""
+    """A port that was free a moment ago is another process's now."""
 
 
 class SealBroken(Inside):

@@ -166,6 +166,7 @@ class SessionCalls:
         clock: of the process.
         answer_timeout_s: seconds that a user has for an answer.
         keep_alive_s: seconds between comments on a stream on which nothing happens.
+        continue_tool: name of the tool that takes the token of a call that is not over.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Prompts:
         *,
         is_secret: bool = False,
     ) -> str:
-        """One text; Alt-Enter begins a new line in it. Nothing that `check` finds fault with is taken.
+        """One text; Alt-Enter begins a new line in it.
 
         Args:
             label: stands before what is typed.
