@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish() -> None:
     """Writes down which lines were run, under `scripts/test --cover`: xdist kills a worker that has not ended after ten
     seconds, and what it would have written at its end is lost."""
-    if "coverage" in sys.modules:
+    if "PYTEST_XDIST_WORKER" in os.environ and "coverage" in sys.modules:
         import coverage
 
         current = coverage.Coverage.current()

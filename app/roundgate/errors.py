@@ -56,7 +56,6 @@ Standard library only; the bottom of every import chain.
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
         ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
-        ├── HelpShown                     the shell's parser has printed what was asked for
         ├── KeysUnavailable               the keys of an issuer have never been read
         ├── NotNow                        a service's job cannot be asked for just now
         ├── NotServedHere                 this worker cannot serve a task, another may
@@ -407,10 +406,6 @@ class CallCancelled(Inside):
 
 class HandlerExited(Inside, RuntimeError):
     """A handler called `sys.exit()`, or raised what would end the process."""
-
-
-class HelpShown(Inside):
-    """The parser of the shell has printed what was asked for, and there is no command to run."""
 
 
 class KeysUnavailable(Inside):

@@ -178,6 +178,32 @@ def test_verify_says_what_differs_and_records_it_again(tmp_path: Path) -> None:
         assert (status, err) == (0, "6 interactions, each as recorded\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [
+        ("two_rounds", "2025-11-25"),
+        ("three_questions", "2025-06-18"),
+        ("error", "2025-11-25"),
+        ("older_session", "2026-07-28"),
+    ],
+)
+def test_a_call_has_the_same_result_in_another_revision(
+    name: str, revision: str, url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "recorded.yaml"
+    recorded = (RECORDED / f"{name}.yaml").read_text()
+    file.write_text(recorded)
+    assert roundgate("cassette", "verify", file, url, "--revision", revision) == (
+        0,
+        "",
+        f"{1 + (name == 'error')} interactions, each as recorded\n",
+    )
+    said = {"three_questions": "text: Ada", "error": "text: The printer"}
+    changed = recorded.replace(said.get(name, "text: Refunded"), "text: Another")
+    file.write_text(changed)
+    assert roundgate("cassette", "verify", file, url, "--revision", revision)[0] == 1
+
+
 def test_call_records_and_what_it_recorded_is_verified(url: str, tmp_path: Path) -> None:
     file = tmp_path / "call.yaml"
     assert roundgate("call", url, "add", "a=1", "b=2", "--cassette", file)[:2] == (0, "3\n")
@@ -209,6 +235,7 @@ def test_show_is_a_line_an_interaction_whatever_a_server_said(tmp_path: Path) ->
         (["verify", "plain.yaml", "http://127.0.0.1:9/mcp", "--only", "9"], "interactions 1 to 5"),
         (["verify", "plain.yaml", "http://a/", "http://b/", "--update"], "one URL"),
         (["verify", "plain.yaml", "http://a/", "--ignore", ".."], "is no path"),
+        (["verify", "plain.yaml", "http://a/", "--revision", "2020-01-01"], "2026-07-28"),
         (["record", "absent/x.yaml", "http://127.0.0.1:9/mcp"], "cannot be written"),
         (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--rule", "order"], "NAME=PATTERN"),
         (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--redact-env", "NO_SUCH"], "not set"),

@@ -51,9 +51,9 @@ def piped(
 ) -> Callable[..., tuple[int, str, str]]:
     """Pipes lines into a shell; returns status, output and errors."""
 
-    def piped(*lines: str) -> tuple[int, str, str]:
+    def piped(*lines: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        status = main(["shell", url])
+        status = main(["shell", url, *options])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -96,6 +96,12 @@ def test_what_goes_wrong_ends_the_line_and_not_the_shell(
 
 def test_exit_ends_it(piped: Piped) -> None:
     assert piped("call fail", "exit", "call add a=1") == (1, "The printer is on fire\n", "")
+
+
+def test_what_is_said_can_be_recorded(piped: Piped, tmp_path: Path) -> None:
+    cassette = tmp_path / "cassette.yaml"
+    assert piped("call add a=1", options=("--cassette", str(cassette))) == (0, "2\n", "")
+    assert "tools/call" in cassette.read_text()
 
 
 def test_help_has_every_command(piped: Piped) -> None:

@@ -1,10 +1,14 @@
-"""A server that no one here wrote, the official Python SDK's. Prints its port and serves until its input ends."""
+"""A server that no one here wrote, the official Python SDK's. Prints its port and serves until its input ends.
+
+The port is the system's choice, unless it is an argument.
+"""
 
 import asyncio
 import sys
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from pydantic import BaseModel
 
 
@@ -36,9 +40,21 @@ async def greet(ctx: Context) -> str:
     return f"Hello, {answer.data.name}" if answer.action == "accept" else answer.action
 
 
+@server.tool()
+async def sign(ctx: Context) -> str | InputRequiredResult:
+    """Asks in a round, as servers of 2026-07-28 do."""
+    answer = (ctx.input_responses or {}).get("who")
+    if isinstance(answer, ElicitResult) and answer.content:
+        return f"signed, {answer.content['name']}"
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    params = ElicitRequestFormParams(message="Who are you?", requested_schema=schema)
+    return InputRequiredResult(input_requests={"who": ElicitRequest(params=params)})
+
+
 async def main() -> None:
+    port = int(sys.argv[1]) if sys.argv[1:] else 0
     config = uvicorn.Config(
-        server.streamable_http_app(), host="127.0.0.1", port=0, log_level="error"
+        server.streamable_http_app(), host="127.0.0.1", port=port, log_level="error"
     )
     serving = uvicorn.Server(config)
     task = asyncio.create_task(serving.serve())

@@ -15,6 +15,7 @@ from roundgate.errors import (
     HttpRefused,
     NoCommonVersion,
     RpcError,
+    TaskEnded,
     TimedOut,
     Unanswered,
 )
@@ -439,3 +440,131 @@ async def test_a_client_may_be_told_which_revisions_to_speak() -> None:
 
 def test_nothing_is_sent_before_something_is_asked() -> None:
     assert Client("http://127.0.0.1:9/mcp").server is None
+
+
+class WithTasks(Older):
+    """A server of 2025-11-25 whose tool has to be called as a task; it ends as `ends` says."""
+
+    def __init__(self, ends: str = "completed", *, support: str = "required") -> None:
+        super().__init__(lambda asked: result(asked, text("at once")))
+        self.ends = ends
+        self.support = support
+        self.asks = asyncio.Event()
+        self.status = "working"
+
+    def __call__(self, asked: Asked) -> Any:
+        match asked.rpc:
+            case "initialize":
+                capabilities: Any = {"logging": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
+                about = {"protocolVersion": self.version, "capabilities": capabilities}
+                return result(
+                    asked, {**about, "serverInfo": {"name": "o", "version": "1"}}, **SESSION
+                )
+            case "tools/list":
+                tool = {"name": "t", "inputSchema": {"type": "object"}}
+                return result(
+                    asked, {"tools": [{**tool, "execution": {"taskSupport": self.support}}]}
+                )
+            case "GET":
+                return self._session()
+            case "tools/call" if "task" in asked.params:
+                self.asks.set()
+                return result(asked, {"task": self._task()})
+            case "tasks/get":
+                return result(asked, self._task())
+            case "tasks/result":
+                if self.ends == "failed":
+                    return error(asked, -32603, "broken", status=200)
+                return result(asked, text("dug"))
+            case "logging/setLevel":
+                return result(asked, {})
+        return super().__call__(asked)
+
+    async def _session(self) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        await asyncio.wait_for(self.asks.wait(), 20)
+        yield event(question())
+        await asyncio.wait_for(self.answers.get(), 20)
+        self.status = self.ends
+        await asyncio.sleep(60)
+
+    def _task(self) -> dict[str, Any]:
+        return {"taskId": "t1", "status": self.status, "ttl": None, "pollInterval": 50}
+
+
+async def test_a_tool_that_has_to_be_a_task_is_one_and_may_ask_while_nothing_is_sent() -> None:
+    seen: list[str] = []
+    async with scripted(WithTasks()) as server, asyncio.timeout(30), Client(server.url) as client:
+        done = await client.call(
+            "t", answers={"ok": True}, on_task=lambda task: seen.append(task.status)
+        )
+        assert done.text == "dug"
+    assert (seen[0], seen[-1]) == ("working", "completed")
+    assert [one.params for one in server.asked if one.rpc == "tools/call"] == [
+        {"name": "t", "arguments": {}, "task": {}}
+    ]
+
+
+@pytest.mark.parametrize("support", ["required", "optional"])
+async def test_such_a_task_is_handed_over_and_waited_for(support: str) -> None:
+    async with (
+        scripted(WithTasks(support=support)) as server,
+        asyncio.timeout(30),
+        Client(server.url, answers={"ok": True}) as client,
+    ):
+        task = await client.start("t")
+        assert (await client.resume(str(task.handle)).get()).task_id == "t1"
+        assert (await task.wait()).text == "dug"
+
+
+async def test_a_tool_that_may_be_a_task_is_none_where_the_caller_waits() -> None:
+    async with scripted(WithTasks(support="optional")) as server, Client(server.url) as client:
+        assert (await client.call("t")).text == "at once"
+
+
+@pytest.mark.parametrize(("ends", "said"), [("failed", "broken"), ("cancelled", "cancelled")])
+async def test_such_a_task_without_a_result_says_how_it_ended(ends: str, said: str) -> None:
+    async with (
+        scripted(WithTasks(ends)) as server,
+        asyncio.timeout(30),
+        Client(server.url, answers={"ok": True}) as client,
+    ):
+        with pytest.raises(TaskEnded, match=said) as caught:
+            await client.call("t")
+    assert caught.value.status == ends
+
+
+async def test_what_such_a_task_asks_and_nobody_answers_ends_the_call() -> None:
+    async with scripted(WithTasks()) as server, asyncio.timeout(30), Client(server.url) as client:
+        with pytest.raises(Unanswered, match="Sure"):
+            await client.call("t")
+
+
+async def test_an_older_server_is_told_once_from_which_level_on_to_log() -> None:
+    async with (
+        scripted(WithTasks(support="forbidden")) as server,
+        Client(server.url) as client,
+    ):
+        for level in ("info", "info", "debug"):
+            await client.call("t", on_log=print, log_level=level)
+        await client.call("t")
+    assert [one.params["level"] for one in server.asked if one.rpc == "logging/setLevel"] == [
+        "info",
+        "debug",
+    ]
+
+
+async def test_roots_that_nobody_gave_are_none() -> None:
+    older: Older
+
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event(question("r", "roots/list", {}))
+        answer = await asyncio.wait_for(older.answers.get(), 20)
+        yield event(
+            {"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer["result"]))}
+        )
+
+    older = Older(call)
+    async with scripted(older) as server, Client(server.url) as client:
+        assert (await client.call("t")).text == str({"roots": []})

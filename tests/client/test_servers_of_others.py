@@ -30,7 +30,7 @@ async def test_it_is_spoken_to_in_each_of_its_revisions(url: str, version: str) 
     async with Client(url, versions=[version]) as client:
         about = await client.connect()
         assert (about.name, about.protocol_version) == ("official", version)
-        assert {tool.name for tool in await client.tools()} == {"add", "steps", "greet"}
+        assert {tool.name for tool in await client.tools()} == {"add", "steps", "greet", "sign"}
         assert (await client.call("add", a=1, b=2)).text == "3"
         await client.call("steps", on_progress=lambda progress: seen.append(progress.progress))
     assert seen == [1, 2]
@@ -39,6 +39,12 @@ async def test_it_is_spoken_to_in_each_of_its_revisions(url: str, version: str) 
 async def test_the_newest_revision_that_both_know_is_chosen(url: str) -> None:
     async with Client(url) as client:
         assert (await client.connect()).is_modern
+
+
+async def test_what_it_asks_in_a_round_is_answered(url: str) -> None:
+    async with Client(url) as client:
+        done = await client.call("sign", answers={"who": {"name": "Ada"}})
+    assert (done.text, done.rounds) == ("signed, Ada", 2)
 
 
 @pytest.mark.parametrize(

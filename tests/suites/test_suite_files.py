@@ -46,6 +46,8 @@ def told(tmp_path: Path, text: str) -> list[str]:
         (f"{CASE}    call: a\n  - name: one\n    call: a\n", "4: cases[1].name: is the name of"),
         (f"{CASE}    call: ${{who}}\n", "3: cases[0].call: there is no variable who"),
         (f"{CASE}    call: ${{a[}}\n", "3: cases[0].call: ${a[} is not JMESPath"),
+        (f"variables: {{a: '${{b}}', b: 1}}\n{CASE}    call: a\n", "1: variables.a: there is no"),
+        (f"variables: {{a-b: 1}}\n{CASE}    call: a\n", "1: variables.a-b: cannot be the name"),
         (f"{CASE}    call: ${{\n", "3: cases[0].call: ${ begins something"),
         (f"{CASE}    call: a\n    save: {{x: 'a['}}\n", "4: cases[0].save.x: is not JMESPath"),
         (f"{CASE}    call: a\n    save: {{unique: a}}\n", "cannot be the name of a variable"),

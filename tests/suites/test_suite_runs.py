@@ -150,7 +150,7 @@ async def test_what_is_not_as_expected_is_said(bench: Bench, step: str, said: st
 
 async def test_variables_go_from_step_to_step_with_their_types(bench: Bench) -> None:
     (result,) = await bench.run("""
-variables: {start: {a: 20}, unit: "${env:UNIT:-apples}"}
+variables: {twenty: 20, start: {a: "${twenty}"}, unit: "${env:UNIT:-apples}"}
 cases:
   - name: sums
     steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,10 +45,11 @@ class Scripted:
 
     port: int
     asked: list[Asked] = field(default_factory=list)
+    scheme: str = "http"
 
     @property
     def origin(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
@@ -61,7 +63,9 @@ Script = Callable[[Asked], Any]
 
 
 @asynccontextmanager
-async def scripted(script: Script) -> AsyncGenerator[Scripted, None]:
+async def scripted(
+    script: Script, tls: ssl.SSLContext | None = None
+) -> AsyncGenerator[Scripted, None]:
     """Serve what `script` returns for each request: bytes, pieces of bytes, or `None` to close the connection."""
     open_: set[asyncio.Task[None]] = set()
 
@@ -94,8 +98,9 @@ async def scripted(script: Script) -> AsyncGenerator[Scripted, None]:
             writer.close()
             open_.discard(current)
 
-    listening = await asyncio.start_server(converse, "127.0.0.1", 0)
-    server = Scripted(listening.sockets[0].getsockname()[1])
+    listening = await asyncio.start_server(converse, "127.0.0.1", 0, ssl=tls)
+    port = listening.sockets[0].getsockname()[1]
+    server = Scripted(port, scheme="http" if tls is None else "https")
     try:
         yield server
     finally:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -248,3 +248,40 @@ async def test_a_stopped_pool_takes_nothing(share: Share) -> None:
     ref = await shop.begin("quick")
     await asyncio.sleep(0.1)
     assert (await shop.record(ref)).fence == 0
+
+
+class Timed:
+    """A queue that is empty: it waits for messages under a time limit that ends when it is told to."""
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+        self.limit = asyncio.timeout(None)
+        self.waits = asyncio.Event()
+
+    async def receive(self, limit: int, wait_ms: int, skip: Any = ()) -> list[Any]:
+        self.limit = asyncio.timeout(60)
+        with suppress(TimeoutError):
+            async with self.limit:
+                self.waits.set()
+                await asyncio.Event().wait()
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+
+async def test_a_pool_stops_in_the_very_moment_in_which_a_time_limit_of_its_own_ends_a_wait(
+    share: Share,
+) -> None:
+    """A time limit cancels the task around it, and takes that back in the next turn of the event loop."""
+    shop = share(Clock()).workshop()
+    queue = Timed(shop.queue)
+    one = Pool(shop.worker, shop.sweep, queue, shop.config)
+    one.start()
+    await queue.waits.wait()
+    queue.waits.clear()
+    queue.limit.reschedule(0)
+    await asyncio.sleep(0)
+    await one.stop()
+    await asyncio.sleep(0.05)
+    assert not queue.waits.is_set(), "it goes on taking messages"

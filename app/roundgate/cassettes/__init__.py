@@ -16,6 +16,7 @@ from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.cassettes.differing import differences as differences
+    from roundgate.cassettes.eras import in_another_era as in_another_era
     from roundgate.cassettes.faults import Faults as Faults
     from roundgate.cassettes.faults import parse_faults as parse_faults
     from roundgate.cassettes.files import read as read
@@ -43,6 +44,7 @@ else:
         __name__,
         {
             ".differing": "differences",
+            ".eras": "in_another_era",
             ".faults": "Faults parse_faults",
             ".files": "read write",
             ".matching": "Difference",

@@ -165,7 +165,7 @@ class _Writer:
         if "method" not in message:
             found["id"] = self._namer.known("request", _key(request_id)) or request_id
         elif _key(request_id) in self._referred and "id" in message:
-            found["id"] = self._namer.name("id", request_id)
+            found["id"] = self._namer.name("id", _key(request_id))
         return found | self._namer.value(short, is_sent=True)
 
     def _whole(self, message: Any, *, is_sent: bool) -> Any:
@@ -233,7 +233,9 @@ class _Writer:
         own = exchange.message.get("id") if isinstance(exchange.message, dict) else None
         if value == own and exchange.http == "POST":
             return {}
-        return {"id": self._namer.known("id", value) or self._namer.value(value, is_sent=True)}
+        return {
+            "id": self._namer.known("id", _key(value)) or self._namer.value(value, is_sent=True)
+        }
 
     def _after(self, exchange: Exchange, number: int) -> int | None:
         """After which interaction it came, where that is no chance: on a stream that waits, or behind an answer."""

@@ -370,7 +370,7 @@ def _comparable(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     short: Json = {name: value for name, value in message.items() if name != "jsonrpc"}
-    if short.get("method") in _ANY_PARAMS:
+    if _method(short) in _ANY_PARAMS:
         return {"method": short["method"], "id": None}
     params = short.get("params")
     if isinstance(params, dict) and isinstance(params.get("_meta"), dict):

@@ -201,12 +201,7 @@ class Verifier:
 
     def _value_of(self, slot: Slot) -> Any:
         if slot.kind == "secret":
-            value = self._environment.get(slot.key or "")
-            if not value:
-                raise UsageError(
-                    f"The cassette needs a secret: give it in the environment variable {slot.key}"
-                )
-            return value
+            return _secret(slot, self._environment)
         if slot not in self._bindings.values:
             if slot.kind == "id":
                 self._bindings.values[slot] = next(self._ids)
@@ -364,6 +359,30 @@ class Verifier:
                 live.differences.append(Difference(f"events[{index}]", "(nothing)", now))
         if response.text is not None or live.text is not None:
             live.differences += compare(response.text, live.text, self._bindings, ("text",))
+
+
+def _secret(slot: Slot, environment: Mapping[str, str]) -> str:
+    value = environment.get(slot.key or "")
+    if not value:
+        raise UsageError(
+            f"The cassette needs a secret: give it in the environment variable {slot.key}"
+        )
+    return value
+
+
+def filled(value: Any, bindings: Bindings, environment: Mapping[str, str]) -> Any:
+    """A recorded value with its secrets, and with what is known; other placeholders stay what they are.
+
+    Raises:
+        UsageError: a secret is needed whose environment variable is not set.
+    """
+
+    def value_of(slot: Slot) -> Any:
+        if slot.kind == "secret":
+            return _secret(slot, environment)
+        return bindings.values.get(slot, str(slot))
+
+    return fill(value, value_of)
 
 
 def secret_names(cassette: Cassette) -> list[str]:

@@ -32,6 +32,7 @@ from roundgate.cassettes import (
     Verifier,
     address,
     check_paths,
+    in_another_era,
     parse_faults,
     read,
     secret_names,
@@ -40,7 +41,7 @@ from roundgate.cassettes import (
 )
 from roundgate.cli import remote
 from roundgate.cli.terminal import say
-from roundgate.client import Bearer
+from roundgate.client import VERSIONS, Bearer, Client
 from roundgate.errors import ConfigError, GatewayError, UsageError
 from roundgate.logs import escaped
 
@@ -152,6 +153,10 @@ async def _verify(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--only: the cassette has interactions 1 to {number}")
     faults = parse_faults(arguments.fault, number)
     ignore = (*cassette.ignore, *check_paths("--ignore", arguments.ignore))
+    if arguments.revision is not None:
+        outcomes = await _in_another_era(arguments, replace(cassette, ignore=ignore))
+        outcomes = [one for one in outcomes if one.number in only]
+        return _report([one for one in outcomes if one.differences], len(outcomes))
     recorder = _recorder(arguments, cassette) if arguments.update else None
     verifier = Verifier(
         replace(cassette, ignore=ignore),
@@ -166,6 +171,20 @@ async def _verify(arguments: argparse.Namespace) -> int:
     if recorder is not None:
         return _update(arguments, cassette, recorder, [one.number for one in differing])
     return _report(differing, len(only))
+
+
+async def _in_another_era(arguments: argparse.Namespace, cassette: Cassette) -> list[Outcome]:
+    if arguments.revision not in VERSIONS:
+        raise UsageError(f"--revision {arguments.revision}: there are {', '.join(VERSIONS)}")
+    if arguments.update or arguments.fault or len(arguments.urls) > 1:
+        raise UsageError("--revision takes one URL, no faults, and records nothing")
+    async with Client(
+        arguments.urls[0],
+        auth=_token(arguments.token_env),
+        headers=dict(remote.header(one) for one in arguments.header),
+        versions=[arguments.revision],
+    ) as client:
+        return [one async for one in in_another_era(cassette, client, os.environ)]
 
 
 async def _outcomes(verifier: Verifier) -> list[Outcome]:

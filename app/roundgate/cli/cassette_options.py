@@ -35,6 +35,11 @@ def add_actions(cassette: argparse.ArgumentParser) -> None:
         "--ignore", action="append", default=[], metavar="PATH", help="do not compare this, either"
     )
     verify.add_argument(
+        "--revision",
+        metavar="DATE",
+        help="make the calls in this revision of the protocol instead, and compare their results",
+    )
+    verify.add_argument(
         "--timeout", type=float, default=30.0, metavar="SECONDS", help="for each answer"
     )
     verify.add_argument(

@@ -45,6 +45,7 @@ def _write_bytes(blob: object) -> None:
         data = base64.b64decode(str(blob), validate=True)
     except ValueError:
         raise BadAnswer("The server sent a resource whose 'blob' is no base64") from None
+    sys.stdout.flush()  # the text before it, which waits in a buffer of its own
     sys.stdout.buffer.write(data)
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.cli.terminal import Style, escaped_lines
+from roundgate.cli.terminal import Style, escaped_lines, say
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
 from roundgate.logs import escaped
@@ -52,6 +52,9 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever reads has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except errors.GatewayError as error:
         return refused(error)
 
@@ -91,7 +94,7 @@ _STATUSES: Final = (
 
 async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
-        transport = _recorder(arguments.cassette, arguments.url)
+        transport = recorder(arguments.cassette, arguments.url)
         options = client_options(arguments, files)
         async with Client(arguments.url, transport=transport, **options) as client:
             return await work(client, arguments)
@@ -119,8 +122,13 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
+        keyring = SystemKeyring()
+        if not keyring.works:
+            say("no keyring works here: the login is for this command alone", to=sys.stderr)
         return BrowserLogin(
-            client_id=arguments.client_id, issuer=arguments.issuer, storage=SystemKeyring()
+            client_id=arguments.client_id,
+            issuer=arguments.issuer,
+            storage=keyring if keyring.works else None,
         )
     if arguments.client_id:
         from roundgate.client.auth import ClientCredentials
@@ -146,7 +154,7 @@ def header(said: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _recorder(path: Path | None, url: str) -> Transport | None:
+def recorder(path: Path | None, url: str) -> Transport | None:
     """Records the conversation, if that is wanted."""
     if path is None:
         return None

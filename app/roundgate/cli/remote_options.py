@@ -98,7 +98,8 @@ def add_requests(commands: Commands, *, in_shell: bool) -> None:
     add_connection(call)
 
     wait = commands.add_parser("wait", help="go on with a task")
-    _add_cassette(wait)
+    if not in_shell:
+        _add_cassette(wait)
     wait.add_argument("handle", help="as `call --detach` printed it")
     wait.add_argument("--cancel", action="store_true", help="ask the server to end it instead")
     _add_timeout(wait)

@@ -21,7 +21,7 @@ from roundgate.cli import output, remote, remote_options
 from roundgate.cli.suggesting import Server, Suggesting
 from roundgate.cli.terminal import say
 from roundgate.client import Client, Observer, handle_of
-from roundgate.errors import GatewayError, HelpShown, UsageError
+from roundgate.errors import GatewayError, UsageError
 
 _OWN: Final[Mapping[str, str]] = {
     "tasks": "the tasks that calls of this shell have become",
@@ -45,7 +45,11 @@ async def _with_client(arguments: argparse.Namespace) -> int:
     with ExitStack() as files:
         options = remote.client_options(arguments, files)
         noted = _Noted(options["observer"])
-        async with Client(arguments.url, **{**options, "observer": noted}) as client:
+        options |= {
+            "observer": noted,
+            "transport": remote.recorder(arguments.cassette, arguments.url),
+        }
+        async with Client(arguments.url, **options) as client:
             shell = Shell(client)
             noted.tasks = shell.server.tasks
             if sys.stdin.isatty() and sys.stderr.isatty():
@@ -129,7 +133,7 @@ class Shell:
                 return await self._words(words)
         except ValueError as error:  # a quote that is not closed
             return remote.refused(UsageError(f"{error}: quote with '…' or \"…\""))
-        except HelpShown:
+        except SystemExit:  # the parser has printed the help that was asked for
             return remote.DONE
         except GatewayError as error:
             return remote.refused(error)
@@ -201,13 +205,10 @@ class _Noted:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises where the standard one would end the process."""
+    """Raises where the standard one would end the process because of a mistake."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise HelpShown
 
 
 @contextmanager

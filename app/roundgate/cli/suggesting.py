@@ -21,7 +21,7 @@ from roundgate.errors import ClientError
 
 _FRESH_MS: Final = 30_000
 """For how long lists are used again, whatever their caching hints say."""
-_PATIENCE_S: Final = 5.0
+_PATIENCE_S: Final = 10.0
 """How long a suggestion may wait for the server."""
 MAX_SUGGESTED: Final = 200
 _SECRET: Final = "password"  # noqa: S105 — the name of a format
@@ -82,7 +82,7 @@ class Server:
             with suppress(ClientError, TimeoutError):
                 async with asyncio.timeout(_PATIENCE_S):
                     kept = await ask()
-            self._kept[kind] = now, kept
+                self._kept[kind] = now, kept
         return kept
 
 

@@ -190,11 +190,11 @@ class _Own:
         self._arguments = arguments
         self._server = file.suite.server
         environ = dict(os.environ)
-        self._variables = Variables({"port": "${port}"}, file.folder, environ, secrets)
+        self._variables = Variables(
+            {"port": "${port}", "unique": ""}, file.folder, environ, secrets
+        )
         try:
-            self._variables.values |= self._variables.filled(
-                {key: one for key, one in file.suite.variables.items() if "unique" not in str(one)}
-            )
+            self._variables.define(file.suite.variables)
         except ValueError as error:
             raise UsageError(f"{file.path}: variables: {error}") from None
         self._secrets = secrets

@@ -9,10 +9,10 @@ from roundgate.carrier import carrier
 from roundgate.client.answers import AnswersLike
 from roundgate.client.connection import Connection
 from roundgate.client.link import Listener
-from roundgate.client.questions import Question
+from roundgate.client.questions import Kind, Question
 from roundgate.client.types import Json, Log, Progress, TaskState
 from roundgate.clock import Clock
-from roundgate.errors import BadAnswer
+from roundgate.errors import BadAnswer, Unanswered
 
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 
@@ -75,7 +75,13 @@ def listener_of(
             connection.refuse_undeclared(question)
         except BadAnswer as error:
             return {"error": {"code": -32601, "message": str(error)}}
-        responses = await connection.answer([question], options.answers)
+        try:
+            responses = await connection.answer([question], options.answers)
+        except Unanswered:
+            if question.kind is not Kind.ROOTS:
+                raise
+            # Some servers ask everybody, whatever is called: a client that was given none has none.
+            return {"result": {"roots": []}}
         return {"result": responses[question.key]}
 
     return Listener(heard, asked, meta or None, headers)

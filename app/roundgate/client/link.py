@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from roundgate.carrier import carrier
 from roundgate.client.auth import Auth
@@ -35,6 +35,8 @@ from roundgate.errors import (
     TryLater,
 )
 from roundgate.json import encode
+
+T = TypeVar("T")
 
 _META: Final = "io.modelcontextprotocol/"
 _ACCEPT: Final = ("Accept", "application/json, text/event-stream")
@@ -204,6 +206,18 @@ class Link:
         assert self.version is not None
         message: Json = {"jsonrpc": "2.0", "id": request_id, **answer}
         await self._deliver(message, self.version, "an answer")
+
+    async def through(self, work: Coroutine[Any, Any, T], listener: Listener) -> T:
+        """Do something that takes several requests, with what an older server asks meanwhile on the session's stream.
+
+        Args:
+            work: sends the requests, and rests between them.
+            listener: answers.
+        """
+        assert self.version is not None
+        nothing: Json = {"id": None, "method": ""}
+        async with asyncio.timeout(None) as timeout:
+            return await OlderRequest(self, nothing, self.version, listener, timeout).through(work)
 
     async def end_session(self) -> None:
         """Tell an older server that its session is over; what it answers does not matter."""

@@ -7,9 +7,9 @@ that came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.client.events import ServerEvent
 from roundgate.client.reading import is_stream, result_of
@@ -19,6 +19,8 @@ from roundgate.errors import BadAnswer, ConnectionLost
 
 if TYPE_CHECKING:
     from roundgate.client.link import Link, Listener
+
+T = TypeVar("T")
 
 _MAX_ANSWERING: Final = 32
 _LONGEST_SESSION_ID: Final = 8_192
@@ -52,11 +54,18 @@ class OlderRequest:
         self._last_id: str | None = None
         self._retry_ms = 1_000
         self._thinking = 0
-        self._left_s = 0.0
+        self._left_s: float | None = None
 
     async def result(self) -> Json:
-        exchange = asyncio.ensure_future(self._exchange())
-        self._link.under_way.append(self)
+        return await self._until_done(self._exchange(), self._link.under_way)
+
+    async def through(self, work: Coroutine[Any, Any, T]) -> T:
+        """Stand for all the requests of `work`, in which nothing is asked of this one alone."""
+        return await self._until_done(work, self._link.session_stream.standing)
+
+    async def _until_done(self, work: Coroutine[Any, Any, T], among: list[OlderRequest]) -> T:
+        exchange = asyncio.ensure_future(work)
+        among.append(self)
         try:
             waited: set[asyncio.Future[Any]] = {exchange, self._failure}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +73,7 @@ class OlderRequest:
                 self._failure.result()
             return await exchange
         finally:
-            self._link.under_way.remove(self)
+            among.remove(self)
             for task in (exchange, *self._answering):
                 task.cancel()
             await asyncio.gather(exchange, *self._answering, return_exceptions=True)
@@ -165,7 +174,8 @@ class OlderRequest:
     def _clock_stopped(self) -> Iterator[None]:
         now = asyncio.get_running_loop().time
         if self._thinking == 0:
-            self._left_s = max(0.0, (self._timeout.when() or now()) - now())
+            limit = self._timeout.when()
+            self._left_s = None if limit is None else max(0.0, limit - now())
             self._timeout.reschedule(None)
         self._thinking += 1
         try:
@@ -173,7 +183,7 @@ class OlderRequest:
         finally:
             self._thinking -= 1
             if self._thinking == 0:
-                self._timeout.reschedule(now() + self._left_s)
+                self._timeout.reschedule(None if self._left_s is None else now() + self._left_s)
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._answering.discard(task)

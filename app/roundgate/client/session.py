@@ -23,6 +23,12 @@ from roundgate.client.headers import of_arguments
 from roundgate.client.limits import Limits
 from roundgate.client.link import NO_LISTENER, Link, Listener
 from roundgate.client.listening import Subscription
+from roundgate.client.older_tasks import (
+    call_as_older_task,
+    follow_older,
+    has_older_tasks,
+    wants_older_task,
+)
 from roundgate.client.reading import Observer
 from roundgate.client.task import Task, split_handle
 from roundgate.client.tool_list import ToolList
@@ -120,6 +126,7 @@ class Client:
             clock=self._clock,
         )
         self._tools = ToolList(self._connection)
+        self._log_level: tuple[ServerInfo, str] | None = None
 
     async def __aenter__(self) -> Client:
         return self
@@ -334,20 +341,27 @@ class Client:
         detach: bool,
     ) -> Finished:
         server = await self.connect()
-        if server.is_modern:
-            # The headers of a call follow from the schema of its tool.
+        if server.is_modern or has_older_tasks(server):
+            # The headers of a call follow from the schema of its tool, and whether it has to be a task.
             await self._tools.read_once()
+        if options.on_log is not None and not server.is_modern:
+            await self._set_log_level(server, options.log_level)
         params: Json = {"name": name, "arguments": arguments, **continued}
         for attempt in (1, 2):
             tool = self._tools.known(name)
             headers = [] if tool is None or not server.is_modern else of_arguments(tool, arguments)
-            flow = call(
-                "tools/call", params, name, self.limits,
-                may_repeat=tool is not None and tool.may_be_repeated, max_rounds=options.max_rounds, detach=detach,
-            )  # fmt: skip
+            as_older_task = has_older_tasks(server) and wants_older_task(tool, detach=detach)
+            if as_older_task:
+                flow = call_as_older_task(params, self.limits, detach=detach)
+            else:
+                flow = call(
+                    "tools/call", params, name, self.limits,
+                    may_repeat=tool is not None and tool.may_be_repeated, max_rounds=options.max_rounds, detach=detach,
+                )  # fmt: skip
             try:
                 listener = self._listener(options, name, headers)
                 work = self._connection.drive(flow, listener, options.answers, options.on_task)
+                work = self._link.through(work, listener) if as_older_task else work
                 return await self._in_time(work, options.timeout_s, name)
             except RpcError as error:
                 # Its schema may have changed since it was listed (streamable-http, "Client Behavior").
@@ -355,6 +369,12 @@ class Client:
                     raise
             await self._tools.read_again()
         raise AssertionError("the second attempt returns or raises")
+
+    async def _set_log_level(self, server: ServerInfo, level: str) -> None:
+        """An older server is told once, for the whole session, from which level on it may log."""
+        if "logging" in server.capabilities and self._log_level != (server, level):
+            await self._connection.send("logging/setLevel", {"level": level}, True, NO_LISTENER)
+            self._log_level = server, level
 
     async def _round_trips(
         self, method: str, params: Json, target: str, answers: AnswersLike
@@ -376,7 +396,7 @@ class Client:
         timeout_s: float | None,
         on_task: Callable[[TaskState], Any] | None,
     ) -> CallResult:
-        await self.connect()
+        server = await self.connect()
 
         def seen(state: TaskState) -> Any:
             task.state = state
@@ -384,10 +404,14 @@ class Client:
 
         # Questions that were seen may have been answered since, here or elsewhere.
         known = None if task.state is None or task.state.status == "input_required" else task.state
-        flow = follow(task.id, self.limits, known, task._target)
-        result = await self._in_time(
-            self._connection.drive(flow, NO_LISTENER, answers, seen), timeout_s, "the task"
-        )
+        if has_older_tasks(server):
+            flow = follow_older(task.id, self.limits, known)
+        else:
+            flow = follow(task.id, self.limits, known, task._target)
+        listener = self._listener(CallOptions(answers), task._target)
+        work = self._connection.drive(flow, listener, answers, seen)
+        work = self._link.through(work, listener) if has_older_tasks(server) else work
+        result = await self._in_time(work, timeout_s, "the task")
         return CallResult.read(result, 1)
 
     async def _in_time(self, work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:

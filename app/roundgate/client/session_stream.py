@@ -11,6 +11,7 @@ from roundgate.errors import ClientError, ConnectionLost, TimedOut
 
 if TYPE_CHECKING:
     from roundgate.client.link import Link
+    from roundgate.client.older_request import OlderRequest
 
 _SETTLE_S: Final = 1.0
 _FIRST_WAIT_S: Final = 0.25
@@ -25,6 +26,8 @@ class SessionStream:
         self._reading: asyncio.Task[None] | None = None
         self.taps: set[asyncio.Queue[Json]] = set()
         """Where notifications go; a queue that is full misses some."""
+        self.standing: list[OlderRequest] = []
+        """Who is asked before any single request: calls that take several, oldest first."""
 
     @property
     def is_open(self) -> bool:
@@ -73,8 +76,8 @@ class SessionStream:
         if message is None or "method" not in message:
             return
         if "id" in message:
-            if self._link.under_way:
-                self._link.under_way[-1].asked(message)
+            if asked := self.standing or self._link.under_way:
+                asked[-1].asked(message)
             else:
                 is_ping = message["method"] == "ping"
                 no = {"error": {"code": -32601, "message": "Nobody is here to answer"}}

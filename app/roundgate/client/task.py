@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from roundgate.client.answers import AnswersLike
+from roundgate.client.older_tasks import read_older_task
 from roundgate.client.questions import Question, response_to
 from roundgate.client.types import CallResult, TaskState
 from roundgate.errors import WrongHandle
@@ -86,9 +87,10 @@ class Task:
 
     async def get(self) -> TaskState:
         """Its state now."""
-        self.state = TaskState.read(
-            await self._client.request("tasks/get", {"taskId": self.id}), self.id
-        )
+        found = await self._client.request("tasks/get", {"taskId": self.id})
+        server = await self._client.connect()
+        read = TaskState.read if server.is_modern else read_older_task
+        self.state = read(found, self.id)
         return self.state
 
     async def update(self, answers: Mapping[str, Any]) -> None:

@@ -25,8 +25,11 @@ def checked(suite: Suite, origin: Origin) -> Iterator[Problem]:
     """Everything that is wrong."""
     yield from _server(suite, origin)
     yield from _answers(suite.answers, origin.at("answers"))
-    beginning = set(suite.variables)
-    yield from _references(suite.variables, beginning, origin.at("variables"))
+    beginning: set[str] = set()
+    for name, value in suite.variables.items():
+        yield from _name(name, origin.at("variables", name))
+        yield from _references(value, beginning, origin.at("variables", name))
+        beginning.add(name)
     yield from _references(_raw(origin, "answers"), beginning, origin.at("answers"))
     names: dict[str, int] = {}
     for index, case in enumerate(suite.cases):
@@ -96,12 +99,16 @@ def _step(step: Step, at: Origin, known: set[str], started: set[str]) -> Iterato
     yield from _expect(step.expect, at.at("expect"))
     for name, save in step.save.items():
         place = at.at("save", name)
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or name in variables.GIVEN:
-            yield place.problem("cannot be the name of a variable", "use letters, digits and _")
+        yield from _name(name, place)
         yield from _expression(save.of if isinstance(save, Save) else save, place)
     for name in _OF_STEPS - {"save"}:
         if (value := _raw(at, name)) is not None:
             yield from _references(value, known, at.at(name))
+
+
+def _name(name: str, at: Origin) -> Iterator[Problem]:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or name in variables.GIVEN:
+        yield at.problem("cannot be the name of a variable", "use letters, digits and _")
 
 
 def _expect(expect: Expect, at: Origin) -> Iterator[Problem]:

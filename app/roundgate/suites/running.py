@@ -129,7 +129,7 @@ class Run:
         try:
             variables = Variables({}, self.file.folder, self.environ, self.secrets)
             variables.values["unique"] = self.clock.new_id()
-            variables.values |= variables.filled(self.file.suite.variables)
+            variables.define(self.file.suite.variables)
             async with self.connect() as client:
                 acting = _Acting(self, client, variables, case)
                 for number, step in enumerate(steps, 1):

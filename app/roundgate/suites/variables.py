@@ -43,6 +43,15 @@ class Variables:
         self._environ = environ
         self._secrets = secrets
 
+    def define(self, given: Mapping[str, Any]) -> None:
+        """Make variables, each of which may refer to those before it.
+
+        Raises:
+            ValueError: as `filled`.
+        """
+        for name, value in given.items():
+            self.values[name] = self.filled(value)
+
     def filled(self, value: Any) -> Any:
         """A value with every reference in its texts, and in its keys, replaced.
 

@@ -117,8 +117,11 @@ class Pool:
         """Whether all tasks of the event loop are being cancelled by somebody else.
 
         That is how a process ends in which something called `sys.exit`. The turns free their tasks as suspects.
+        One of the loops alone may be cancelled for a moment: by a time limit of its own, which takes that back.
         """
-        return not self._stop_requested and any(loop.cancelling() for loop in self._loops)
+        if self._stop_requested or not self._loops:
+            return False
+        return all(loop.cancelling() for loop in self._loops)
 
     # messages
 

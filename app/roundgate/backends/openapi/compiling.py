@@ -6,7 +6,8 @@ place in the document and what to do about it; the rest is offered all the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -140,7 +141,8 @@ class _Compiler:
             {},
         )
         try:
-            slots = [slot_of(name, one) for name, one in plain.security_schemes().items()]
+            with _of_known_kinds("one of them"):
+                slots = [slot_of(name, one) for name, one in plain.security_schemes().items()]
         except UnusableOperation as error:
             raise ConfigError([self._here(f"security schemes: {error}", error.remedy)]) from None
         self._slots |= {slot.name: slot for slot in slots}
@@ -176,8 +178,10 @@ class _Compiler:
 
     def _add(self, name: str, one: _Named) -> None:
         wants_answer = any(fnmatchcase(name, pattern) for pattern in self._config.output_schemas)
-        operation = one.document.read(one.found, with_answer=wants_answer)
-        server = self._servers.of(operation.own_servers, one.document.servers(), one.document.uri)
+        document = one.document
+        with _of_known_kinds("the operation"):
+            operation = document.read(one.found, with_answer=wants_answer)
+            server = self._servers.of(operation.own_servers, document.servers(), document.uri)
         try:
             Schema.compile(operation.input_schema)
             if operation.output_schema is not None:
@@ -240,6 +244,20 @@ class _Compiler:
         path = path_of(uri)
         base = self._origin.base_dir
         return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+@contextmanager
+def _of_known_kinds(what: str) -> Iterator[None]:
+    """Read a part of a document in which any value may be of any kind.
+
+    Raises:
+        UnusableOperation: one is of a kind that OpenAPI does not put there, and nothing before has said so better.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"{what} has a value of a kind that OpenAPI does not put there: {error}"
+        raise UnusableOperation(message) from error
 
 
 def _uri(document: str, base_dir: Path) -> str:

@@ -107,7 +107,7 @@ class Document:
         }
 
     def operations(self) -> Iterator[Found | tuple[str, UnusableOperation]]:
-        """All in `paths`, in order; for a path that cannot be read, its pointer and why."""
+        """All in `paths`, in order; for a path or an operation that cannot be read, its pointer and why."""
         paths = self.value.get("paths")
         for path, item in paths.items() if isinstance(paths, dict) else ():
             if path.startswith("x-"):
@@ -133,7 +133,7 @@ class Document:
 
     def _in_item(
         self, path: str, item: Mapping[str, Any], uri: str, pointer: str
-    ) -> Iterator[Found]:
+    ) -> Iterator[Found | tuple[str, UnusableOperation]]:
         more = item.get("additionalOperations")
         named = {method: item[method] for method in METHODS if method in item}
         for method, given in (*named.items(), *(more.items() if isinstance(more, dict) else ())):
@@ -142,8 +142,11 @@ class Document:
                 if method in named
                 else f"{pointer}/additionalOperations/{method}"
             )
-            # DigitalOcean's operations are files of their own
-            where, value = self.references.follow(uri, given)
+            try:  # DigitalOcean's operations are files of their own
+                where, value = self.references.follow(uri, given)
+            except UnusableOperation as error:
+                yield at, error
+                continue
             if isinstance(value, dict):
                 operation_id = value.get("operationId")
                 name = operation_id if isinstance(operation_id, str) else None

@@ -206,10 +206,11 @@ def _random() -> str:
     return urlsafe_b64encode(urandom(32)).rstrip(b"=").decode()
 
 
-def _open_browser(url: str) -> None:
+async def _open_browser(url: str) -> None:
     import webbrowser
 
-    if not webbrowser.open(url):
+    # A browser on a terminal is waited for, while the callback has to answer it.
+    if not await asyncio.to_thread(webbrowser.open, url):
         raise ClientError(
             "There is no browser here: pass open_url=, a function that shows the user the URL"
         )

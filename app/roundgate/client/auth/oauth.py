@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,10 +28,12 @@ from roundgate.client.auth.storage import InMemory, TokenStorage
 from roundgate.client.transport import Url
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import AuthorizationFailed, OAuthRefused
+from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
 
 if TYPE_CHECKING:
     from roundgate.client.auth.dpop import ProofKey
+
+log = logging.getLogger("roundgate.client")
 
 _LEEWAY_MS: Final = 30_000
 _LONGEST_LIFE_S: Final = 10 * 365 * 86_400
@@ -260,7 +263,12 @@ class OAuth:
 
     async def _save(self, server: Url) -> None:
         if self._kept is not None:
-            await self._storage.save(str(server), json.dumps(asdict(self._kept)))
+            try:
+                await self._storage.save(str(server), json.dumps(asdict(self._kept)))
+            except (
+                ClientError
+            ) as error:  # the token is good all the same, for as long as this process lives
+                log.warning("tokens are not kept for the next process: %s", error)
 
 
 def basic(client_id: str, secret: str) -> tuple[str, str]:

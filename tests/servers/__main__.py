@@ -1,0 +1,228 @@
+"""`scripts/servers`: the client library and the command against servers that other people wrote, in their revisions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roundgate.client import Client
+from roundgate.errors import ClientError, ConnectionLost
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".cache" / "servers"
+NODE = str(ROOT / ".cache" / "node" / "node")
+NPM = CACHE / "npm" / "node_modules" / "@modelcontextprotocol"
+HERE = Path(__file__).parent
+START_S = 60
+CALL_S = 60
+
+
+@dataclass(frozen=True)
+class Check:
+    """One column: a tool, what it is given, what its answer has in it."""
+
+    column: str
+    tool: str
+    expected: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A server in one revision; `{port}` in its command and environment is where it listens."""
+
+    name: str
+    revision: str
+    command: Sequence[str]
+    checks: Sequence[Check]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+PYTHON = [str(CACHE / "venv" / "bin" / "python"), str(HERE / "served_by_fastmcp.py"), "{port}"]
+OFFICIAL = [sys.executable, str(ROOT / "tests" / "client" / "served_by_mcp.py"), "{port}"]
+EVERYTHING = [NODE, str(NPM / "server-everything" / "dist" / "index.js"), "streamableHttp"]
+EXAMPLE = [NODE, str(NPM / "sdk" / "dist" / "esm" / "examples" / "server" / "simpleStreamableHttp.js")]  # fmt: skip
+ADA = {"name": "Ada"}
+ADD = Check("call", "add", "3", {"a": 1, "b": 2})
+GREET = Check("question", "greet", "Hello, Ada", answers=ADA)
+SIGN = Check("question", "sign", "signed, Ada", answers=ADA)
+STEPS = Check("stream", "steps", "done")
+DIG = Check("task", "dig", "3 m", {"depth": 3})
+USER = {"name": "Ada", "email": "ada@example.org", "age": 36}
+
+SUBJECTS = [
+    Subject(
+        "FastMCP 4.1.2",
+        "2026-07-28",
+        PYTHON,
+        [ADD, STEPS, SIGN, DIG, Check("task that asks", "paint", "painted, Ada", answers=ADA)],
+    ),
+    Subject("FastMCP 4.1.2", "2025-11-25", PYTHON, [ADD, STEPS, GREET]),
+    Subject("Python SDK 2.3", "2026-07-28", OFFICIAL, [ADD, STEPS, SIGN]),
+    Subject("Python SDK 2.3", "2025-11-25", OFFICIAL, [ADD, STEPS, GREET]),
+    Subject("Python SDK 2.3", "2025-06-18", OFFICIAL, [ADD, STEPS, GREET]),
+    Subject(
+        "TypeScript SDK 1.32, its example",
+        "2025-11-25",
+        EXAMPLE,
+        [
+            Check("call", "greet", "Hello, Ada!", ADA),
+            Check("stream", "multi-greet", "Good morning, Ada!", ADA),
+            Check("question", "collect-user-info", "ada@example.org", {"infoType": "contact"}, USER),
+            Check("task", "delay", "Completed 500ms delay", {"duration": 500}),
+            Check("task that asks", "collect-user-info-task", "Ada", {"infoType": "contact"}, USER),
+        ],
+        {"MCP_PORT": "{port}"},
+    ),
+    Subject(
+        "server-everything 2026.8.31",
+        "2025-11-25",
+        EVERYTHING,
+        [
+            Check("call", "get-sum", "3", {"a": 1, "b": 2}),
+            Check("stream", "trigger-long-running-operation", "completed", {"duration": 1, "steps": 2}),
+            Check("question", "trigger-elicitation-request", "Ada", answers=ADA),
+            Check("task", "simulate-research-query", "# Research Report: tea", {"topic": "tea"}),
+            Check(
+                "task that asks",
+                "simulate-research-query",
+                "tea (technical)",
+                {"topic": "tea", "ambiguous": True},
+                {"interpretation": "technical"},
+            ),
+        ],
+        {"PORT": "{port}"},
+    ),
+]  # fmt: skip
+COLUMNS = ("list", "call", "stream", "question", "task", "task that asks")
+
+
+async def main(names: Sequence[str]) -> int:
+    chosen = [one for one in SUBJECTS if not names or any(name in one.name for name in names)]
+    rows: list[tuple[Subject, dict[str, str]]] = []
+    for subject in chosen:
+        found = await examined(subject)
+        rows.append((subject, found))
+        for column, outcome in found.items():
+            if outcome != "yes":
+                print(f"{subject.name}, {subject.revision}, {column}: {outcome}", file=sys.stderr)
+    print(table(rows))
+    return 0 if rows and all(one == "yes" for _, found in rows for one in found.values()) else 1
+
+
+async def examined(subject: Subject) -> dict[str, str]:
+    """What came of each check: `yes`, or what went wrong."""
+    found: dict[str, str] = {}
+    async with served(subject) as url:
+        async with Client(url, versions=[subject.revision]) as client:
+            found["list"] = "yes" if await client.tools() else "no tools"
+        for check in subject.checks:
+            try:
+                by_library = await asyncio.wait_for(called(subject, check, url), CALL_S)
+                by_command = await commanded(subject, check, url)
+            except (ClientError, TimeoutError) as error:
+                found[check.column] = f"{type(error).__name__}: {error}"
+                continue
+            said = {"library": by_library, "command": by_command}
+            wrong = {who: one for who, one in said.items() if check.expected not in one}
+            found[check.column] = f"unexpected: {wrong}" if wrong else "yes"
+    return found
+
+
+async def called(subject: Subject, check: Check, url: str) -> str:
+    """A call with the library; a task is started, and waited for by its handle."""
+    async with Client(url, versions=[subject.revision], answers=check.answers) as client:
+        if not check.column.startswith("task"):
+            return (await client.call(check.tool, check.arguments)).text
+        task = await client.start(check.tool, check.arguments)
+        if task.handle is None:
+            return "no task"
+        return (await client.resume(task.handle).wait()).text
+
+
+async def commanded(subject: Subject, check: Check, url: str) -> str:
+    """The same with `roundgate call`: what it prints."""
+    words = [f"{name}={value}" for name, value in check.arguments.items()]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as answers:
+        answers.write(
+            "".join(f"{name}: {value}\n" for name, value in check.answers.items()) or "{}"
+        )
+        answers.flush()
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "roundgate.cli", "call", url, check.tool, *words],
+            *["--revision", subject.revision, "--answers", answers.name, "--timeout", str(CALL_S)],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+    return (
+        out.decode() if process.returncode == 0 else f"status {process.returncode}: {err.decode()}"
+    )
+
+
+@asynccontextmanager
+async def served(subject: Subject) -> AsyncGenerator[str, None]:
+    """The address of a server that runs."""
+    port = str(free_port())
+    filled = {name: one.replace("{port}", port) for name, one in subject.environment.items()}
+    log = CACHE / f"{subject.name.split()[0]}-{subject.revision}.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *[one.replace("{port}", port) for one in subject.command],
+            env={**os.environ, **filled},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}/mcp"
+            async with asyncio.timeout(START_S):
+                while not await answers_at(url):
+                    if process.returncode is not None:
+                        raise SystemExit(f"{subject.name} did not start: see {log}")
+                    await asyncio.sleep(0.2)
+            yield url
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+async def answers_at(url: str) -> bool:
+    async with Client(url) as client:
+        try:
+            await client.connect()
+        except ConnectionLost:
+            return False
+        return True
+
+
+def table(rows: Sequence[tuple[Subject, Mapping[str, str]]]) -> str:
+    """As it stands in docs/client.md; an empty cell is what the server does not have."""
+    lines = [f"| server | revision | {' | '.join(COLUMNS)} |", f"|---|---|{'---|' * len(COLUMNS)}"]
+    for subject, found in rows:
+        cells = ["" if one not in found else "yes" if found[one] == "yes" else "NO" for one in COLUMNS]  # fmt: skip
+        lines.append(f"| {subject.name} | {subject.revision} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1:])))
