@@ -1,4 +1,5 @@
-"""Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a call, a JWT.
+"""Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a call, one call in
+two revisions, a JWT.
 
 Run with the gateway's own Python (`python -m bench.inside`); prints one JSON object, case → µs. Calls go through the
 whole ASGI app but through no socket, so that what differs between two is not lost in the noise of the network.
@@ -9,7 +10,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,16 @@ META = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
     "io.modelcontextprotocol/clientCapabilities": CAPABILITIES,
 }
+OLDER = "2025-11-25"
 OWNER = Principal("https://issuer.example", "somebody", "some-client")
 
 
 def main() -> None:
     """Measure everything and print it."""
     logs.configure("warning")
-    measured = dict(sealing()) | asyncio.run(rounds()) | asyncio.run(verifying())
+    measured = dict(sealing())
+    for measure in (rounds, revisions, verifying):
+        measured |= asyncio.run(measure())
     json.dump(measured, sys.stdout)
 
 
@@ -64,6 +68,34 @@ async def rounds() -> dict[str, float]:
             "first round": await fastest_async(lambda: post(app, "ask", {"n": 1})),
             "second round": await fastest_async(lambda: post(app, "ask", {"n": 1}, **retry)),
         }
+
+
+async def revisions() -> dict[str, float]:
+    """One call as clients of 2026-07-28 and of 2025-11-25 send it, in turns: what disturbs one disturbs the other."""
+    with tempfile.TemporaryDirectory() as directory:
+        using = settings.Settings(
+            state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
+        )
+        app = build_app(config.load(Path("bench/gateway.yaml")), using)
+        asked = {"protocolVersion": OLDER, "capabilities": CAPABILITIES, "clientInfo": {}}
+        opened, _ = await send(app, "initialize", asked, {})
+        session = {
+            "mcp-protocol-version": OLDER,
+            "mcp-session-id": dict(opened["headers"])[b"mcp-session-id"].decode(),
+        }
+        params = {"name": "add", "arguments": {"a": 1, "b": 2}}
+
+        async def of_session() -> None:
+            _, answer = await send(app, "tools/call", params, session)
+            assert b'"text":"3"' in answer, answer
+
+        best = {"call, 2026-07-28": float("inf"), f"call, {OLDER}": float("inf")}
+        for _ in range(150):
+            for case, work in zip(
+                best, (lambda: post(app, "add", params["arguments"]), of_session), strict=True
+            ):
+                best[case] = min(best[case], await fastest_async(work, times=20, batches=1))
+        return best
 
 
 async def verifying() -> dict[str, float]:
@@ -99,19 +131,27 @@ async def verifying() -> dict[str, float]:
     return measured
 
 
-async def post(app: Any, tool: str, arguments: dict[str, Any], **more: Any) -> bytes:
-    """One tools/call through the app; the body of the answer."""
+async def post(app: Any, tool: str, arguments: Any, **more: Any) -> bytes:
+    """One tools/call of 2026-07-28 through the app; the body of the answer."""
     params = {"name": tool, "arguments": arguments, **more, "_meta": META}
-    body = json.dumps(
-        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-    ).encode()
     headers = {
-        "host": "localhost",
-        "content-type": "application/json",
-        "accept": "application/json, text/event-stream",
         "mcp-protocol-version": "2026-07-28",
         "mcp-method": "tools/call",
         "mcp-name": tool,
+    }
+    return (await send(app, "tools/call", params, headers))[1]
+
+
+async def send(
+    app: Any, method: str, params: Any, headers: Mapping[str, str]
+) -> tuple[MutableMapping[str, Any], bytes]:
+    """One request through the app: the head of the answer, and its body."""
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    named = {
+        "host": "localhost",
+        "content-type": "application/json",
+        "accept": "application/json, text/event-stream",
+        **headers,
     }
     sent: list[MutableMapping[str, Any]] = []
 
@@ -120,10 +160,10 @@ async def post(app: Any, tool: str, arguments: dict[str, Any], **more: Any) -> b
     async def receive() -> MutableMapping[str, Any]:
         return messages.pop() if messages else await asyncio.Future()
 
-    async def send(message: MutableMapping[str, Any]) -> None:
+    async def take(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    raw = [(name.encode(), value.encode()) for name, value in named.items()]
     scope = {
         "type": "http",
         "method": "POST",
@@ -132,10 +172,10 @@ async def post(app: Any, tool: str, arguments: dict[str, Any], **more: Any) -> b
         "query_string": b"",
         "headers": raw,
     }
-    await app(scope | {"http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)
+    await app(scope | {"http_version": "1.1", "scheme": "http", "root_path": ""}, receive, take)
     assert sent[0]["status"] == 200, sent
     answer: bytes = sent[1]["body"]
-    return answer
+    return sent[0], answer
 
 
 def fastest(work: Callable[[], object], times: int = 200, batches: int = 15) -> float:

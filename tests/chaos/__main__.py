@@ -9,7 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.chaos import backlog, chains, edge, functions, handlers, poison, requests, tasks
+from tests.chaos import (
+    backlog,
+    chains,
+    edge,
+    functions,
+    handlers,
+    poison,
+    requests,
+    sessions,
+    tasks,
+)
 from tests.model import explore
 
 
@@ -30,6 +40,7 @@ RUNS: Final[Mapping[str, Run]] = {
     "handlers": Run(handlers.main, 5_000, 100, "handlers"),
     "tasks": Run(tasks.main, 500, 100),
     "poison": Run(poison.main, 500, 20),
+    "sessions": Run(sessions.main, 200, 12, "calls"),
     "lambda": Run(functions.main, 300, 60),
     "chains": Run(chains.main, 100, 0, "sleeps"),
     "backlog": Run(backlog.main, 10_000, 0),
@@ -69,7 +80,7 @@ def main() -> int:
     parser.add_argument(
         "--part",
         metavar="WORDS",
-        help="of poison, those whose title has these words; of backlog, `drain` or `sweepers`",
+        help="of poison, those whose title has these words; of backlog, `drain` or `sweepers`; of sessions, `lambda`",
     )
     arguments = parser.parse_args()
     arguments.seed = random.randrange(10**6) if arguments.seed is None else arguments.seed

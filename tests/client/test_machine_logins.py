@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from roundgate.client import Client
 from roundgate.client.auth import ClientCredentials, EnterpriseIdentity, WorkloadIdentity
 from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError
-from tests.client.test_client_login import Guarded, logged_in
+from tests.support.guarded import Guarded, logged_in
 from tests.support.scripted import Asked, Scripted, says, scripted
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"

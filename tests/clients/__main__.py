@@ -5,33 +5,51 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from infra.stack.stack import why_not
 from tests.chaos.tasks import store
 from tests.clients import documented
 from tests.clients.capabilities import RIGHT
 from tests.clients.environments import EnvironmentMissingError, make
-from tests.clients.matrix import Row, drive, replicas
+from tests.clients.matrix import Row, drive, drive_and_kill, mortal, replicas, stack
 from tests.clients.subjects import CACHE, SUBJECTS, Subject
 
 EXPECTED: Final = Path(__file__).with_name("expected.json")
+EXPECTED_AFTER_A_KILL: Final = Path(__file__).with_name("expected-kill.json")
+EXPECTED_ON_THE_STACK: Final = Path(__file__).with_name("expected-stack.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Drive them; the exit status says whether anything differs from what is expected."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.kill and options.store == "stack":
+        parser.error("--kill is of replicas; there are none of them behind API Gateway")
     subjects = [one for one in SUBJECTS if not options.names or one.name in options.names]
-    rows, unmade = _drive(subjects, options.store)
+    # leave by the `finally` that stops the servers
+    signal.signal(signal.SIGTERM, lambda received, _: sys.exit(128 + received))
+    expected = EXPECTED
+    if options.store == "stack":
+        if reason := why_not():
+            print(f"skipped: clients on AWS Lambda: {reason}")
+            return 0
+        expected = EXPECTED_ON_THE_STACK
+    if options.kill:
+        expected = EXPECTED_AFTER_A_KILL
+    rows, unmade = _drive(subjects, options.store, kills=options.kill)
     found = {row.subject.name: row.to_json() for row in rows}
     print(json.dumps(found, indent=1) if options.json else _table(rows))
     if options.update:
-        _keep(found)
+        _keep(found, expected)
         return int(bool(unmade))
-    differences = [*unmade, *_differences(rows)]
+    differences = [*unmade, *_differences(rows, expected)]
     for difference in differences:
         print(difference, file=sys.stderr)
     return int(bool(differences))
@@ -54,6 +72,18 @@ def _parser() -> argparse.ArgumentParser:
         help="what the replicas share: a file, or DynamoDB Local (default: %(default)s)",
     )
     parser.add_argument(
+        "--stack",
+        action="store_const",
+        dest="store",
+        const="stack",
+        help="behind API Gateway, on the emulated AWS Lambda, where nothing streams",
+    )
+    parser.add_argument(
+        "--kill",
+        action="store_true",
+        help="the replica that asks the first question is killed before its answer comes",
+    )
+    parser.add_argument(
         "--update",
         action="store_true",
         help="keep what was found as what is expected from now on, also in docs/clients.md",
@@ -61,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _drive(subjects: Sequence[Subject], kind: str) -> tuple[list[Row], list[str]]:
+def _drive(subjects: Sequence[Subject], kind: str, *, kills: bool) -> tuple[list[Row], list[str]]:
     """What was found, and which clients could not be installed."""
     rows, unmade = [], []
     logs = CACHE / "logs"
@@ -69,20 +99,39 @@ def _drive(subjects: Sequence[Subject], kind: str) -> tuple[list[Row], list[str]
     logs.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        with (
-            store(kind, directory) as environment,
-            replicas(environment | {"GATEWAY_WORKER": "off"}, directory) as urls,
-        ):
+        with _driving(kind, directory, kills=kills) as driven:
             for subject in subjects:
                 try:
                     make(subject)
                 except EnvironmentMissingError as error:
                     unmade.append(f"{subject.name}: {error}")
                     continue
-                row = drive(subject, urls, logs / f"{subject.name}.log")
+                row = driven(subject, logs / f"{subject.name}.log")
                 print(_line(row), file=sys.stderr, flush=True)
                 rows.append(row)
     return rows, unmade
+
+
+@contextmanager
+def _driving(
+    kind: str, directory: Path, *, kills: bool
+) -> Iterator[Callable[[Subject, Path], Row]]:
+    if kind == "stack":
+        with stack(directory) as urls:
+            yield lambda subject, log: drive(subject, urls, log)
+        return
+    with store(kind, directory) as environment:
+        alone = environment | {"GATEWAY_WORKER": "off"}
+        if not kills:
+            with replicas(alone, directory) as urls:
+                yield lambda subject, log: drive(subject, urls, log)
+            return
+
+        def killing(subject: Subject, log: Path) -> Row:
+            with mortal(alone, directory) as servers:
+                return drive_and_kill(subject, servers, log)
+
+        yield killing
 
 
 def _line(row: Row) -> str:
@@ -107,8 +156,8 @@ def _table(rows: Sequence[Row]) -> str:
     )
 
 
-def _differences(rows: Sequence[Row]) -> list[str]:
-    expected = json.loads(EXPECTED.read_text())
+def _differences(rows: Sequence[Row], of: Path) -> list[str]:
+    expected = json.loads(of.read_text())
     found: list[str] = []
     for row in rows:
         name, before, now = row.subject.name, expected.get(row.subject.name), row.to_json()
@@ -120,18 +169,18 @@ def _differences(rows: Sequence[Row]) -> list[str]:
             for key in {**before, **now}
             if now.get(key) != before.get(key)
         ]
-        if row.replicas < 2:
+        if row.replicas < 2 and of == EXPECTED:
             found.append(f"{name}: all of its requests went to one replica")
     return found
 
 
-def _keep(found: dict[str, Any]) -> None:
+def _keep(found: dict[str, Any], of: Path) -> None:
     """Those that were not driven stay as they were."""
-    expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
+    expected = json.loads(of.read_text()) if of.exists() else {}
     kept = {**expected, **found}
     ordered = {one.name: kept[one.name] for one in SUBJECTS if one.name in kept}
-    EXPECTED.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
-    documented.write(ordered)
+    of.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    documented.write(of.stem, ordered)
 
 
 if __name__ == "__main__":

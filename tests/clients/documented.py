@@ -1,4 +1,4 @@
-"""The table of docs/clients.md: what was driven, as `expected.json` has it."""
+"""The tables of docs/clients.md: what was driven, as the files `expected` and `expected-stack` have it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tests.clients.subjects import ROOT
 
 PAGE: Final = ROOT / "docs/clients.md"
 MARKS: Final = (YES, NO_MEANS)
-BEGIN: Final = "<!-- what was driven: scripts/clients --update writes this table -->"
-END: Final = "<!-- end of what was driven -->"
+_END: Final = "<!-- end of the table -->"
 
 
 def table(expected: Mapping[str, Mapping[str, Any]]) -> str:
@@ -24,13 +23,17 @@ def table(expected: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def in_page() -> str:
-    """The table as the page has it."""
-    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+def in_page(name: str) -> str:
+    """A table as the page has it."""
+    return PAGE.read_text().partition(_begin(name))[2].partition(_END)[0].strip()
 
 
-def write(expected: Mapping[str, Mapping[str, Any]]) -> None:
+def write(name: str, expected: Mapping[str, Mapping[str, Any]]) -> None:
     """Put it into the page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n{table(expected)}\n{END}{after}")
+    before, _, rest = PAGE.read_text().partition(_begin(name))
+    after = rest.partition(_END)[2]
+    PAGE.write_text(f"{before}{_begin(name)}\n{table(expected)}\n{_END}{after}")
+
+
+def _begin(name: str) -> str:
+    return f"<!-- from tests/clients/{name}.json: scripts/clients --update writes this table -->"

@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tests.clients.capabilities import judged
 from tests.clients.environments import NODE, command
-from tests.clients.subjects import Subject
+from tests.clients.subjects import ROOT, Subject
+from tests.conformance.suite import BEHIND_API_GATEWAY, one_serving
 from tests.support.round_robin import RoundRobin, Seen
-from tests.support.server import running
+from tests.support.server import Server, running
 
 SERVED: Final = Path(__file__).parent / "served"
 REPLICAS: Final = 3
@@ -51,13 +53,42 @@ class Row:
 @contextmanager
 def replicas(environment: Mapping[str, str], directory: Path) -> Iterator[list[str]]:
     """Where the replicas are."""
+    with mortal(environment, directory) as servers:
+        yield list(servers)
+
+
+@contextmanager
+def mortal(environment: Mapping[str, str], directory: Path) -> Iterator[dict[str, Server]]:
+    """Replicas by where they are, as long as they live."""
     with ExitStack() as stack:
-        urls = []
+        servers = {}
         for number in range(REPLICAS):
-            served = shutil.copytree(SERVED, directory / f"replica-{number}")
+            served = shutil.copytree(SERVED, directory / f"mortal-{number}", dirs_exist_ok=True)
             server = stack.enter_context(running(served / "gateway.yaml", dict(environment)))
-            urls.append(server.url)
-        yield urls
+            servers[server.url] = server
+        yield servers
+
+
+def drive_and_kill(subject: Subject, servers: Mapping[str, Server], log: Path) -> Row:
+    """The same as `drive`, but whoever asks the first question is dead before its answer comes."""
+
+    def kill(url: str) -> None:
+        servers[url].stop(signal.SIGKILL)
+
+    with RoundRobin(list(servers), asked=kill) as balancer:
+        told = _told(subject, balancer.url, log)
+        return _row(subject, told, balancer.seen)
+
+
+@contextmanager
+def stack(directory: Path) -> Iterator[list[str]]:
+    """Where API Gateway is, in front of three functions of AWS Lambda, where nothing streams."""
+    command = [str(ROOT / "scripts/stack"), str(SERVED / "gateway.yaml")]
+    profile = replace(
+        BEHIND_API_GATEWAY, command=(*command, "--directory", str(directory / "functions"))
+    )
+    with one_serving(profile, directory, {}) as url:
+        yield [url]
 
 
 def drive(subject: Subject, urls: list[str], log: Path) -> Row:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.clients import documented
-from tests.clients.__main__ import EXPECTED
+from tests.clients.__main__ import EXPECTED, EXPECTED_AFTER_A_KILL, EXPECTED_ON_THE_STACK
 from tests.clients.capabilities import NO_MEANS, RIGHT, YES, judged
 from tests.clients.matrix import SERVED, replicas
 from tests.clients.subjects import SUBJECTS
@@ -19,13 +19,19 @@ from tests.support.round_robin import RoundRobin
 from tests.support.rounds import KEYS
 from tests.support.sessions import BOTH, calling, opening
 
+FILES = pytest.mark.parametrize(
+    "file", [EXPECTED, EXPECTED_AFTER_A_KILL, EXPECTED_ON_THE_STACK], ids=lambda one: one.stem
+)
 
-def test_the_page_has_what_was_driven() -> None:
-    assert documented.in_page() == documented.table(json.loads(EXPECTED.read_text()))
+
+@FILES
+def test_the_page_has_what_was_driven(file: Path) -> None:
+    assert documented.in_page(file.stem) == documented.table(json.loads(file.read_text()))
 
 
-def test_every_client_has_its_row_and_its_driver() -> None:
-    expected = json.loads(EXPECTED.read_text())
+@FILES
+def test_every_client_has_its_row_and_its_driver(file: Path) -> None:
+    expected = json.loads(file.read_text())
     assert list(expected) == [subject.name for subject in SUBJECTS]
     for subject in SUBJECTS:
         assert subject.driver_path.exists()

@@ -13,7 +13,7 @@ import itertools
 import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -29,6 +29,7 @@ from starlette.routing import Route
 from infra.ports import reserved_port
 
 _OF_A_HOP: Final = frozenset({"connection", "keep-alive", "transfer-encoding"})
+_QUESTION: Final = b'"elicitation/create"'
 _META_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 
 
@@ -68,8 +69,16 @@ def _revision(said: Any, params: Any) -> str | None:
 class RoundRobin:
     """`with RoundRobin(urls) as balancer:` has `balancer.url` lead to one of `urls` after the other."""
 
-    def __init__(self, urls: Sequence[str], path: str = "/mcp") -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        path: str = "/mcp",
+        asked: Callable[[str], None] | None = None,
+    ) -> None:
+        """`asked` is called with the gateway on whose stream the first question has just passed."""
+        self._urls = urls
         self._targets = itertools.cycle(urls)
+        self._asked = asked
         self._path = path
         self.seen = Seen()
 
@@ -125,18 +134,26 @@ class RoundRobin:
 
     async def _pass_on(self, request: Request) -> Response:
         body = await request.body()
-        target = next(self._targets)
-        self.seen.note(target, request.method, body)
         headers = [
-            (name, value) for name, value in request.headers.raw if name.decode() not in _OF_A_HOP
+            (name, value.strip())
+            for name, value in request.headers.raw
+            if name.decode() not in _OF_A_HOP
         ]
-        url = httpx.URL(target).copy_with(raw_path=request.scope["raw_path"] or b"/")
-        sent = self._http.build_request(request.method, url, headers=headers, content=body)
-        try:
-            answer = await self._http.send(sent, stream=True)
-        except httpx.TransportError as error:
-            return Response(f"no answer of {target}: {error}", 502)
-        passed = StreamingResponse(_pieces(answer), answer.status_code)
+        for _ in self._urls:
+            target = next(self._targets)
+            url = httpx.URL(target).copy_with(raw_path=request.scope["raw_path"] or b"/")
+            sent = self._http.build_request(request.method, url, headers=headers, content=body)
+            try:
+                answer = await self._http.send(sent, stream=True)
+                break
+            except httpx.ConnectError:  # that one is dead
+                continue
+            except httpx.TransportError as error:
+                return Response(f"no answer of {target}: {error}", 502)
+        else:
+            return Response("no gateway is there", 502)
+        self.seen.note(target, request.method, body)
+        passed = StreamingResponse(self._pieces(answer, target), answer.status_code)
         passed.raw_headers = [
             (name.lower(), value)
             for name, value in answer.headers.raw
@@ -144,11 +161,13 @@ class RoundRobin:
         ]
         return passed
 
-
-async def _pieces(answer: httpx.Response) -> AsyncIterator[bytes]:
-    try:
-        with suppress(httpx.TransportError):  # the gateway is gone: so ends the answer
-            async for piece in answer.aiter_raw():
-                yield piece
-    finally:
-        await answer.aclose()
+    async def _pieces(self, answer: httpx.Response, target: str) -> AsyncIterator[bytes]:
+        try:
+            with suppress(httpx.TransportError):  # the gateway is gone: so ends the answer
+                async for piece in answer.aiter_raw():
+                    yield piece
+                    if self._asked is not None and _QUESTION in piece:
+                        asked, self._asked = self._asked, None
+                        asked(target)
+        finally:
+            await answer.aclose()

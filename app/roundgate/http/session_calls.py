@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
 from roundgate.auth import Principal
+from roundgate.carrier import carrier
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
     CallCancelled,
@@ -82,7 +83,7 @@ _INTERRUPTED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class OpenCall:
     """A call between its rounds: the facts behind an event's id."""
 
@@ -130,7 +131,7 @@ class OpenCall:
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Caller:
     """Who sends a request of a session, and until when the environment lets it run."""
 
@@ -145,7 +146,7 @@ class Caller:
         return REVISIONS[self.session.revision]
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Responded:
     """How a request ended. Without a response it goes on elsewhere, or nobody waits for it."""
 

@@ -30,7 +30,11 @@ async def connected(url):
             return [tool.name for tool in (await mcp.list_tools()).tools]
 
         async def text_of(name, **arguments):
-            return (await mcp.call_tool(name, arguments)).content[0].text
+            text = (await mcp.call_tool(name, arguments)).content[0].text
+            while text.startswith("PENDING "):  # as its model would, which reads on what to do
+                token = {"token": text.split()[1]}
+                text = (await mcp.call_tool("continue_call", token)).content[0].text
+            return text
 
         async def structured():
             return (await mcp.call_tool("add", {"a": 2, "b": 3})).structuredContent

@@ -53,8 +53,15 @@ export function write(messages) {
 
 // The steps of a client whose methods are those of the official SDK.
 export function stepsOf(mcp) {
-  const textOf = async (name, args = {}) =>
-    (await mcp.callTool({ name, arguments: args })).content[0].text;
+  const textOf = async (name, args = {}) => {
+    let { text } = (await mcp.callTool({ name, arguments: args })).content[0];
+    // as its model would, which reads on what to do
+    while (text.startsWith("PENDING ")) {
+      const [, token] = text.split(/\s+/);
+      ({ text } = (await mcp.callTool({ name: "continue_call", arguments: { token } })).content[0]);
+    }
+    return text;
+  };
   return {
     tools: async () => (await mcp.listTools()).tools.map((tool) => tool.name),
     call: () => textOf("echo", { text: "hello" }),

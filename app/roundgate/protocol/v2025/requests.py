@@ -117,7 +117,9 @@ def inbound_of(
         raise InvalidParams(f"params.{member} must be a string")
     # every level: which ones the session wants is a row, and read when a handler does log
     meta = Meta(capabilities, dict(client_info), "debug", _progress_token(given), given)
-    own = {key: value for key, value in request.params.items() if key not in _OF_LATER}
+    own = request.params
+    if any(key in own for key in _OF_LATER):
+        own = {key: value for key, value in own.items() if key not in _OF_LATER}
     return Inbound(request.id, request.method, name, own, meta, revision.version)
 
 

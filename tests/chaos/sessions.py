@@ -1,0 +1,290 @@
+"""`scripts/chaos sessions`: calls of sessions whose gateway is killed while their question is open.
+
+Calls in groups, each with two questions between steps that leave a line in a file. When all of a group are asked, one
+or two gateways die, chosen by dice; clients that were cut off come back with `Last-Event-ID` to any gateway, answers go
+to any gateway. Every call has to end with what its own user said, and every step has to have left one line.
+
+    POST ─▶ A: question   ✗ A   GET ─▶ B: waits   ✗ B   GET ─▶ C: waits   answer ─▶ D   C: goes on
+
+On the local stack of AWS Lambda, where nothing streams, a body ends with the question, and the client comes back until
+there is a result: there too whoever held the call is dead by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from tests.chaos.fleet import ROOT, Fleet
+from tests.chaos.orders import table
+from tests.chaos.tasks import has_java, store
+from tests.support.rounds import accept
+from tests.support.sessions import BOTH, calling, opening
+
+CONFIG: Final = ROOT / "tests/fleet/served/gateway.yaml"
+AT_ONCE: Final = 20
+AT_ONCE_ON_LAMBDA: Final = 6
+"""Three functions serve one request at a time, and each call has two that wait for an answer."""
+PATIENCE_S: Final = 120
+PAUSE_S: Final = 0.2
+BUSY: Final = frozenset({429, 500, 502, 503, 504})
+
+
+@dataclass
+class Gateways:
+    """Where requests go, and what kills one of those who serve them."""
+
+    http: httpx.AsyncClient
+    urls: Sequence[str]
+    kill: Callable[[], Awaitable[None]]
+    dice: random.Random
+    at_once: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @asynccontextmanager
+    async def send(
+        self, method: str, headers: dict[str, str], message: Any = None
+    ) -> AsyncIterator[httpx.Response]:
+        """The answer of any that is alive; what was not received, or not done, is sent to another."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            url = self.dice.choice(self.urls)
+            self.counts[method] += 1
+            try:
+                async with self.http.stream(method, url, json=message, headers=headers) as response:
+                    if response.status_code not in BUSY or time.monotonic() > until:
+                        yield response
+                        return
+            except httpx.ConnectError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+
+class Lost(Exception):
+    """A call that did not end as it should."""
+
+
+@dataclass
+class Trip:
+    """One call of one session."""
+
+    at: Gateways
+    log: Path
+    answers: dict[str, str]
+    headers: dict[str, str] = field(default_factory=dict)
+    last_id: str | None = None
+    question: Any = None
+    outcome: str = ""
+
+    async def begin(self) -> None:
+        """Open a session and call, until the first question is there."""
+        headers = {"accept": BOTH, "content-type": "application/json"}
+        async with self.at.send("POST", headers, opening()) as response:
+            opened = json.loads(await response.aread())
+        self.headers = {
+            **headers,
+            "mcp-session-id": response.headers["mcp-session-id"],
+            "mcp-protocol-version": opened["result"]["protocolVersion"],
+        }
+        self._stream = self._messages(calling("journey", log=str(self.log)))
+        self.question = await self._next()
+
+    async def hold(self) -> Any:
+        """The next message: of the stream that is open, or of another gateway's when that one ends."""
+        return await self._next()
+
+    async def answer(self) -> None:
+        """Answer the open question, at any gateway."""
+        name = self._name()
+        message = {"jsonrpc": "2.0", "id": self.question["id"]}
+        said = {**message, "result": accept(name=self.answers[name])}
+        async with self.at.send("POST", self.headers, said) as response:
+            if response.status_code != 202:
+                raise Lost(f"an answer was {response.status_code}: {await response.aread()!r}")
+
+    def _name(self) -> str:
+        return "who" if self.question["params"]["message"].startswith("Who") else "where"
+
+    async def _next(self) -> Any:
+        try:
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            raise Lost("its stream ended without a result") from None
+
+    async def _messages(self, call: Any) -> AsyncIterator[Any]:
+        """All that comes, through as many streams as it takes."""
+        until, method, headers = time.monotonic() + PATIENCE_S, "POST", self.headers
+        while time.monotonic() < until:
+            try:
+                async with self.at.send(method, headers, call) as response:
+                    if response.status_code != 200:
+                        raise Lost(f"{response.status_code}: {await response.aread()!r}")
+                    async for message in self._events(response):
+                        yield message
+            except httpx.TransportError:
+                self.at.counts["cut off"] += 1
+            if self.last_id is None:
+                raise Lost("it was cut off before there was an id to come back with")
+            method, call, headers = "GET", None, {**self.headers, "last-event-id": self.last_id}
+            await asyncio.sleep(PAUSE_S)
+
+    async def _events(self, response: httpx.Response) -> AsyncIterator[Any]:
+        event: dict[str, str] = {}
+        async for line in response.aiter_lines():
+            name, _, value = line.partition(": ")
+            if line:
+                event[name] = value
+                continue
+            if "id" in event:
+                self.last_id = event["id"]
+            if event.get("data"):
+                yield json.loads(event["data"])
+            event = {}
+
+    async def close(self) -> None:
+        await self._stream.aclose()  # type: ignore[attr-defined]
+
+
+async def group(trips: Sequence[Trip], at: Gateways) -> None:
+    """A group of calls, whose gateways die at each of their questions."""
+    await asyncio.gather(*(one.begin() for one in trips))
+    for last in (False, True):
+        held = [asyncio.create_task(one.hold()) for one in trips]
+        for _ in range(at.dice.randint(1, 2)):
+            await at.kill()
+            await asyncio.sleep(at.dice.uniform(0, 0.5))
+        await asyncio.gather(*(one.answer() for one in trips))
+        for one, message in zip(trips, await asyncio.gather(*held), strict=True):
+            if not last:
+                one.question = message
+            else:
+                one.outcome = message.get("result", {}).get("content", [{}])[0].get("text", message)
+    await asyncio.gather(*(one.close() for one in trips))
+
+
+async def run(title: str, count: int, directory: Path, at: Gateways) -> bool:
+    """One run; whether every call ended rightly."""
+    begun, trips = time.monotonic(), []
+    for number in range(count):
+        answers = {"who": f"Ann {number}", "where": f"Rome {number}"}
+        trips.append(Trip(at, directory / f"trip-{number}.log", answers))
+    wrong: list[str] = []
+    for first in range(0, count, at.at_once):
+        try:
+            async with asyncio.timeout(2 * PATIENCE_S):
+                await group(trips[first : first + at.at_once], at)
+        except (Lost, httpx.HTTPError, TimeoutError) as error:
+            wrong.append(f"a group: {type(error).__name__}: {error}")
+    doubled = 0
+    for number, trip in enumerate(trips):
+        if trip.outcome != f"Ann {number} in Rome {number}":
+            wrong.append(f"call {number}: {trip.outcome!r}")
+        steps = trip.log.read_text().splitlines() if trip.log.exists() else []
+        doubled += steps != ["packed", f"left Ann {number}"]
+    rows = {
+        "calls": count,
+        "ended with what their users said": count - sum(one.startswith("call") for one in wrong),
+        "with a step that was not done exactly once": doubled,
+        "gateways killed": at.counts["killed"],
+        "streams cut off": at.counts["cut off"],
+        "GETs": at.counts["GET"],
+        "seconds": round(time.monotonic() - begun),
+    }
+    table(title, rows)
+    for one in wrong[:10]:
+        print(f"  {one}")
+    return not wrong and not doubled
+
+
+async def on_processes(kind: str, count: int, seed: int) -> bool:
+    """Four gateways in processes of their own, with a store of a kind."""
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        with (
+            store(kind, directory) as environment,
+            Fleet(CONFIG, directory, environment, gateways=4, workers=0) as fleet,
+        ):
+            async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as http:
+
+                async def kill() -> None:
+                    member = dice.choice(fleet.members)
+                    await asyncio.to_thread(member.kill)
+                    at.counts["killed"] += 1
+                    member.start()
+
+                at = Gateways(http, fleet.urls, kill, dice, AT_ONCE)
+                await _all_up(http, fleet.urls)
+                return await run(f"sessions on {kind}", count, directory, at)
+
+
+async def _all_up(http: httpx.AsyncClient, urls: Sequence[str]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        for url in urls:
+            while True:
+                try:
+                    await http.get(url.removesuffix("/mcp") + "/healthz")
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(PAUSE_S)
+
+
+async def on_lambda(count: int, seed: int) -> bool:
+    """Three functions behind API Gateway, where nothing streams."""
+    from infra.stack.stack import build_zips, running
+
+    dice = random.Random(seed)
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        zips = await asyncio.to_thread(build_zips, CONFIG, directory / "zips")
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with (
+            running(directory, zips) as up,
+            httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False, limits=limits) as http,
+        ):
+
+            async def kill() -> None:
+                one = dice.choice(up.gateways.environments)
+                at.counts["killed"] += one.is_alive
+                await asyncio.to_thread(one.kill)
+
+            at = Gateways(http, [up.url], kill, dice, AT_ONCE_ON_LAMBDA)
+            return await run("sessions on AWS Lambda", count, directory, at)
+
+
+def main(arguments: argparse.Namespace) -> bool:
+    """Every store that was asked for, and the stack for whoever asks for this run; whether all ended rightly."""
+    if arguments.part == "lambda":
+        return _on_lambda_if_it_can_be(arguments.count, arguments.seed)
+    stores = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
+    results = []
+    for kind in stores:
+        if kind == "dynamodb" and not has_java():
+            print("\nskipped: DynamoDB Local needs Java 17")
+            continue
+        results.append(asyncio.run(on_processes(kind, arguments.count, arguments.seed)))
+    if arguments.store == "both" and arguments.run is not None:
+        results.append(_on_lambda_if_it_can_be(max(1, arguments.count // 4), arguments.seed))
+    return all(results)
+
+
+def _on_lambda_if_it_can_be(count: int, seed: int) -> bool:
+    from infra.stack.stack import why_not
+
+    if reason := why_not():
+        print(f"\nskipped: sessions on AWS Lambda: {reason}")
+        return True
+    return asyncio.run(on_lambda(count, seed))
