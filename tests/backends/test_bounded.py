@@ -214,6 +214,10 @@ async def test_only_its_caller_reads_on_and_with_the_scopes_of_the_tool(tmp_path
             assert (await called("read_more", cursor, **claims)).get("isError", False) is is_refused
 
 
+async def test_without_authentication_nobody_needs_scopes_to_read_on(mcp: Client) -> None:
+    assert await read(mcp, await mcp.text("secrets")) == TEXT[:500]
+
+
 async def test_a_task_has_a_rest_too(tmp_path: Path) -> None:
     tasks = {"poll_interval_ms": 100}
     file = config_file(*ALL, backend=BOUNDED, tasks=tasks, views=[{"name": "few"}])
