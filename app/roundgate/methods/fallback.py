@@ -177,7 +177,7 @@ class FallbackTools:
         if asked.input_responses:
             await task.update(asked.input_responses)
         view = await self._waiting.until_settled(task, deadline)
-        if view.status.is_terminal:
+        if view is not None and view.status.is_terminal:
             return self._results.tool_of(result_of(view))
         still = self._waiting.still(task_id, view, asked, context, round_)
         if still is None:
