@@ -76,7 +76,12 @@ class Core:
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         """What keeps the rest of results that are too long, for callers of a view."""
         return KeptTexts(
-            self.stores.sessions, clock, config.limits, view, checks_scopes=config.auth != "none"
+            self.stores.sessions,
+            clock,
+            config.limits,
+            view,
+            checks_scopes=config.auth != "none",
+            task_s=config.tasks.ttl_s,
         )
 
     def pool(
