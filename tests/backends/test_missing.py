@@ -71,6 +71,22 @@ async def test_the_rest_is_served_and_what_is_missing_is_named(
     assert "ill.py" in fields["problems"][0]
 
 
+async def test_a_view_and_the_search_do_not_take_it_for_unknown(folder: Path) -> None:
+    views = "views: [{name: v}, {name: other, include: [{backend: well}]}]\n"
+    (folder / "gateway.yaml").write_text(CONFIG + "search: {}\n" + views)
+    direct: dict[str, Any] = {"name": "ill__hello", "arguments": {}}
+    async with client(app_of(folder)) as mcp:
+        status, _ = await Client(mcp.http, "/v/mcp").error("tools/call", direct)
+        assert status == 503
+        _, error = await Client(mcp.http, "/other/mcp").error("tools/call", direct)
+        assert error["code"] == -32602
+        through = {"name": "call_tool", "arguments": {"name": "ill__hello"}}
+        status, error = await mcp.error("tools/call", through)
+        assert (status, "try later" in error["message"]) == (503, True)
+        unknown = await mcp.call("call_tool", {"name": "other"})
+        assert "There is no tool 'other'" in unknown["content"][0]["text"]
+
+
 async def test_health_says_nothing_of_what_is_there(folder: Path) -> None:
     (folder / "ill.py").write_text(GOOD)
     async with client(app_of(folder)) as mcp:

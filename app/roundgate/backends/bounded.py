@@ -37,11 +37,24 @@ class KeptTexts:
     clock: Clock
     limits: LimitsConfig
     view: str = ""
+    checks_scopes: bool = True
+    """Whether callers are authenticated; otherwise nothing needs scopes."""
+    task_s: float = 0.0
+    """Seconds for which the result of a task can be had."""
 
-    async def keep(self, text: str, size: int, scopes: frozenset[str], owner: Principal) -> str:
+    async def keep(
+        self,
+        text: str,
+        size: int,
+        scopes: frozenset[str],
+        owner: Principal,
+        *,
+        of_task: bool = False,
+    ) -> str:
         """See `Texts`."""
         text_id, kept = self.clock.new_id(), text[: self.limits.max_kept_chars]
-        forget_ms = self.clock.now_ms() + int(self.limits.kept_results_s * 1000)
+        keep_s = max(self.limits.kept_results_s, self.task_s if of_task else 0.0)
+        forget_ms = self.clock.now_ms() + int(keep_s * 1000)
         facts = [len(text), len(kept), size, sorted(scopes)]
         chunks = [kept[start : start + CHUNK] for start in range(0, len(kept), CHUNK)]
         await asyncio.gather(
@@ -64,7 +77,7 @@ class KeptTexts:
         if row is None:
             return None
         total, kept, size, scopes, text = json.decode(row.value)
-        if not owner.scopes.issuperset(scopes):
+        if self.checks_scopes and not owner.scopes.issuperset(scopes):
             return None
         text = text[start % CHUNK :][:size]
         while text and len(text) < size and start + len(text) < kept:  # a part of several rows
@@ -97,7 +110,8 @@ async def bounded(
     cursor = None
     if call.texts is not None:
         try:
-            cursor = await call.texts.keep(text, limit, scopes, call.principal)
+            of_task = call.task_id is not None or call.needs_row
+            cursor = await call.texts.keep(text, limit, scopes, call.principal, of_task=of_task)
         except Unavailable:
             cursor = None
     first = TextPart(text[:limit], 0, len(text), cursor)
