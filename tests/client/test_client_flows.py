@@ -166,6 +166,20 @@ def test_a_call_that_becomes_a_task_is_followed_to_its_end() -> None:
     assert [effect.ms for effect in wanted if isinstance(effect, Pause)] == [40, 40]
 
 
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_what_came_of_a_task_that_was_over_when_it_was_created_is_fetched(status: str) -> None:
+    error = {"code": -32603, "message": "broken"}
+    replies = [
+        {"resultType": "task", **task(status)},
+        task("completed", result=DONE) if status == "completed" else task("failed", error=error),
+    ]
+    if status == "completed":
+        assert called(*replies)[0].result == DONE
+        return
+    with pytest.raises(TaskEnded, match="broken"):
+        called(*replies)
+
+
 def test_a_task_can_be_handed_over_at_once() -> None:
     finished, wanted = called({"resultType": "task", **task("working")}, detach=True)
     assert finished.task is not None

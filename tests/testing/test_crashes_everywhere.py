@@ -162,3 +162,14 @@ async def test_a_call_that_fails_by_itself_says_so() -> None:
     async with Gateway(order) as gateway:
         with pytest.raises(Diverged, match=r"Unanswered: .* although nothing happens to it"):
             await gateway.call("order", number=3, crash="everywhere")
+
+
+async def test_a_handler_that_raises_what_nobody_expects_raises_it_everywhere() -> None:
+    @tool
+    async def broken(ctx: Context) -> str:
+        await ctx.step("charge", send, "charge")
+        raise ValueError("the error is in the log, under another reference each time")
+
+    async with Gateway(broken) as gateway:
+        result = await gateway.call("broken", crash="everywhere")
+        assert result.is_error

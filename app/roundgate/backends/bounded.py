@@ -33,7 +33,7 @@ CHUNK: Final = 50_000
 class KeptTexts:
     """Long texts in the store (`roundgate.replay.Texts`)."""
 
-    rows: SessionStore
+    _rows: SessionStore
     clock: Clock
     limits: LimitsConfig
     view: str = ""
@@ -59,7 +59,7 @@ class KeptTexts:
         chunks = [kept[start : start + CHUNK] for start in range(0, len(kept), CHUNK)]
         await asyncio.gather(
             *(
-                self.rows.put_new(
+                self._rows.put_new(
                     self._key(owner, text_id, number), json.encode([*facts, chunk]), forget_ms
                 )
                 for number, chunk in enumerate(chunks)
@@ -73,7 +73,7 @@ class KeptTexts:
         if not (number.isascii() and number.isdigit() and len(number) < 10) or len(text_id) > 64:
             return None
         start = int(number)
-        row = await self.rows.read(self._key(owner, text_id, start // CHUNK))
+        row = await self._rows.read(self._key(owner, text_id, start // CHUNK))
         if row is None:
             return None
         total, kept, size, scopes, text = json.decode(row.value)
@@ -81,7 +81,7 @@ class KeptTexts:
             return None
         text = text[start % CHUNK :][:size]
         while text and len(text) < size and start + len(text) < kept:  # a part of several rows
-            row = await self.rows.read(self._key(owner, text_id, (start + len(text)) // CHUNK))
+            row = await self._rows.read(self._key(owner, text_id, (start + len(text)) // CHUNK))
             if row is None:
                 return None
             text += json.decode(row.value)[4][: size - len(text)]

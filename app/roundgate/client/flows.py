@@ -192,7 +192,9 @@ def follow(
     """
     answered: set[str] = set()
     deaf_ms = 0.0
-    task = known or TaskState.read((yield Send("tasks/get", {"taskId": task_id}, True)), task_id)
+    task = known
+    if task is None or task.lacks_its_end:
+        task = TaskState.read((yield Send("tasks/get", {"taskId": task_id}, True)), task_id)
     while True:
         yield Show(task)
         if task.is_over:

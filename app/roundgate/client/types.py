@@ -330,6 +330,11 @@ class TaskState:
     def is_over(self) -> bool:
         return self.status in _TERMINAL
 
+    @property
+    def lacks_its_end(self) -> bool:
+        """Whether it has an end that was not told: `CreateTaskResult` has no place for it."""
+        return self.is_over and self.status != "cancelled" and self.result is self.error is None
+
     @classmethod
     def read(cls, raw: Json, task_id: str | None = None) -> TaskState:
         """From `CreateTaskResult`, `tasks/get`, or the params of `notifications/tasks`.

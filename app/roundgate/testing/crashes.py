@@ -10,6 +10,7 @@ the one did in which nobody died, and nothing may be done outside of a step: it 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
@@ -29,6 +30,8 @@ Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 MAX_MOMENTS: Final = 1_000
 """Moments in one call at which it is made to die. A call that has more is too long for this."""
+_REFERENCE: Final = re.compile(r"(?<=the server's log has the details under reference )[\w-]{22}")
+"""What an error that nobody expected is found by in the log: another one each time."""
 
 
 @carrier
@@ -144,8 +147,11 @@ class _Play:
     def ending(self) -> Any:
         """What is compared."""
         if self.result is None:
-            return "raised", self.error
-        return "failed" if self.result.is_error else "returned", self.result.value
+            return "raised", self.error and _REFERENCE.sub("…", self.error)
+        if self.result.is_error:
+            said = self.result.value
+            return "failed", _REFERENCE.sub("…", said) if isinstance(said, str) else said
+        return "returned", self.result.value
 
     def asked_again(self) -> list[str]:
         """Questions that were answered, and then asked in other words."""
