@@ -18,6 +18,7 @@ from roundgate.errors import ConfigError
 from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, Exchange, client, stoppable
+from tests.support.task_client import DECLARED, TaskClient, task_settings
 
 GOOD = "from roundgate import tool\n@tool\ndef hello() -> str:\n    return 'WORD'\n"
 CONFIG = """
@@ -119,12 +120,28 @@ def test_what_is_wrong_between_back_ends_is_a_failure_all_the_same(folder: Path)
         app_of(folder)
 
 
+async def test_tasks_of_what_is_missing_can_still_be_had(folder: Path) -> None:
+    (folder / "ill.py").write_text(GOOD.replace("@tool", "@tool(task='required')"))
+    path = folder / "gateway.yaml"
+    async with (
+        stoppable(build_app(config.load(path), task_settings(folder))) as app,
+        client(app) as mcp,
+    ):
+        knows = TaskClient(mcp, DECLARED)
+        task_id = await knows.begin("ill__hello")
+        assert await knows.text(task_id) == "WORD"
+    (folder / "ill.py").unlink()
+    async with client(build_app(config.load(path), task_settings(folder))) as mcp:
+        assert await TaskClient(mcp, DECLARED).text(task_id) == "WORD"
+
+
 async def test_a_view_of_what_is_missing_has_nothing_for_now(folder: Path) -> None:
     view = "{name: v, include: [{backend: ill}], override: {ill__hello: {title: Hi}}}"
     (folder / "gateway.yaml").write_text(CONFIG + f"views: [{view}]\n")
     async with client(app_of(folder)) as mcp:
         found = await Client(mcp.http, "/v/mcp").post("tools/list")
         assert "ill" not in found.text
+        assert found.json()["result"]["tools"] == []
 
 
 async def test_an_unexpected_failure_is_told_without_its_text(

@@ -333,6 +333,32 @@ async def test_an_approval_is_never_asked_in_words(using: Settings, version: str
     assert steps == []
 
 
+async def test_an_approval_is_not_asked_in_words_because_of_what_is_asked_beside_it(
+    using: Settings,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"approve": {"type": "boolean", "title": "Go ahead", "default": False}},
+        "required": ["approve"],
+    }
+
+    @tool
+    async def aside(ctx: Context) -> str:
+        """Asks for an approval and for a poem, each by itself."""
+        approval = Form("Run it?", schema, is_approval=True)
+        await asyncio.gather(
+            ctx.ask({"approve": approval}), ctx.ask({"poem": Sample("Rhyme", max_tokens=9)})
+        )
+        return noted("ran")
+
+    async with client(gateway(aside, using=using, fallback=IN_WORDS)) as mcp:
+        params = {"name": "aside", "arguments": {}}
+        _, error = await mcp.error("tools/call", params, clientCapabilities={"elicitation": {}})
+    assert error["code"] == -32021
+    assert error["data"]["requiredCapabilities"] == {"sampling": {}}
+    assert steps == []
+
+
 @pytest.mark.parametrize("for_all", [True, False])
 async def test_one_tool_may_be_asked_in_words_and_another_not(
     using: Settings, for_all: bool

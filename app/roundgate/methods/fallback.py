@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends import Fallback, OwnTool
+from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Deadline
 from roundgate.config import CacheHint
 from roundgate.errors import MissingCapability, StateRefused, ToolError
@@ -204,7 +204,8 @@ class FallbackTools:
         capabilities = context.inbound.meta.capabilities
         if capabilities.has_declared(required):
             return reply
-        if asked.name not in self._fallback.in_words:
+        # approvals are never asked in words, also not because of what is asked beside them
+        if asked.name not in self._fallback.in_words or any(map(is_approval, requests.values())):
             what_for = f"asking {', '.join(requests)}"
             capabilities.require(required, what_for)
             raise MissingCapability(what_for, required)
