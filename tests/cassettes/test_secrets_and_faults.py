@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -21,6 +22,8 @@ from roundgate.cassettes import (
     secret_names,
 )
 from roundgate.cassettes.files import as_text
+from roundgate.cassettes.normalize import cassette_of
+from roundgate.cassettes.tape import Tape
 from roundgate.client import Client, HttpRequest, Limits, Url
 from roundgate.errors import ConnectionLost, HttpRefused, RpcError, UsageError
 from tests.cassettes.conftest import HERE
@@ -81,6 +84,59 @@ async def test_no_secret_is_in_a_cassette_wherever_it_came_up() -> None:
     assert "Paris" in written
     for name in ("CASSETTE_PIN", "CASSETTE_CODE", "CASSETTE_TOKEN", "SESAME"):
         assert f"${{secret:{name}}}" in written
+
+
+PASSWORD = {"format": "password", "type": "string", "writeOnly": True}
+NESTED_TOOL = {
+    "name": "t",
+    "inputSchema": {  # as pydantic writes SecretStr | None, a model in a model, list[SecretStr]
+        "type": "object",
+        "properties": {
+            "password": {"anyOf": [PASSWORD, {"type": "null"}]},
+            "inner": {"$ref": "#/$defs/Inner"},
+            "many": {"type": "array", "items": PASSWORD},
+            "pin": {"type": "integer", "writeOnly": True},
+        },
+        "$defs": {"Inner": {"type": "object", "properties": {"word": PASSWORD}}},
+    },
+}
+
+
+async def test_no_secret_is_in_a_cassette_however_it_is_nested_and_written() -> None:
+    given: dict[str, Any] = {
+        "password": 'pass-"of"\nthe user',
+        "inner": {"word": "inner-secret"},
+        "many": ["first-secret", "other-secret"],
+        "pin": 48151623,
+        "credentials": {"name": "named-secret"},
+    }
+
+    def repeats(asked: Asked) -> Any:
+        written = json.dumps(given)
+        in_words = f"q={quote(given['password'])} Bearer%20token-of-header x_env-sesame"
+        told = f"{written} {in_words} {json.dumps({'a': 'line' + chr(10) + 'env-sesame'})}"
+        return result(asked, {**text(told), "structuredContent": given})
+
+    async with scripted(modern(repeats, [NESTED_TOOL])) as server:
+        secrets = {"SESAME": "env-sesame"}
+        recorder = Recorder(None, server.url, redact=["credentials"], secrets=secrets)
+        async with Client(server.url, transport=recorder, auth="token-of-header") as client:
+            assert (await client.call("t", given)).value == given
+        written = as_text(recorder.cassette)
+    for part in ("pass-", "-secret", "48151623", "token-of-header", "env-sesame"):
+        assert part not in written
+
+
+def test_schemas_of_a_server_that_refer_to_themselves_are_looked_at_with_an_end() -> None:
+    members = {name: {"$ref": "#"} for name in "abcdefgh"}
+    tool = {"name": "t", "inputSchema": {"properties": {**members, "pin": PASSWORD}}}
+    tape = Tape()
+    exchange = tape.begin("POST", [], b'{"method": "tools/list"}')
+    tape.head(exchange, 200, {"content-type": "application/json"})
+    tape.arrived(exchange, json.dumps({"result": {"tools": [tool]}}).encode())
+    call = {"method": "tools/call", "params": {"name": "t", "arguments": {"pin": "4711"}}}
+    tape.begin("POST", [], json.dumps(call).encode())
+    assert "4711" not in as_text(cassette_of(tape))
 
 
 async def test_a_replay_takes_secrets_from_the_environment() -> None:

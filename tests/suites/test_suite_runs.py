@@ -12,6 +12,7 @@ import pytest
 from roundgate import suites
 from roundgate.client import Client, Question
 from roundgate.suites import CaseResult, Run, Secrets, Snapshots, Verdict
+from roundgate.suites.patterns import MAX_SHOWN, differences
 from roundgate.suites.script import Script
 from tests.support.server import Server, running
 
@@ -234,6 +235,21 @@ async def test_answers_to_fields_of_passwords_are_secrets(marked: dict[str, Any]
     secrets = Secrets()
     await Script({"login": {"user": "alice", "word": "open-sesame"}}, {}, secrets)(question)
     assert secrets.without({"said": ["alice: open-sesame"]}) == {"said": ["alice: ***"]}
+
+
+@pytest.mark.parametrize("expected", ["other", "other\nlines"])
+def test_no_part_of_a_secret_is_shown_where_a_long_text_is_cut(expected: str) -> None:
+    secrets = Secrets(["open-sesame/4711"])
+    for before in range(MAX_SHOWN - 20, MAX_SHOWN + 2):
+        (found,) = differences(expected, f"{'x' * before}open-sesame/4711 and more", "text")
+        for shown in (found.actual, *found.lines):
+            assert "open" not in secrets.hidden(shown)
+
+
+def test_a_secret_in_a_url_is_hidden() -> None:
+    secrets = Secrets(["open sesame/4711"])
+    said = "open%20sesame%2F4711 open%20sesame/4711 open+sesame%2F4711"
+    assert secrets.hidden(said) == "*** *** ***"
 
 
 async def test_what_is_saved_as_a_secret_is_one(bench: Bench) -> None:

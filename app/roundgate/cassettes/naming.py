@@ -17,6 +17,7 @@ _MADE_BY_CLIENTS: Final = frozenset({"token"})
 _WHOLE_ONLY: Final = frozenset({"state", "cursor", "token", "id"})
 """Kinds whose values are not looked for within other texts."""
 _SHORTEST_WITHIN: Final = 8
+_OF_SECRETS: Final = "${secret:"
 
 Piece = tuple[str, bool]
 """A part of a text, and whether it is a placeholder."""
@@ -75,6 +76,9 @@ class Namer:
                 return self._mapping(value, is_sent=is_sent)
             case list():
                 return [self.value(item, is_sent=is_sent) for item in value]
+            case int() | float() if not isinstance(value, bool):
+                named = self._within.get(str(value), "")
+                return named if named.startswith(_OF_SECRETS) else value
         return value
 
     def _mapping(self, members: Json, *, is_sent: bool) -> Json:
@@ -88,7 +92,7 @@ class Namer:
     def _key(self, key: str) -> str:
         """The name of a member: as it is, but without secrets."""
         for value, name in self._within.items():
-            if name.startswith("${secret:") and value in key:
+            if name.startswith(_OF_SECRETS) and value in key:
                 key = key.replace(value, name)
         return key
 
@@ -122,10 +126,16 @@ class Namer:
             return pieces
         if self._regex is None:
             longest_first = sorted(self._within, key=lambda one: (-len(one), one))
-            self._regex = re.compile("|".join(map(_bounded, longest_first)))
+            self._regex = re.compile("|".join(map(self._pattern, longest_first)))
         return [
             one for piece in pieces for one in _split(piece, self._regex, self._within.__getitem__)
         ]
+
+    def _pattern(self, value: str) -> str:
+        """What a value is found by: a secret everywhere, any other where it does not stand within a longer word."""
+        if self._within[value].startswith(_OF_SECRETS):
+            return re.escape(value)
+        return _bounded(value)
 
     def _pattern_named(self, rule: Rule, *, is_sent: bool) -> Callable[[str], str | None]:
         def named(value: str) -> str | None:

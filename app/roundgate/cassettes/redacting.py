@@ -6,14 +6,20 @@ NAME. A value that was taken out in one place is taken out wherever it comes up 
 
 from __future__ import annotations
 
+import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote, quote_plus
 
 from roundgate.cassettes.paths import Path, any_matches
 from roundgate.cassettes.tape import Exchange, Tape, decoded_body
 
 _SHORTEST_ELSEWHERE: Final = 4
+_DEEPEST: Final = 8
+_MOST_SCHEMAS: Final = 1_000
+"""How deep, and into how many parts, a schema is looked at."""
 
 
 class Hidden(str):
@@ -30,16 +36,18 @@ class Redactor:
         self._names: dict[str, str] = dict(tape.secrets)
         self._of_tools: dict[str, list[Path]] = {}
         self._of_questions: dict[str, list[Path]] = {}
+        for exchange in tape.exchanges:  # what is said of a value may come behind it
+            for message in said(exchange):
+                self._learn_schemas(message)
         for exchange in tape.exchanges:
-            self._collect(exchange)
-
-    def _collect(self, exchange: Exchange) -> None:
-        self.hidden(exchange.message)
-        for message in said(exchange):
-            self._learn_schemas(message)
-            self.hidden(message)
+            self.hidden(exchange.message)
+            for message in said(exchange):
+                self.hidden(message)
 
     def _learn_schemas(self, message: Any) -> None:
+        if isinstance(message, list):
+            for one in message:
+                self._learn_schemas(one)
         if not isinstance(message, dict):
             return
         result = message.get("result")
@@ -48,9 +56,10 @@ class Redactor:
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, dict) and (found := _secret_fields(tool.get("inputSchema"))):
                 self._of_tools[str(tool.get("name"))] = found
-        asked = result.get("inputRequests")
-        for key, question in asked.items() if isinstance(asked, dict) else ():
-            self._learn_question(str(key), question)
+        for told in (result, message.get("params")):
+            asked = told.get("inputRequests") if isinstance(told, dict) else None
+            for key, question in asked.items() if isinstance(asked, dict) else ():
+                self._learn_question(str(key), question)
         if message.get("method") == "elicitation/create":
             self._learn_question(f"#{message.get('id')}", message)
 
@@ -62,6 +71,8 @@ class Redactor:
 
     def hidden(self, message: Any) -> Any:
         """A message without the values whose place says that they are secret."""
+        if isinstance(message, list):
+            return [self.hidden(one) for one in message]
         return self._hidden(message, (), self._places(message))
 
     def _places(self, message: Any) -> list[Path]:
@@ -81,7 +92,7 @@ class Redactor:
         return found
 
     def _hidden(self, value: Any, path: Path, places: Sequence[Path]) -> Any:
-        if path and (path in places or any_matches(self._paths, path)):
+        if path and (any(_is_at(one, path) for one in places) or any_matches(self._paths, path)):
             return self._named(value, path)
         if isinstance(value, dict):
             return {key: self._hidden(item, (*path, key), places) for key, item in value.items()}
@@ -95,6 +106,8 @@ class Redactor:
         member = next((str(one) for one in reversed(path) if isinstance(one, str)), "VALUE")
         name = "CASSETTE_" + (re.sub(r"[^A-Za-z0-9]+", "_", member).strip("_").upper() or "VALUE")
         if isinstance(value, (dict, list)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                self._named(item, (*path, key))
             return Hidden(f"${{secret:{name}}}")
         text = str(value)
         if text not in self._names:
@@ -104,12 +117,27 @@ class Redactor:
         return Hidden(f"${{secret:{self._names[text]}}}")
 
     def elsewhere(self) -> Mapping[str, str]:
-        """Values that must not stand in any text, and the placeholders to put there."""
+        """Values that must not stand in any text, however they are written there, and the placeholders to put there."""
         return {
-            value: f"${{secret:{name}}}"
+            form: f"${{secret:{name}}}"
             for value, name in self._names.items()
             if len(value) >= _SHORTEST_ELSEWHERE
+            for form in _forms(value)
         }
+
+
+def _forms(value: str) -> set[str]:
+    """A value as it is, in JSON, in JSON within JSON, and in a URL."""
+    once = {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+    twice = {json.dumps(one, ensure_ascii=False)[1:-1] for one in once}
+    in_urls = {quote(value, safe=""), quote(value), quote_plus(value)}
+    return {value, *once, *twice, *in_urls}
+
+
+def _is_at(place: Path, path: Path) -> bool:
+    return len(place) == len(path) and all(
+        one in ("*", step) for one, step in zip(place, path, strict=True)
+    )
 
 
 def said(exchange: Exchange) -> Iterator[Any]:
@@ -120,16 +148,44 @@ def said(exchange: Exchange) -> Iterator[Any]:
         yield decoded_body(exchange)[0]
 
 
-def _secret_fields(schema: Any, path: Path = ()) -> list[Path]:
-    """The members of an object that its schema calls secret: passwords, and what is only ever written."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
+def _secret_fields(schema: Any) -> list[Path]:
+    """The parts of a value that its schema calls secret: passwords, what is only ever written. `*` is any member."""
     found: list[Path] = []
-    if not isinstance(properties, dict) or len(path) > 8:
-        return found
-    for name, one in properties.items():
-        if isinstance(one, dict):
-            if one.get("format") == "password" or one.get("writeOnly") is True:
-                found.append((*path, name))
-            else:
-                found += _secret_fields(one, (*path, name))
-    return found
+    left: deque[tuple[Any, Path, int]] = deque([(schema, (), 0)])
+    for _ in range(_MOST_SCHEMAS):
+        if not left:
+            break
+        one, path, depth = left.popleft()  # what is near to the top comes first
+        if not isinstance(one, dict) or depth > _DEEPEST:
+            continue
+        if path and (one.get("format") == "password" or one.get("writeOnly") is True):
+            found.append(path)
+            continue
+        inner = _children(one, "properties") + [("*", one[name]) for name in _ANY if name in one]
+        left += [(child, (*path, step), depth + 1) for step, child in inner]
+        same = [child for name in _SAME for child in _listed(one.get(name))]
+        left += [(child, path, depth + 1) for child in (*same, _referred(schema, one.get("$ref")))]
+    return list(dict.fromkeys(found))
+
+
+_ANY: Final = ("items", "additionalProperties")
+_SAME: Final = ("anyOf", "oneOf", "allOf", "then", "else")
+
+
+def _children(schema: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    members = schema.get(name)
+    return list(members.items()) if isinstance(members, dict) else []
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _referred(schema: Any, ref: Any) -> Any:
+    """What `#/$defs/Name` leads to in a schema; nothing else is followed."""
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        return None
+    for step in ref[2:].split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema

@@ -184,9 +184,13 @@ def _by_line(expected: Any, value: Any) -> tuple[str, ...]:
     if "\n" not in expected and "\n" not in value:
         return ()
     compared = difflib.unified_diff(
-        expected[:MAX_SHOWN].splitlines(), value[:MAX_SHOWN].splitlines(), lineterm="", n=2
+        _cut(expected).splitlines(), _cut(value).splitlines(), lineterm="", n=2
     )
     return tuple(line for line in compared if not line.startswith(("---", "+++", "@@")))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 _TYPES: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(

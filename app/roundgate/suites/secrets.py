@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import quote, quote_plus
 
 SHOWN: Final = "***"
+CUT: Final = "…"
+"""What stands where a long text was cut."""
 MIN_CHARS: Final = 4
 """Shorter values are not looked for: they would be found in every second word."""
 
@@ -30,14 +33,20 @@ class Secrets:
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             text = str(value)
             if len(text) >= MIN_CHARS:
-                # as it is, as JSON has it, and as Python's errors quote it
+                # as it is, as JSON has it, as Python's errors quote it, and as URLs do
                 self._forms |= {text, json.dumps(text)[1:-1], repr(text)[1:-1]}
                 self._forms.add(json.dumps(text, ensure_ascii=False)[1:-1])
+                self._forms |= {quote(text), quote(text, safe=""), quote_plus(text)}
 
     def hidden(self, text: str) -> str:
-        """A text without the secrets in it."""
+        """A text without the secrets in it, and without the beginning of one behind which it was cut."""
         for form in sorted(self._forms, key=len, reverse=True):
             text = text.replace(form, SHOWN)
+            for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):
+                begun = form[:length]
+                text = text.replace(f"{begun}{CUT}", f"{SHOWN}{CUT}")
+                if text.endswith(begun):
+                    text = f"{text[:-length]}{SHOWN}"
         return text
 
     def without(self, value: Any) -> Any:
