@@ -173,12 +173,14 @@ async def test_it_is_served_when_it_can_be_and_clients_are_told(
     asked = wire.message("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     async with stoppable(app), client(app) as mcp, Exchange(app, asked) as stream:
         assert (await stream.event() or {})["method"] == "notifications/subscriptions/acknowledged"
+        # nobody has asked for a reload
+        (folder / "well.py").write_text(GOOD.replace("WORD", "another"))
         (folder / "ill.py").write_text(GOOD)
         while (event := await stream.event()) is None:
             """A comment."""
         assert event["method"] == "notifications/tools/list_changed"
         assert await names(mcp) == ["well__hello", "ill__hello"]
-        assert await mcp.text("ill__hello") == "WORD"
+        assert await mcp.text("ill__hello") == await mcp.text("well__hello") == "WORD"
         assert "missing" not in (await mcp.http.get("/healthz")).json()
 
 
