@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 
 from roundgate import aws, tracing
 from roundgate.auth import LocalVerifier, Verifier
-from roundgate.backends import KeptTexts, Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
+from roundgate.backends import Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import (
     AuthorizerConfig,
@@ -251,7 +251,7 @@ class _Gateway:
             rows=self.core.stores.sessions,
             streams=self._using.streams,
             view=view.name,
-            texts=KeptTexts(self.core.stores.sessions, self._clock, config.limits, view.name),
+            texts=self.core.texts(config, self._clock, view.name),
         )
         return made, snapshot.use
 

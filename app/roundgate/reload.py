@@ -10,6 +10,7 @@ cannot change while it runs: `RESTART` says which sections, and a change in them
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -138,17 +139,21 @@ class Reloader:
         self._heals = False
 
     async def _healed(self) -> bool:
-        """Serve what could not be served before, if it can be now, and everything else still can."""
+        """Serve what could not be served before, if it can be now, and everything else still can.
+
+        Modules that are loaded stay as they are, whatever has become of their files: only a reload may change what the
+        other back ends are.
+        """
         async with self._one_at_a_time:
             missing = self._serving.catalog.missing
+            importlib.invalidate_caches()  # a module may have come that was not there
             try:
-                with self._modules.renewed():
-                    snapshot = await loading.load_again(self._file, self._modules, missing.keys())
-                    if snapshot.catalog.missing.keys() == missing.keys():
-                        await snapshot.aclose()
-                        found = snapshot.catalog.missing.values()
-                        raise ConfigError([problem for one in found for problem in one.problems])
-                    self._swap(self._file.config, snapshot)
+                snapshot = await loading.load_again(self._file, self._modules, missing.keys())
+                if snapshot.catalog.missing.keys() == missing.keys():
+                    await snapshot.aclose()
+                    found = snapshot.catalog.missing.values()
+                    raise ConfigError([problem for one in found for problem in one.problems])
+                self._swap(self._file.config, snapshot)
             except Exception as error:
                 log.debug("back ends are still not served", exc_info=error)
                 return False

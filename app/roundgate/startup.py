@@ -70,7 +70,18 @@ class Core:
             skew_s=stores.clock_skew_s,
             tracing=tracing.set_up(),
             metrics=metrics.set_up(),
-            texts=lambda view: KeptTexts(stores.sessions, clock, config.limits, view),
+            texts=lambda view: self.texts(config, clock, view),
+        )
+
+    def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
+        """What keeps the rest of results that are too long, for callers of a view."""
+        return KeptTexts(
+            self.stores.sessions,
+            clock,
+            config.limits,
+            view,
+            checks_scopes=config.auth != "none",
+            task_s=config.tasks.ttl_s,
         )
 
     def pool(

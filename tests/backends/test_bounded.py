@@ -214,6 +214,10 @@ async def test_only_its_caller_reads_on_and_with_the_scopes_of_the_tool(tmp_path
             assert (await called("read_more", cursor, **claims)).get("isError", False) is is_refused
 
 
+async def test_without_authentication_nobody_needs_scopes_to_read_on(mcp: Client) -> None:
+    assert await read(mcp, await mcp.text("secrets")) == TEXT[:500]
+
+
 async def test_a_task_has_a_rest_too(tmp_path: Path) -> None:
     tasks = {"poll_interval_ms": 100}
     file = config_file(*ALL, backend=BOUNDED, tasks=tasks, views=[{"name": "few"}])
@@ -222,6 +226,19 @@ async def test_a_task_has_a_rest_too(tmp_path: Path) -> None:
             knows = TaskClient(one, DECLARED)
             text = await knows.text(await knows.begin("slow"))
             assert await read(one, text) == TEXT[:500]
+
+
+async def test_the_rest_of_a_task_is_there_as_long_as_its_result(tmp_path: Path) -> None:
+    clock = SkippingClock()
+    tasks, limits = {"poll_interval_ms": 100, "ttl_s": 3_600}, {"kept_results_s": 60}
+    file = config_file(*ALL, backend=BOUNDED, tasks=tasks, limits=limits)
+    app = build_app(file, task_settings(tmp_path), clock=clock)
+    async with stoppable(app), client(app) as mcp:
+        knows = TaskClient(mcp, DECLARED)
+        task_id = await knows.begin("slow")
+        await knows.text(task_id)
+        clock.skip(600)
+        assert await read(mcp, await knows.text(task_id)) == TEXT[:500]
 
 
 def test_a_tool_of_that_name_is_a_problem() -> None:

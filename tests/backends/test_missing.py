@@ -18,6 +18,7 @@ from roundgate.errors import ConfigError
 from roundgate.main import build_app
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, Exchange, client, stoppable
+from tests.support.task_client import DECLARED, TaskClient, task_settings
 
 GOOD = "from roundgate import tool\n@tool\ndef hello() -> str:\n    return 'WORD'\n"
 CONFIG = """
@@ -71,6 +72,22 @@ async def test_the_rest_is_served_and_what_is_missing_is_named(
     assert "ill.py" in fields["problems"][0]
 
 
+async def test_a_view_and_the_search_do_not_take_it_for_unknown(folder: Path) -> None:
+    views = "views: [{name: v}, {name: other, include: [{backend: well}]}]\n"
+    (folder / "gateway.yaml").write_text(CONFIG + "search: {}\n" + views)
+    direct: dict[str, Any] = {"name": "ill__hello", "arguments": {}}
+    async with client(app_of(folder)) as mcp:
+        status, _ = await Client(mcp.http, "/v/mcp").error("tools/call", direct)
+        assert status == 503
+        _, error = await Client(mcp.http, "/other/mcp").error("tools/call", direct)
+        assert error["code"] == -32602
+        through = {"name": "call_tool", "arguments": {"name": "ill__hello"}}
+        status, error = await mcp.error("tools/call", through)
+        assert (status, "try later" in error["message"]) == (503, True)
+        unknown = await mcp.call("call_tool", {"name": "other"})
+        assert "There is no tool 'other'" in unknown["content"][0]["text"]
+
+
 async def test_health_says_nothing_of_what_is_there(folder: Path) -> None:
     (folder / "ill.py").write_text(GOOD)
     async with client(app_of(folder)) as mcp:
@@ -103,12 +120,28 @@ def test_what_is_wrong_between_back_ends_is_a_failure_all_the_same(folder: Path)
         app_of(folder)
 
 
+async def test_tasks_of_what_is_missing_can_still_be_had(folder: Path) -> None:
+    (folder / "ill.py").write_text(GOOD.replace("@tool", "@tool(task='required')"))
+    path = folder / "gateway.yaml"
+    async with (
+        stoppable(build_app(config.load(path), task_settings(folder))) as app,
+        client(app) as mcp,
+    ):
+        knows = TaskClient(mcp, DECLARED)
+        task_id = await knows.begin("ill__hello")
+        assert await knows.text(task_id) == "WORD"
+    (folder / "ill.py").unlink()
+    async with client(build_app(config.load(path), task_settings(folder))) as mcp:
+        assert await TaskClient(mcp, DECLARED).text(task_id) == "WORD"
+
+
 async def test_a_view_of_what_is_missing_has_nothing_for_now(folder: Path) -> None:
     view = "{name: v, include: [{backend: ill}], override: {ill__hello: {title: Hi}}}"
     (folder / "gateway.yaml").write_text(CONFIG + f"views: [{view}]\n")
     async with client(app_of(folder)) as mcp:
         found = await Client(mcp.http, "/v/mcp").post("tools/list")
         assert "ill" not in found.text
+        assert found.json()["result"]["tools"] == []
 
 
 async def test_an_unexpected_failure_is_told_without_its_text(
@@ -140,12 +173,14 @@ async def test_it_is_served_when_it_can_be_and_clients_are_told(
     asked = wire.message("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
     async with stoppable(app), client(app) as mcp, Exchange(app, asked) as stream:
         assert (await stream.event() or {})["method"] == "notifications/subscriptions/acknowledged"
+        # nobody has asked for a reload
+        (folder / "well.py").write_text(GOOD.replace("WORD", "another"))
         (folder / "ill.py").write_text(GOOD)
         while (event := await stream.event()) is None:
             """A comment."""
         assert event["method"] == "notifications/tools/list_changed"
         assert await names(mcp) == ["well__hello", "ill__hello"]
-        assert await mcp.text("ill__hello") == "WORD"
+        assert await mcp.text("ill__hello") == await mcp.text("well__hello") == "WORD"
         assert "missing" not in (await mcp.http.get("/healthz")).json()
 
 

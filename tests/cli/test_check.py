@@ -150,7 +150,7 @@ def test_the_configurations_that_people_see_first_have_no_problems(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["checks"], ["check"], ["check", "a", "b"], ["schema", "a"], ["serve", "--port", "x"]],
+    [[], ["checks"], ["new"], ["check", "a", "b"], ["schema", "a"], ["serve", "--port", "x"]],
 )
 def test_wrong_usage_is_exit_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from roundgate import Context, Form, Roots, Sample, tool
 from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from tests.support.asgi import client, gateway
-from tests.support.rounds import KEYS, accept, sampled
+from tests.support.rounds import KEYS, accept, retry, sampled
 from tests.support.sessions import calling, opened
 
 steps: list[str] = []
@@ -47,6 +47,23 @@ async def three(ctx: Context) -> str:
         {"name": Form("Name?", Name), "poem": Sample("Rhyme", max_tokens=9), "roots": Roots()}
     )
     return f"{answers['name'].get().name}, {answers['poem'].get().text}, {answers['roots'].get()[0].uri}"
+
+
+@tool
+async def both(ctx: Context) -> str:
+    """Sends the user to a page, and asks with a form."""
+    await ctx.elicit_url("login", "Log in", "https://example.com/login")
+    await ctx.step("between", noted, "between")
+    return (await ctx.elicit("who", "Who are you?", Name)).name
+
+
+@tool
+async def parts(ctx: Context) -> str:
+    """Asks, and does what it does in two rounds."""
+    who = await ctx.elicit("who", "Who are you?", Name)
+    await ctx.step("first", noted, "first")
+    await ctx.shed()
+    return who.name
 
 
 @tool
@@ -84,7 +101,7 @@ async def destroy() -> str:
     return "destroyed"
 
 
-TOOLS = (greet, three, page, long, pay, count, destroy)
+TOOLS = (greet, three, page, both, parts, long, pay, count, destroy)
 IN_WORDS = {"ask_in_words": True}
 
 
@@ -205,6 +222,30 @@ async def test_what_the_client_can_be_asked_it_is_asked_and_the_rest_in_words(ap
     assert "Question poem, for you" in told(words)
 
 
+async def test_what_comes_after_an_answer_in_words_the_client_can_be_asked(app: FastAPI) -> None:
+    forms: dict[str, Any] = {"elicitation": {}}
+    async with client(app) as mcp:
+        words = await mcp.call("both", clientCapabilities=forms)
+        arguments = {"state": state_in(words), "answers": {"login": {"action": "accept"}}}
+        call: dict[str, Any] = {"name": "answer", "arguments": arguments}
+        form = (await mcp.post("tools/call", call, clientCapabilities=forms)).json()["result"]
+        assert form["inputRequests"].keys() == {"who"}
+        answered = retry(call, form, who=accept(name="Ann"))
+        assert told(await mcp.result("tools/call", answered, clientCapabilities=forms)) == "Ann"
+    assert steps == ["between"]
+
+
+async def test_an_answer_in_words_may_take_several_rounds(app: FastAPI) -> None:
+    async with client(app) as mcp:
+        state = state_in(await mcp.call("parts"))
+        arguments = {"state": state, "answers": {"who": accept(name="Ann")}}
+        call: dict[str, Any] = {"name": "answer", "arguments": arguments}
+        shed = (await mcp.post("tools/call", call)).json()["result"]
+        assert shed["resultType"] == "input_required"
+        assert told(await mcp.result("tools/call", retry(call, shed))) == "Ann"
+    assert steps == ["first"]
+
+
 async def test_questions_of_every_kind_are_asked_in_words(app: FastAPI) -> None:
     model = Model(app, "2025-06-18")
     asked = await model.call("three")
@@ -289,6 +330,32 @@ async def test_an_approval_is_never_asked_in_words(using: Settings, version: str
         text = refused(await Model(app, version).call("destroy"))
     assert "a person" in text
     assert "elicitation.form" in text
+    assert steps == []
+
+
+async def test_an_approval_is_not_asked_in_words_because_of_what_is_asked_beside_it(
+    using: Settings,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"approve": {"type": "boolean", "title": "Go ahead", "default": False}},
+        "required": ["approve"],
+    }
+
+    @tool
+    async def aside(ctx: Context) -> str:
+        """Asks for an approval and for a poem, each by itself."""
+        approval = Form("Run it?", schema, is_approval=True)
+        await asyncio.gather(
+            ctx.ask({"approve": approval}), ctx.ask({"poem": Sample("Rhyme", max_tokens=9)})
+        )
+        return noted("ran")
+
+    async with client(gateway(aside, using=using, fallback=IN_WORDS)) as mcp:
+        params = {"name": "aside", "arguments": {}}
+        _, error = await mcp.error("tools/call", params, clientCapabilities={"elicitation": {}})
+    assert error["code"] == -32021
+    assert error["data"]["requiredCapabilities"] == {"sampling": {}}
     assert steps == []
 
 

@@ -12,8 +12,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool
+from roundgate.auth import Principal
 from roundgate.backends import is_approval
-from roundgate.errors import ConfigError, InvalidParams
+from roundgate.errors import ConfigError, InvalidParams, Unavailable
+from roundgate.tasks import Tasks
 from tests.support.asgi import client, gateway
 from tests.support.rounds import accept
 from tests.support.sessions import Event, calling, opened, request
@@ -338,6 +340,23 @@ async def test_a_call_of_a_session_waits_round_after_round(tmp_path: Path) -> No
             body = json.loads(await stream.body())
     assert text(body["result"]) == "through a"
     assert began == ["a"]
+
+
+async def test_a_store_that_is_away_for_a_moment_does_not_make_a_call_that_waits_two_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, looks = Tasks.record, iter([True])
+
+    async def away_at_first(tasks: Tasks, principal: Principal, task_id: str) -> Any:
+        if next(looks, False):
+            raise Unavailable("away")
+        return await record(tasks, principal, task_id)
+
+    async with serving(tmp_path, *TOOLS, fallback=WAITS) as app, client(app) as mcp:
+        monkeypatch.setattr(Tasks, "record", away_at_first)
+        assert json.loads(text(await mcp.call("report", {"topic": "tea"}))) == {"about": "tea"}
+        assert not next(looks, False)
+    assert began == ["tea"]
 
 
 async def test_a_call_that_waits_for_too_long_is_cancelled(tmp_path: Path) -> None:

@@ -62,14 +62,17 @@ OF_THE_MAPPING = {
 """What the event source mapping does in the worker's name."""
 
 GATEWAY = (
+    "app/roundgate/backends/bounded.py",
     "app/roundgate/http/questions.py",
     "app/roundgate/http/session_calls.py",
+    "app/roundgate/methods/in_words.py",
     "app/roundgate/methods/once.py",
     "app/roundgate/methods/sessions.py",
     "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
+    "app/roundgate/backends/bounded.py",
     "app/roundgate/tasks/checkpointer.py",
     "app/roundgate/tasks/ending.py",
     "app/roundgate/tasks/hints.py",
@@ -80,8 +83,9 @@ SERVERS_ALONE = (
     "app/roundgate/cli/tasks.py",
     "app/roundgate/tasks/isolation.py",
     "app/roundgate/tasks/pool.py",
+    "app/roundgate/testing/gateway.py",
 )
-"""What no function runs: the operator's command, and workers that poll."""
+"""What no function runs: the operator's command, workers that poll, and tests."""
 
 
 def deployed() -> Template:

@@ -173,3 +173,21 @@ async def test_a_handler_that_raises_what_nobody_expects_raises_it_everywhere() 
     async with Gateway(broken) as gateway:
         result = await gateway.call("broken", crash="everywhere")
         assert result.is_error
+
+
+async def test_what_is_done_once_may_say_that_its_outcome_is_not_known() -> None:
+    @tool(once=True)
+    async def pay(ctx: Context, number: int) -> str:
+        answer = await ctx.elicit("confirm", "Pay?", Confirm)
+        return str(await ctx.step("pay", send, f"pay {number} {answer.go}"))
+
+    @tool(task="required")
+    async def transfer(ctx: Context, number: int) -> str:
+        return str(await ctx.step("pay", send, f"pay {number}", at_most_once=True))
+
+    async with Gateway(pay, transfer) as gateway:
+        result = await gateway.call(
+            "pay", number=3, answers=GO, crash="everywhere", reset=outbox.clear
+        )
+        assert result.value == "pay 3 True"
+        assert (await gateway.call("transfer", number=4, crash="everywhere")).value == "pay 4"

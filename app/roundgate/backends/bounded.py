@@ -33,20 +33,33 @@ CHUNK: Final = 50_000
 class KeptTexts:
     """Long texts in the store (`roundgate.replay.Texts`)."""
 
-    rows: SessionStore
+    _rows: SessionStore
     clock: Clock
     limits: LimitsConfig
     view: str = ""
+    checks_scopes: bool = True
+    """Whether callers are authenticated; otherwise nothing needs scopes."""
+    task_s: float = 0.0
+    """Seconds for which the result of a task can be had."""
 
-    async def keep(self, text: str, size: int, scopes: frozenset[str], owner: Principal) -> str:
+    async def keep(
+        self,
+        text: str,
+        size: int,
+        scopes: frozenset[str],
+        owner: Principal,
+        *,
+        of_task: bool = False,
+    ) -> str:
         """See `Texts`."""
         text_id, kept = self.clock.new_id(), text[: self.limits.max_kept_chars]
-        forget_ms = self.clock.now_ms() + int(self.limits.kept_results_s * 1000)
+        keep_s = max(self.limits.kept_results_s, self.task_s if of_task else 0.0)
+        forget_ms = self.clock.now_ms() + int(keep_s * 1000)
         facts = [len(text), len(kept), size, sorted(scopes)]
         chunks = [kept[start : start + CHUNK] for start in range(0, len(kept), CHUNK)]
         await asyncio.gather(
             *(
-                self.rows.put_new(
+                self._rows.put_new(
                     self._key(owner, text_id, number), json.encode([*facts, chunk]), forget_ms
                 )
                 for number, chunk in enumerate(chunks)
@@ -60,15 +73,15 @@ class KeptTexts:
         if not (number.isascii() and number.isdigit() and len(number) < 10) or len(text_id) > 64:
             return None
         start = int(number)
-        row = await self.rows.read(self._key(owner, text_id, start // CHUNK))
+        row = await self._rows.read(self._key(owner, text_id, start // CHUNK))
         if row is None:
             return None
         total, kept, size, scopes, text = json.decode(row.value)
-        if not owner.scopes.issuperset(scopes):
+        if self.checks_scopes and not owner.scopes.issuperset(scopes):
             return None
         text = text[start % CHUNK :][:size]
         while text and len(text) < size and start + len(text) < kept:  # a part of several rows
-            row = await self.rows.read(self._key(owner, text_id, (start + len(text)) // CHUNK))
+            row = await self._rows.read(self._key(owner, text_id, (start + len(text)) // CHUNK))
             if row is None:
                 return None
             text += json.decode(row.value)[4][: size - len(text)]
@@ -97,7 +110,8 @@ async def bounded(
     cursor = None
     if call.texts is not None:
         try:
-            cursor = await call.texts.keep(text, limit, scopes, call.principal)
+            of_task = call.task_id is not None or call.needs_row
+            cursor = await call.texts.keep(text, limit, scopes, call.principal, of_task=of_task)
         except Unavailable:
             cursor = None
     first = TextPart(text[:limit], 0, len(text), cursor)

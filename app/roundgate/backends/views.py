@@ -115,6 +115,7 @@ def _view(
         task_sources={
             name: source for name, source in everything.task_sources.items() if name in served_by
         },
+        missing={name: one for name, one in everything.missing.items() if _may_have(name, config)},
     )
     try:
         view = with_reading(view, origin)
@@ -133,6 +134,12 @@ def _is_selected(served: ServedTool, config: ViewConfig) -> bool:
 def _matches(served: ServedTool, wanted: ViewSelector) -> bool:
     is_behind = wanted.backend is None or fnmatchcase(served.backend, wanted.backend)
     return is_behind and matches(served.tool, wanted)
+
+
+def _may_have(backend: str, config: ViewConfig) -> bool:
+    """Whether some tool of a back end might be in the view; nobody knows its tools just now."""
+    wanted = [one.backend for one in config.include]
+    return not wanted or any(one is None or fnmatchcase(backend, one) for one in wanted)
 
 
 def _is_one_of(name: str, patterns: Sequence[str]) -> bool:

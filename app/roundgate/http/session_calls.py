@@ -56,8 +56,9 @@ MAX_TOKEN: Final = 4_000
 """Characters of an event's id that travels whole: proxies take headers of 8 KB."""
 SHORT_WAIT_S: Final = 3.0
 """How long a request waits for answers where no stream can be held: clients give up reading after 5 s."""
-CONTINUED_WAIT_S: Final = 15.0
-"""How long a call that goes on with a token waits for answers: platforms that buffer end a request after some 30 s."""
+CONTINUED_WAIT_S: Final = 3.0
+"""How long a call that goes on with a token waits for answers. A client that gave up before that and called again would
+have the round behind the question run twice."""
 MAX_COPIED: Final = 1_000
 """Characters of a token that a model has to copy."""
 LEAVE_MS: Final = 2_000

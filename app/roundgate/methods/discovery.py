@@ -30,14 +30,18 @@ class DiscoveryMethods:
 
 
 def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
-    """What there is something to serve for; a revision asks this before it lets a request in."""
+    """What there is something to serve for; a revision asks this before it lets a request in.
+
+    What is missing just now may have had tools and tasks: "there are none here" would be for good, and whoever was told
+    so would not hear of them when they are back.
+    """
     served = {
-        "tools": bool(catalog.tools),
+        "tools": bool(catalog.tools or catalog.missing),
         "prompts": bool(catalog.prompts),
         "resources": bool(catalog.resources or catalog.templates),
         "completions": catalog.can_complete,
         "subscriptions": streams,
-        "tasks": makes_tasks(catalog) or bool(catalog.task_sources),
+        "tasks": makes_tasks(catalog) or bool(catalog.task_sources or catalog.missing),
     }
     return frozenset(feature for feature, is_served in served.items() if is_served)
 

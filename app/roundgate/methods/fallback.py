@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends import Fallback, OwnTool
+from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Deadline
 from roundgate.config import CacheHint
 from roundgate.errors import MissingCapability, StateRefused, ToolError
@@ -113,6 +113,14 @@ class FallbackTools:
             if own is not OwnTool.ANSWER:
                 return await self._task_tools.serve(own, asked, context, deadline)
             continued = await self._in_words.continued(asked.arguments, context.principal)
+            # a later round of this very request: its own state is newer than the one in words
+            if asked.request_state is not None:
+                continued = continued.model_copy(
+                    update={
+                        "input_responses": asked.input_responses,
+                        "request_state": asked.request_state,
+                    }
+                )
             # what mirrors arguments are the headers of the call that asked
             inbound = replace(context.inbound, headers=None, name=continued.name)
             return await self._call(replace(context, inbound=inbound), continued, deadline)
@@ -169,7 +177,7 @@ class FallbackTools:
         if asked.input_responses:
             await task.update(asked.input_responses)
         view = await self._waiting.until_settled(task, deadline)
-        if view.status.is_terminal:
+        if view is not None and view.status.is_terminal:
             return self._results.tool_of(result_of(view))
         still = self._waiting.still(task_id, view, asked, context, round_)
         if still is None:
@@ -196,7 +204,8 @@ class FallbackTools:
         capabilities = context.inbound.meta.capabilities
         if capabilities.has_declared(required):
             return reply
-        if asked.name not in self._fallback.in_words:
+        # approvals are never asked in words, also not because of what is asked beside them
+        if asked.name not in self._fallback.in_words or any(map(is_approval, requests.values())):
             what_for = f"asking {', '.join(requests)}"
             capabilities.require(required, what_for)
             raise MissingCapability(what_for, required)

@@ -113,7 +113,7 @@ class Once:
                 raise ToolError(_UNKNOWN_OUTCOME)
             if call.deadline.is_past:
                 raise Unavailable("The same request is still being served; send it again")
-            await asyncio.sleep(_POLL_S)
+            await self._clock.sleep(_POLL_S)
             record = await self._once.read(token_id) or record
         return record.outcome
 

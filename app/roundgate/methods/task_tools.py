@@ -18,7 +18,7 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Deadline
-from roundgate.errors import TaskNotFound, ToolError
+from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.methods.in_words import questions_in_words, requirement_of
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
@@ -155,6 +155,8 @@ class TaskTools:
         if begun is not None and asked.input_responses:
             await task.update(asked.input_responses)
         view = await self._waiting.until_settled(task, deadline)
+        if view is None:
+            raise Unavailable("How the task is cannot be read just now; ask again later")
         if view.status.is_terminal:
             return self._results.tool_of(result_of(view))
         requests = requests_of(view)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roundgate.backends import Catalog
+from roundgate.errors import InvalidParams
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.table import Tools
@@ -37,7 +38,11 @@ class ThroughSearch:
         if not served.arguments.is_valid(asked.arguments):
             return self._results.tool(invalid_arguments(served, asked.arguments))
         name = asked.arguments["name"]
-        if name not in self._catalog.tools or name == self._call_tool:
+        try:
+            is_known = self._catalog.tool(name).name != self._call_tool
+        except InvalidParams:
+            is_known = False
+        if not is_known:
             text = f"There is no tool {name[:64]!r}; search_tools finds the names"
             return self._results.tool(ToolResult.error(text))
         given = asked.arguments.get("arguments", {})

@@ -11,12 +11,13 @@ and for this call. The task itself is like any other: it goes on when nobody wai
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, Final
 
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import StateRefused
+from roundgate.errors import StateRefused, Unavailable
 from roundgate.methods.request import RequestContext
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol import CallToolParams, Status, TaskView, ToolResult
@@ -63,14 +64,16 @@ class Waiting:
                 return task_id, opened.round + 1
         raise StateRefused
 
-    async def until_settled(self, task: NamedTask, deadline: Deadline) -> TaskView:
-        """A task once it has ended, or asks something, or this request has no more time for it.
+    async def until_settled(self, task: NamedTask, deadline: Deadline) -> TaskView | None:
+        """A task once it has ended, or asks something, or this request has no more time for it. `None` if who has it
+        could not be asked in all that time: it is there all the same, and another call would begin another.
 
         Raises:
-            TaskNotFound, Unavailable, InternalError: as `NamedTask.look`.
+            TaskNotFound, InternalError: as `NamedTask.look`.
         """
-
-        latest = await task.look()
+        latest: TaskView | None = None
+        with suppress(Unavailable):
+            latest = await task.look()
         if _is_settled(latest):
             return latest
         changed = asyncio.Event()
@@ -95,7 +98,7 @@ class Waiting:
     def still(
         self,
         task_id: str,
-        view: TaskView,
+        view: TaskView | None,
         asked: CallToolParams,
         context: RequestContext,
         round_: int,
@@ -112,10 +115,12 @@ class Waiting:
             round_=round_,
             origin=context.span.carrier(),
         )
-        return InputRequired(requests_of(view), PREFIX + state)
+        return InputRequired({} if view is None else requests_of(view), PREFIX + state)
 
 
-def _is_settled(view: TaskView) -> bool:
+def _is_settled(view: TaskView | None) -> bool:
+    if view is None:
+        return False
     return view.status.is_terminal or view.status is Status.INPUT_REQUIRED
 
 

@@ -49,8 +49,17 @@ class TextPart:
 class Texts(Protocol):
     """Keeps long texts for their owners, for a time, where any process can read them."""
 
-    async def keep(self, text: str, size: int, scopes: frozenset[str], owner: Principal) -> str:
-        """Keep a text that is read in parts of `size` characters: the cursor of the second part.
+    async def keep(
+        self,
+        text: str,
+        size: int,
+        scopes: frozenset[str],
+        owner: Principal,
+        *,
+        of_task: bool = False,
+    ) -> str:
+        """Keep a text that is read in parts of `size` characters: the cursor of the second part. One `of_task` is kept
+        for as long as the result of a task can be had.
 
         Raises:
             Unavailable: the store cannot be reached.

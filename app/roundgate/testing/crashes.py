@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
+_UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it took effect")
+"""Of a tool that is `once`, and of a step that is `at_most_once`."""
 MAX_MOMENTS: Final = 1_000
 """Moments in one call at which it is made to die. A call that has more is too long for this."""
 _REFERENCE: Final = re.compile(r"(?<=the server's log has the details under reference )[\w-]{22}")
@@ -153,6 +155,12 @@ class _Play:
             return "failed", _REFERENCE.sub("…", said) if isinstance(said, str) else said
         return "returned", self.result.value
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it ended with the one honest thing that can be said of what must not be done twice."""
+        text = "" if self.result is None or not self.result.is_error else self.result.text
+        return any(one in text for one in _UNKNOWN)
+
     def asked_again(self) -> list[str]:
         """Questions that were answered, and then asked in other words."""
         return [
@@ -215,7 +223,7 @@ async def survive(
     for number in points:
         played = await play(Watched(number))
         happened = f"when {first.watched.points[number]}, and {then}"
-        if played.ending not in endings:
+        if played.ending not in endings and not played.is_unknown:
             findings.append(
                 f"{happened}: it {_said(played.ending)} instead of: it {_said(first.ending)}"
             )

@@ -88,6 +88,8 @@ class Gateway:
         self._working = asyncio.Lock()
         self._idle_turns = 0
         self._watch: Watched | None = None
+        self._at_work = 0
+        self.clock.at_work = lambda: self._at_work
 
     async def __aenter__(self) -> Gateway:
         self._file = configuration(self._sources, self._environ, self._sections)
@@ -282,6 +284,7 @@ class Gateway:
         finally:
             WATCH.reset(token)
         dying = asyncio.ensure_future(life.died.wait())
+        self._at_work += 1
         try:
             await asyncio.wait([working, dying], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -289,6 +292,7 @@ class Gateway:
             await asyncio.wait([working])
             raise
         finally:
+            self._at_work -= 1
             dying.cancel()
         if life.died.is_set():
             self._dead.append((life, working))

@@ -13,6 +13,8 @@ from roundgate.errors import ConnectionLost
 if TYPE_CHECKING:
     from roundgate.testing.crashes import Watched
 
+_LATER: Final = 50
+"""How often a request is sent again that is answered with 503, "send it again"."""
 _WITH_EFFECTS: Final = ("tools/call", "tasks/update")
 Serve = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
 """An ASGI app that serves one request."""
@@ -48,6 +50,7 @@ class ResendingTransport(AsgiTransport):
     async def send(self, request: HttpRequest) -> CollectedResponse:  # type: ignore[override]
         """See `AsgiTransport`."""
         method = dict(request.headers).get("Mcp-Method", "")
+        later = 0
         while True:
             had_died = self._watched.has_died
             try:
@@ -56,6 +59,9 @@ class ResendingTransport(AsgiTransport):
             except ConnectionLost:
                 if had_died or not self._watched.has_died:
                     raise
+                continue
+            if response.status == 503 and self._watched.has_died and later < _LATER:
+                later += 1  # what the dead one had begun is still waited for
                 continue
             if method in _WITH_EFFECTS:
                 self._answers += 1
