@@ -55,7 +55,7 @@ async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int,
     Raises:
         UsageError: nothing can listen there.
     """
-    server = _Server(answer)
+    server = _Server(answer, is_local=host in _HERE)
     try:
         listening = await asyncio.start_server(server.connected, host, port, limit=_MAX_HEAD)
     except OSError as error:
@@ -67,8 +67,9 @@ async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int,
 
 
 class _Server:
-    def __init__(self, answer: Answerer) -> None:
+    def __init__(self, answer: Answerer, *, is_local: bool) -> None:
         self._answer = answer
+        self._is_local = is_local
         self._open: set[asyncio.Task[None]] = set()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,10 +92,21 @@ class _Server:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
+    def _check(self, asked: Asked) -> None:
+        """Raises RequestMalformed: a page from elsewhere sends it, under its own name or one that it has made lead here
+        (DNS rebinding)."""
+        origin, host = asked.headers.get("origin"), asked.headers.get("host")
+        is_foreign = origin is not None and _name_in(origin) not in _HERE
+        if self._is_local and host is not None:
+            is_foreign = is_foreign or _name_in(f"//{host}") not in _HERE
+        if is_foreign:
+            raise RequestMalformed(403, "pages of other origins may not send requests here")
+
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_READ_S):
                 asked = await _read(reader)
+                self._check(asked)
         except RequestMalformed as error:
             await _refuse(writer, error)
             return
@@ -107,6 +119,14 @@ class _Server:
             return
         async with aclosing(reply.stream):
             await _or_hung_up(_send_stream(writer, reply), reader)
+
+
+def _name_in(url: str) -> str | None:
+    """The name or address of the host in a URL, `None` if there is none."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 async def _or_hung_up(work: Awaitable[Reply | None], reader: asyncio.StreamReader) -> Reply | None:
@@ -135,9 +155,6 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
         if not colon or name.strip() != name or not name:
             raise RequestMalformed(400, "a header is malformed")
         headers[name.lower()] = value.strip()
-    origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).hostname not in _HERE:
-        raise RequestMalformed(403, "pages of other origins may not send requests here")
     return Asked(method, target, headers, await _body(reader, headers))
 
 
