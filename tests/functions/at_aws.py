@@ -114,6 +114,7 @@ def environ(
         "name": "tools",
         "prefix": "",
         "path": str(Path(__file__).parent / "calling.py"),
+        "override": {"tell": {"max_result": 1_000}},
     }
     config = tmp_path / "gateway.json"
     tasks = {"requeue_after_s": REQUEUE_S, "max_call_bytes": 1_000_000}

@@ -68,3 +68,10 @@ async def usual(ctx: Context) -> str:
     answer = await ctx.elicit("one", "?", Text)
     three = await ctx.step("three", lambda: 3)
     return f"{one} {two} {answer.text} {three}"
+
+
+@tool(task="required")
+async def tell(ctx: Context) -> str:
+    """Has more to tell than is shown at once."""
+    await ctx.continue_as_task()
+    return LARGE

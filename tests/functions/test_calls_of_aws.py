@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.functions.at_aws import Witness, begin, die, result, work
@@ -31,7 +32,7 @@ def rounds(functions: Functions, tool: str, *keys: str) -> str:
 
 def everything(functions: Functions, environ: dict[str, str]) -> None:
     """A call with rounds, one that must not happen twice, tasks from beginning to end, with which a worker has died, a
-    cancellation, a sweep."""
+    result that is read in parts, a cancellation, a sweep."""
     assert rounds(functions, "ask", "one", "two", "three") == "one two three"
     assert rounds(functions, "once", "one") == "one" + LARGE
     task_id = begin(functions, "later", text=LARGE)
@@ -48,6 +49,12 @@ def everything(functions: Functions, environ: dict[str, str]) -> None:
             {"taskId": task_id, "inputResponses": {key: accept(text=text)}},
         )
     work(functions, task_id)
+    told = begin(functions, "tell")
+    work(functions, told)
+    shown = result(functions, "tasks/get", {"taskId": told})["result"]["content"][0]["text"]
+    cursor = re.findall(r"cursor[\W]+([\w-]+\.\d+)", shown)[-1]
+    rest = {"name": "read_more", "arguments": {"cursor": cursor}}
+    assert "xxx" in result(functions, "tools/call", rest)["content"][0]["text"]
     other = begin(functions, "later", text=LARGE)
     result(functions, "tasks/cancel", {"taskId": other})
     assert result(functions, "tasks/get", {"taskId": other})["status"] == "cancelled"

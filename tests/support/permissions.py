@@ -72,13 +72,14 @@ GATEWAY = (
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
-    "app/roundgate/backends/bounded.py",
     "app/roundgate/tasks/checkpointer.py",
     "app/roundgate/tasks/ending.py",
     "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/worker.py",
 )
+KEEPS_TEXTS = ("_rows", "put_new")
+"""What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
     "app/roundgate/cli/tasks.py",
     "app/roundgate/tasks/isolation.py",
