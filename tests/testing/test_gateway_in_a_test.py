@@ -120,6 +120,23 @@ async def test_a_task_that_waits_for_nothing_is_no_endless_test() -> None:
             await gateway.call("stuck")
 
 
+async def test_a_task_that_is_late_waits_for_a_sweep_that_another_is_at() -> None:
+    async with Gateway(ship) as gateway:
+        task = await gateway.start("ship", order=1)
+        rows = gateway._memory.connection
+        rows.execute("delete from waiting")  # its message is lost
+        gateway.clock.skip(3_600)
+        another = ("another", gateway.clock.now_ms() + 60_000)
+        rows.execute(
+            "insert or replace into sweepers (shard, sweeper, until_ms) values (0, ?, ?)", another
+        )
+        for _ in range(100):
+            if (await task.get()).status == "input_required":
+                break
+            await gateway.advance(1)
+        assert (await task.get()).status == "input_required"
+
+
 async def test_callers_have_scopes_and_tasks_of_their_own() -> None:
     async with Gateway(restock, ship, auth=AUTH) as gateway:
         assert (await gateway.call("restock")).value == "user"

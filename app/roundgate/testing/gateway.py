@@ -238,7 +238,11 @@ class Gateway:
             self.clock.skip(seconds)
             await asyncio.sleep(0)
             return
-        self.clock.move_to(next_ms)
+        self._idle_turns = 0
+        if next_ms > self.clock.now_ms():
+            self.clock.move_to(next_ms)
+        else:  # it is late already, and whoever sees to it has yet to come
+            self.clock.skip(seconds)
         if not await self.work():
             core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
             tasks = self._file.config.tasks
