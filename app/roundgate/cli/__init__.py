@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from roundgate.cli import cassette_options, remote_options
+from roundgate.cli import cassette_options, deployment_options, remote_options
 from roundgate.cli.arguments import age_ms, task_ref
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, UsageError
 
 _RELOAD: Final = "watch gateway.yaml and the modules it has loaded, and serve what changes (as SIGHUP does, once)"
 
@@ -30,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
         return 1
+    except UsageError as error:
+        print(f"roundgate {arguments.command}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read has enough: `roundgate list URL | head -1`
@@ -102,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         "compile", help="compile the documents that back ends are described by"
     )
     compiled.add_argument("config", nargs="?", type=Path, help="as for serve")
+
+    deployment_options.add_commands(commands)
 
     keys = commands.add_parser("keys", help="make keys that seal requestState, and rotate them")
     actions = keys.add_subparsers(dest="action", required=True)

@@ -30,5 +30,5 @@ def headers(of: Mapping[str, Any]) -> dict[str, str]:
         "accept": "application/json, text/event-stream",
         "mcp-protocol-version": VERSION,
         "mcp-method": method,
-        "mcp-name": of["params"][NAMED_BY[method]],
+        **({"mcp-name": of["params"][NAMED_BY[method]]} if method in NAMED_BY else {}),
     }

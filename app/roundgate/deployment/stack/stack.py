@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,14 +13,22 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from infra.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
-from infra.stack.front import INTEGRATION_S, Front
-from infra.stack.functions import Account, Environment, Pool, Tools, free_port, unpack
-from infra.stack.template import Template
-from infra.stack.triggers import Poller, Schedule
+from roundgate import config as loading
+from roundgate.deployment import packaging, places, runtime, tools
+from roundgate.deployment.packaging import PLACEHOLDER
+from roundgate.deployment.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
+from roundgate.deployment.stack.front import INTEGRATION_S, Front
+from roundgate.deployment.stack.functions import (
+    Account,
+    Environment,
+    Pool,
+    Tools,
+    free_port,
+    unpack,
+)
+from roundgate.deployment.stack.template import Template
+from roundgate.deployment.stack.triggers import Poller, Schedule
 
-ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "template.yaml"
 EXECUTIONS = 10
 """What a new account may have at once of all its functions."""
 
@@ -126,19 +131,19 @@ async def running(
     """
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
-    parameters, tools = {"PublicUrl": url, "AllowAnonymous": "true"}, find_tools()
+    parameters, made_with = {"PublicUrl": url, "AllowAnonymous": "true"}, find_tools()
     with services(directory) as aws:
-        resources = make_resources(aws, Template(TEMPLATE, parameters, {}))
+        resources = make_resources(aws, Template(places.TEMPLATE, parameters, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
         template, variables = (
-            Template(TEMPLATE, parameters, known),
+            Template(places.TEMPLATE, parameters, known),
             {**aws.environment, **(more or {})},
         )
         async with httpx.AsyncClient(
             trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
         ) as http:
             deployment = Deployment(
-                template, zips, tools, variables, directory, http, times, Account(executions)
+                template, zips, made_with, variables, directory, http, times, Account(executions)
             )
             front, back = deployment.gateways(gateways), deployment.workers(workers)
             poller, schedule = triggers(template, aws, resources, back, times)
@@ -208,36 +213,29 @@ async def up(server: uvicorn.Server) -> None:
 
 
 def build_zips(config: Path, out: Path) -> Path:
-    """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed."""
-    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
-    command = [
-        sys.executable,
-        "-m",
-        "infra.package",
-        "--arch",
-        arch,
-        "--out",
-        str(out.resolve()),
-        str(config.resolve()),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
+    """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed.
+
+    Raises:
+        ConfigError: it cannot be packed.
+    """
+    file = loading.load(config, placeholder=PLACEHOLDER)
+    packaging.package(packaging.plan(file, config, runtime.here()), out)
     return out
 
 
 def why_not() -> str | None:
     """Why the stack cannot be run here, if it cannot."""
-    finder = [sys.executable, str(ROOT / "scripts/interpreter.py"), "3.13"]
-    if subprocess.run(finder, capture_output=True, check=False).returncode != 0:
-        return "the functions need Python 3.13"
+    if runtime.interpreter() is None:
+        return f"the functions need Python {runtime.PYTHON}"
     return None if shutil.which("java") else "DynamoDB Local needs Java 17"
 
 
 def find_tools() -> Tools:
-    """The emulator and the runtime's Python; with DynamoDB Local they are installed once."""
-    subprocess.run([ROOT / "scripts/dynamodb-local", "--install"], check=True)
-    subprocess.run([ROOT / "scripts/lambda-tools"], check=True)
-    emulator = ROOT / ".cache/lambda/aws-lambda-rie"
-    python = ROOT / ".cache/lambda/runtime/bin/python"
-    if not (emulator.exists() and python.exists()):
-        sys.exit("scripts/lambda-tools did not install the emulator")
-    return Tools(emulator, python)
+    """The emulator and the runtime's Python; with DynamoDB Local they are installed once.
+
+    Raises:
+        UsageError: they cannot be.
+    """
+    tools.dynamodb()
+    tools.provide_moto()
+    return Tools(*tools.emulator())
