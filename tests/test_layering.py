@@ -21,6 +21,7 @@ LAYERS = [
     {
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+        "backends.http.reliability",
     },
     {"config"},
     {"auth"},
