@@ -20,6 +20,13 @@ from tests.support.dynamodb import why_not
 
 ROOT = Path(__file__).parents[2]
 SECRETS = (".env", "prod.env", "key.pem", "id_rsa", "venv/lib/left.py", ".git/config")
+SLUG = '''
+
+@tool
+def slug(title: str) -> str:
+    """Name a page."""
+    return slugify(title)
+'''
 pytestmark = pytest.mark.stack  # a minute of waiting, beside others
 
 
@@ -129,9 +136,7 @@ def test_it_serves_and_takes_what_is_edited(repository: Shell, served: str) -> N
     assert "refund" in until(repository, served, "refund")
     tools = repository.folder / "tools.py"
     text = tools.read_text()
-    tools.write_text(
-        f'{text}\n\n@tool\ndef slug(title: str) -> str:\n    """Name a page."""\n    return slugify(title)\n'
-    )
+    tools.write_text(text + SLUG)
     assert "slug" in until(repository, served, "slug")
     assert "a-page" in repository.run("roundgate", "call", served, "slug", "title=A Page")
 

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from roundgate.cli.arguments import add_examples
+
+if TYPE_CHECKING:
+    from roundgate.cli.arguments import Commands
 
 _ARCHITECTURES: Final = ("arm64", "x86_64")
+EXAMPLES: Final = {
+    "package": ("roundgate package --list", "roundgate package --arch x86_64"),
+    "deploy": (
+        "roundgate deploy shop",
+        "roundgate deploy shop gateway.yaml --parameter-overrides LogLevel=debug",
+    ),
+    "stack": ("roundgate stack --demo", "roundgate stack --port 9000 --directory logs"),
+}
+"""What is shown under the help of a command."""
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Commands) -> None:
     """The three that carry a repository to AWS Lambda."""
     package = commands.add_parser("package", help="make the zips of the AWS Lambda functions")
     _add_config(package)
@@ -44,6 +58,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--demo", action="store_true", help="show a call with rounds and a task, replica by replica"
     )
     _add_sizes(stack)
+    add_examples(commands, EXAMPLES)
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:
