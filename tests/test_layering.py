@@ -21,6 +21,7 @@ LAYERS = [
     {
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+        "backends.aws_lambda.config",
     },
     {"config"},
     {"auth"},
@@ -295,6 +296,7 @@ def test_every_package_has_a_face_or_is_a_revision_or_a_command() -> None:
 
 
 WITHOUT_FACE = {
+    "roundgate.backends.aws_lambda",
     "roundgate.backends.http",
     "roundgate.backends.openapi",
     "roundgate.backends.python",
@@ -339,6 +341,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "jmespath",
     "mangum",
     "uvicorn",
+    "roundgate.backends.aws_lambda",
     "roundgate.backends.exchange",
     "roundgate.backends.http.config",
     "roundgate.backends.openapi.config",
