@@ -22,6 +22,7 @@ LAYERS = [
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
         "backends.aws_lambda.config",
+        "backends.http.reliability",
     },
     {"config"},
     {"auth"},
@@ -34,6 +35,8 @@ LAYERS = [
     {"reload"},
     {"http"},
     {"older_clients"},
+    {"endpoints", "sealing"},
+    {"protected", "replica"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]

@@ -26,6 +26,7 @@ Standard library only; the bottom of every import chain.
     │   │   ├── BackendError              what the service behind a tool did wrong
     │   │   │   ├── FunctionAway          a function of AWS Lambda cannot be invoked just now, or has not answered
     │   │   │   ├── FunctionFailed        a function of AWS Lambda ended with an error of its own
+    │   │   │   ├── NoAnswer              it gave none, or not a whole one
     │   │   │   └── UnexpectedAnswer      its answer is not what was promised
     │   │   ├── CallTimeout               the call outlived its deadline
     │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
@@ -296,6 +297,16 @@ class FunctionAway(BackendError):
 
 class FunctionFailed(BackendError):
     """A function of AWS Lambda ended with an error of its own, or was ended."""
+
+
+class NoAnswer(BackendError):
+    """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is whether the request
+    may have come to it."""
+
+    def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.reached = reached
 
 
 class UnexpectedAnswer(BackendError):

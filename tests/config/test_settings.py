@@ -41,6 +41,13 @@ from roundgate.backends.http.config import (
     HttpToolConfig,
     RemoteConfig,
     ServiceConfig,
+    TlsConfig,
+)
+from roundgate.backends.http.reliability import (
+    BreakerConfig,
+    LimitConfig,
+    RetryConfig,
+    TimeoutsConfig,
 )
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
@@ -185,6 +192,11 @@ PLACES: dict[type[Model], str] = {
     HttpEventConfig: "| setting of a function's HTTP event",
     LambdaJobConfig: "| setting of a function's job",
     DurableConfig: "| setting of a durable execution",
+    TlsConfig: "### `kind: http`",
+    RetryConfig: "| setting of `retry`",
+    LimitConfig: "| setting of `limit`",
+    BreakerConfig: "| setting of `breaker`",
+    TimeoutsConfig: "### `kind: http`",
     CredentialConfig: "### `kind: http`",
     **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
     HttpToolConfig: "| setting of a tool",
