@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -108,7 +107,7 @@ class Changes:
         self._pending: dict[str, None] = {}
         self._own: dict[int, str] = {}
         """Numbers of changes that this process has told of already, in which epoch."""
-        self._writing = asyncio.Lock()
+        self._turn = asyncio.Lock()
         self._retry: asyncio.Task[None] | None = None
         self._seen: _Latest | None = None
         self._following = 0
@@ -126,14 +125,10 @@ class Changes:
         if not self._shares:
             return
         self._note(_written(method, uri))
-        try:
-            await self._write()
-        except Unavailable as error:
-            log.warning(
-                "a change is not told elsewhere yet", extra={"fields": {"error": str(error)}}
-            )
-            if self._retry is None or self._retry.done():
-                self._retry = asyncio.create_task(self._keep_writing())
+        if await self._is_flushed() or (self._retry is not None and not self._retry.done()):
+            return
+        log.warning("a change is not told elsewhere yet")
+        self._retry = asyncio.create_task(self._keep_writing())
 
     async def ready(self) -> None:
         """Find out what has changed before the first stream opens here: all after that is told on it."""
@@ -160,8 +155,7 @@ class Changes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with suppress(Unavailable):
-            await self._write()
+        await self._is_flushed()
 
     def _unfollow(self) -> None:
         self._following -= 1
@@ -178,28 +172,24 @@ class Changes:
     async def _keep_writing(self) -> None:
         while self._pending:
             await asyncio.sleep(RETRY_S)
-            with suppress(Unavailable):
-                await self._write()
+            await self._is_flushed()
 
-    async def _write(self) -> None:
-        """Write what is pending. Whoever waits for its turn finds it written, most of the time.
-
-        Raises:
-            Unavailable: the store cannot be reached, or too many write at once.
-        """
-        async with self._writing:
+    async def _is_flushed(self) -> bool:
+        """Write what is pending; whether it could be done. Who waits for a turn finds it done, most of the time."""
+        async with self._turn:
             # what is told of from here on is told again, though it be the same
             more, self._pending = self._pending, {}
             try:
                 for tried in range(_TRIES if more else 0):
                     if await self._is_written(tuple(more)):
                         more = {}
-                        return
+                        break
                     await asyncio.sleep(PAUSE_S * (tried + 1))
+            except Unavailable:
+                pass  # the caller says so, and tries again
             finally:
                 self._pending = more | self._pending
-        if more:
-            raise Unavailable("Too many replicas tell of changes at once; try again soon")
+        return not more
 
     async def _is_written(self, more: Sequence[str]) -> bool:
         row, forget_ms = await self._rows.read(_KEY), self._clock.now_ms() + KEEP_MS
@@ -227,18 +217,18 @@ class Changes:
         while True:
             await asyncio.sleep(min(self._every_s * 2 ** min(failures, 16), SLOWEST_S))
             try:
-                latest = await self._read()
+                async with self._turn:  # or what is written just now would be taken for another's
+                    self._tell(await self._read())
+                failures = 0
             except Unavailable as error:
                 if not failures:
                     fields = {"error": str(error)}
                     log.warning("changes elsewhere could not be read", extra={"fields": fields})
                 failures += 1
-                continue
-            failures = 0
-            if latest is not None:
-                self._tell(latest)
 
-    def _tell(self, latest: _Latest) -> None:
+    def _tell(self, latest: _Latest | None) -> None:
+        if latest is None:
+            return
         changes, self._seen = latest.after(self._seen), latest
         own, self._own = self._own, {}
         if changes is None or _EVERYTHING in changes:

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
-from roundgate.errors import CallCancelled, InvalidRequest, MissingCapability, ToolError
+from roundgate.errors import CallCancelled, MissingCapability, ToolError
 from roundgate.http.older.asking import Asking
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.cancelling import CancelWatch
-from roundgate.http.older.continued import UNKNOWN, ContinueTool
+from roundgate.http.older.continued import ContinueTool
 from roundgate.http.older.notices import Notices
 from roundgate.http.older.one_run import OneRun, Ran
 from roundgate.http.older.open_calls import OpenCall, OpenCalls
@@ -108,8 +108,8 @@ class SessionCalls:
         if self._continue_tool.is_called(request, stream):
             try:
                 call, told = await self._continue_tool.call_of(request, caller)
-            except InvalidRequest:
-                return _responded(request.id, _tool_error(caller.revision, UNKNOWN))
+            except ToolError as error:
+                return _responded(request.id, _tool_error(caller.revision, str(error)))
         elif stream.resumes:
             stream.token = lambda: self.open_calls.event_id(call, caller)
         return await self._respond(call, caller, stream, told)

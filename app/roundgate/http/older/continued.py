@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from roundgate import json
+from roundgate.errors import InvalidRequest, ToolError
 from roundgate.http.older.caller import Caller
 from roundgate.http.older.open_calls import OpenCall, OpenCalls
 from roundgate.http.older.stream import SessionStream
@@ -24,10 +25,6 @@ MAX_COPIED: Final = 1_000
 """Characters of a token that a model has to copy."""
 PENDING: Final = "PENDING"
 """The first word of a result that is none yet."""
-UNKNOWN: Final = (
-    "This token is not valid: it is too old, of another session, or not copied exactly."
-    " Call the first tool again"
-)
 _DEFINITION: Final = {
     "description": f"The result of a call that was answered with {PENDING}: takes the token that stands behind it.",
     "inputSchema": {
@@ -59,12 +56,23 @@ class ContinueTool:
         )
 
     async def call_of(self, request: Request, caller: Caller) -> tuple[OpenCall, int]:
-        """The call behind the token of a request that goes on with it. Raises as `OpenCalls.reopened`."""
+        """The call behind the token of a request that goes on with it, and how many of its questions have been asked.
+
+        Raises:
+            ToolError: the token is none of this session's.
+            Unavailable: what it stands for cannot be read just now.
+        """
         arguments = request.params.get("arguments")
         token = arguments.get("token") if isinstance(arguments, dict) else None
         given = token if isinstance(token, str) else ""
         event_id = given.strip().removeprefix(f"{PENDING} ")
-        call, told = await self._calls.reopened(event_id, caller)
+        try:
+            call, told = await self._calls.reopened(event_id, caller)
+        except InvalidRequest:
+            raise ToolError(
+                "This token is not valid: it is too old, of another session, or not copied exactly."
+                " Call the first tool again"
+            ) from None
         return replace(call, request=replace(call.request, id=request.id)), told
 
     async def pending(self, call: OpenCall, caller: Caller, *, is_error: bool) -> Reply:
