@@ -72,6 +72,11 @@ def _add_sizes(stack: argparse.ArgumentParser) -> None:
         ("--executions", 10, "functions at once in all, 10 in a new account"),
     ):
         stack.add_argument(name, type=int, default=default, help=f"{what} (default: %(default)s)")
+    stack.add_argument(
+        "--functions",
+        type=Path,
+        help="functions that back ends of the kind lambda invoke, such as functions.yaml",
+    )
     stack.add_argument("--port", type=int, help="of the API (default: any free one)")
     stack.add_argument(
         "--directory", type=Path, help="for the functions and their logs (default: temporary)"

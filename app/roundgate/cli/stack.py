@@ -54,7 +54,8 @@ async def _run(arguments: argparse.Namespace, directory: Path, prefix: str) -> i
     from roundgate.deployment.stack.stack import running
 
     counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
-    async with running(directory, directory / "zips", **counts, port=arguments.port) as stack:
+    others = {"port": arguments.port, "functions": arguments.functions}
+    async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
             return await demo.show(stack, prefix)
         await _serve(stack)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from roundgate.deployment.stack.functions import (
     free_port,
     unpack,
 )
+from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
 from roundgate.deployment.stack.template import Template
 from roundgate.deployment.stack.triggers import Poller, Schedule
 
@@ -104,6 +105,8 @@ class Stack:
     aws: Aws
     resources: Mapping[str, str]
     deployment: Deployment
+    invoked: LambdaApi | None = None
+    """The functions that back ends of the kind lambda invoke."""
 
     @property
     def environments(self) -> list[Environment]:
@@ -122,9 +125,10 @@ async def running(
     port: int | None = None,
     times: Times = Times(),
     more: Mapping[str, str] | None = None,
+    functions: Path | None = None,
 ) -> AsyncIterator[Stack]:
     """The stack, as the template describes it, for as long as this lasts; `more` are variables for
-    both functions.
+    both functions, `functions` is a file of others that they may invoke.
 
     All functions together run `executions` at once at most. Nobody but this machine reaches it, so
     everybody may call.
@@ -139,9 +143,14 @@ async def running(
             Template(places.TEMPLATE, parameters, known),
             {**aws.environment, **(more or {})},
         )
-        async with httpx.AsyncClient(
-            trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
-        ) as http:
+        async with AsyncExitStack() as others:
+            invoked = None
+            if functions is not None:
+                at = functions_at(functions, directory, made_with, more=more)
+                variables["AWS_ENDPOINT_URL_LAMBDA"], invoked = await others.enter_async_context(at)
+            http = await others.enter_async_context(
+                httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+            )
             deployment = Deployment(
                 template, zips, made_with, variables, directory, http, times, Account(executions)
             )
@@ -149,11 +158,15 @@ async def running(
             poller, schedule = triggers(template, aws, resources, back, times)
             background = [asyncio.create_task(one.run()) for one in (poller, schedule)]
             api = deployment.api(front)
-            server = _Server(uvicorn.Config(api, port=port, log_level="warning", lifespan="off"))
+            server = QuietServer(
+                uvicorn.Config(api, port=port, log_level="warning", lifespan="off")
+            )
             background.append(asyncio.create_task(server.serve()))
             try:
                 await up(server)
-                yield Stack(f"{url}/mcp", api, front, back, poller, aws, resources, deployment)
+                yield Stack(
+                    f"{url}/mcp", api, front, back, poller, aws, resources, deployment, invoked
+                )
             finally:
                 server.should_exit = True
                 for one in background[:2]:
@@ -194,7 +207,7 @@ def rate_s(expression: str) -> float:
     return float(number) * {"minute": 60, "hour": 3600, "day": 86_400}[unit.rstrip("s")]
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """Signals belong to whoever runs the stack."""
 
     @contextmanager
@@ -230,12 +243,13 @@ def why_not() -> str | None:
     return None if shutil.which("java") else "DynamoDB Local needs Java 17"
 
 
-def find_tools() -> Tools:
+def find_tools(*, with_store: bool = True) -> Tools:
     """The emulator and the runtime's Python; with DynamoDB Local they are installed once.
 
     Raises:
         UsageError: they cannot be.
     """
-    tools.dynamodb()
-    tools.provide_moto()
+    if with_store:
+        tools.dynamodb()
+        tools.provide_moto()
     return Tools(*tools.emulator())
