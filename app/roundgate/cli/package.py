@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from roundgate import config
-from roundgate.backends import kind_of, loading
+from roundgate.backends import loading
 from roundgate.cli.arguments import configuration_file
-from roundgate.config import ConfigFile
 from roundgate.deployment import packaging, placing
 
 
@@ -33,7 +32,7 @@ def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan
         ConfigError: as `run`.
     """
     file = config.load(path, placeholder=packaging.PLACEHOLDER)
-    compile_documents(file)
+    packaging.compile_documents(file)
     loading.load(file, fetches=True)
     return packaging.plan(file, path, arch, anew=anew)
 
@@ -48,11 +47,3 @@ def make(planned: packaging.Plan, out: Path) -> Path:
     template = placing.write(planned, out)
     print(template)
     return template
-
-
-def compile_documents(file: ConfigFile) -> None:
-    """Indexes of the documents that back ends are described by: a function makes none."""
-    for index, backend in enumerate(file.config.backends):
-        compile_with = kind_of(backend).compile_with()
-        if compile_with is not None:
-            print(compile_with(backend, file.origin.at("backends", index)))

@@ -22,6 +22,7 @@ from email.parser import BytesHeaderParser
 from pathlib import Path
 from typing import Final
 
+from roundgate.backends import kind_of
 from roundgate.config import ConfigFile, yaml_file
 from roundgate.deployment import contents, locking, missing, places, requirements, runtime
 from roundgate.deployment.contents import Contents
@@ -91,6 +92,18 @@ class Plan:
         pins = ", ".join(f"{pin.name} {pin.version}" for pin in self.lock.pins)
         yield f"packages of {self.lock.file} for {self.arch}{' (new)' if self.lock.is_new else ''}"
         yield f"  {pins}"
+
+
+def compile_documents(file: ConfigFile, say: Say = print) -> None:
+    """Indexes of what describes back ends, beside the configuration: a function fetches nothing, and asks nobody.
+
+    Raises:
+        ConfigError: one cannot be made.
+    """
+    for index, backend in enumerate(file.config.backends):
+        compile_with = kind_of(backend).compile_with()
+        if compile_with is not None:
+            say(compile_with(backend, file.origin.at("backends", index)))
 
 
 def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan:

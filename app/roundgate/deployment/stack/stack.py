@@ -232,6 +232,7 @@ def build_zips(config: Path, out: Path) -> Path:
         ConfigError: it cannot be packed.
     """
     file = loading.load(config, placeholder=PLACEHOLDER)
+    packaging.compile_documents(file)
     packaging.package(packaging.plan(file, config, runtime.here()), out)
     return out
 
