@@ -49,7 +49,7 @@ class Argument:
     default: Any = ABSENT
     """What is sent where a call does not have it."""
     style: ListStyle = "repeat"
-    """Of a list."""
+    """Of a list; in a path or header the first and `brackets` are JSON."""
     sends_empty: bool = False
     is_file: bool = False
     content_type: str | None = None
@@ -130,10 +130,6 @@ def _check_way(one: Argument, plan: BodyPlan) -> None:
     ):
         raise ValueError(
             f"argument {one.name!r}: a file is the whole body, or a member with `body: multipart`"
-        )
-    if one.location in ("path", "header") and one.style in ("repeat", "brackets"):
-        raise ValueError(
-            f"argument {one.name!r}: a list in a {one.location} is comma, pipe, space or json"
         )
 
 

@@ -79,6 +79,8 @@ def _argument(
 ) -> Argument:
     wire_name = argument.wire_name or name
     location = argument.location or _usual_location(name, wire_name, variables, tool, in_template)
+    if location in ("path", "header") and argument.list_ in ("repeat", "brackets"):
+        raise ValueError(f"argument {name!r}: a list in a {location} is comma, pipe, space or json")
     return Argument(
         name=name,
         location=location,
