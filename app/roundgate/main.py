@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from roundgate import aws, tracing
+from roundgate import aws, logs, tracing
 from roundgate.auth import LocalVerifier, Verifier
 from roundgate.backends import Serving, Snapshot, ToolScopes, ViewConfig, ViewSource
 from roundgate.clock import Clock
@@ -297,6 +297,7 @@ class _Gateway:
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             # last to first
+            stack.callback(logs.flush)  # not every server lets Python end in an orderly way
             for aclose in (
                 self.core.aclose,
                 self._watch.aclose,
