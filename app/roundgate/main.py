@@ -43,6 +43,7 @@ from roundgate.http import (
     HeadMiddleware,
     McpEndpoint,
     ProtectedResource,
+    ShortcutApp,
     default_hosts,
     not_served,
     on_stop_signal,
@@ -108,7 +109,8 @@ def build_app(
         file, using, clock, build_core(file, using, clock, stores), owns_process=owns_process
     )
     resources = make_resources(file, using, gateway.core.serving)
-    app = FastAPI(
+    app = ShortcutApp(
+        endpoints_of(file.config),
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=gateway.lifespan,
