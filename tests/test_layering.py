@@ -21,6 +21,7 @@ LAYERS = [
     {
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+        "backends.http.reliability",
     },
     {"config"},
     {"auth"},
@@ -33,6 +34,8 @@ LAYERS = [
     {"reload"},
     {"http"},
     {"older_clients"},
+    {"endpoints", "sealing"},
+    {"protected", "replica"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]

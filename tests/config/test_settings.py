@@ -32,6 +32,13 @@ from roundgate.backends.http.config import (
     HttpToolConfig,
     RemoteConfig,
     ServiceConfig,
+    TlsConfig,
+)
+from roundgate.backends.http.reliability import (
+    BreakerConfig,
+    LimitConfig,
+    RetryConfig,
+    TimeoutsConfig,
 )
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
@@ -169,6 +176,11 @@ PLACES: dict[type[Model], str] = {
     RemoteConfig: "### `kind: http`",
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
+    TlsConfig: "### `kind: http`",
+    RetryConfig: "| setting of `retry`",
+    LimitConfig: "| setting of `limit`",
+    BreakerConfig: "| setting of `breaker`",
+    TimeoutsConfig: "### `kind: http`",
     CredentialConfig: "### `kind: http`",
     **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
     HttpToolConfig: "| setting of a tool",

@@ -19,6 +19,12 @@ from pydantic import (
 )
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.backends.http.reliability import (
+    BreakerConfig,
+    LimitConfig,
+    RetryConfig,
+    TimeoutsConfig,
+)
 from roundgate.config import Model, TaskMode
 
 
@@ -244,6 +250,10 @@ class HttpToolConfig(Model):
         None, description="JSON Schema of the result, checked and advertised."
     )
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
+    max_response_bytes: int | None = Field(None, description="Overrides the back end's.", ge=1)
+    idempotency_key: HeaderName | None = Field(
+        None, description="Overrides the back end's; for any method."
+    )
     ask_for: list[str] = Field(
         [], description="Arguments for which the user is asked with a form when they are missing."
     )
@@ -314,6 +324,31 @@ BaseUrl: TypeAlias = Annotated[
 ]
 
 
+class TlsConfig(Model):
+    """TLS of connections: each a file beside gateway.yaml, or the PEM text itself."""
+
+    ca: str | None = Field(
+        None,
+        description="Certificates of the authorities that are believed, instead of the public ones.",
+        min_length=1,
+    )
+    cert: str | None = Field(
+        None,
+        description="The gateway's certificate, with those between it and the authority.",
+        min_length=1,
+    )
+    key: SecretStr | None = Field(
+        None, description="Its private key. Unset: it is in the same file as cert.", min_length=1
+    )
+    key_password: SecretStr | None = Field(None, description="Where the key is encrypted.")
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> TlsConfig:
+        if self.cert is None and (self.key is not None or self.key_password is not None):
+            raise ValueError("key and key_password need cert beside them")
+        return self
+
+
 class RemoteConfig(BackendConfig):
     """What can be set of every back end that is reached over HTTP, wherever it is."""
 
@@ -321,8 +356,28 @@ class RemoteConfig(BackendConfig):
         {}, description="Fixed headers of every request."
     )
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
+    tls: TlsConfig | None = Field(
+        None, description="A private authority, and the gateway's own certificate (mutual TLS)."
+    )
     timeout_s: float = Field(
         15, description="Seconds for connecting and for the whole answer.", gt=0
+    )
+    timeouts: TimeoutsConfig | None = Field(
+        None, description="Seconds for parts of a request, within timeout_s."
+    )
+    retry: RetryConfig | None = Field(
+        None, description="When a request is sent again. Unset: never, once it has been sent."
+    )
+    idempotency_key: HeaderName | None = Field(
+        None,
+        description="Header that takes a key by which the service knows a POST or PATCH again, such as"
+        " Idempotency-Key; sent with each.",
+    )
+    limit: LimitConfig | None = Field(
+        None, description="How many requests one process has under way to one host."
+    )
+    breaker: BreakerConfig | None = Field(
+        None, description="When a host that fails is left alone for a while."
     )
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
     max_connections: int = Field(
@@ -334,6 +389,12 @@ class ServiceConfig(RemoteConfig):
     """One service, with a place that the configuration names."""
 
     base_url: BaseUrl = Field(description="Where the service is; requests never leave this origin.")
+
+    @model_validator(mode="after")
+    def _tls_has_a_use(self) -> ServiceConfig:
+        if self.tls is not None and not self.base_url.startswith("https:"):
+            raise ValueError("tls is for a base_url with https")
+        return self
 
 
 class HttpBackendConfig(ServiceConfig):
