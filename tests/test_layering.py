@@ -21,6 +21,7 @@ LAYERS = [
     {
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+        "backends.aws_lambda.config",
         "backends.http.reliability",
     },
     {"config"},
@@ -299,6 +300,7 @@ def test_every_package_has_a_face_or_is_a_revision_or_a_command() -> None:
 
 
 WITHOUT_FACE = {
+    "roundgate.backends.aws_lambda",
     "roundgate.backends.http",
     "roundgate.backends.openapi",
     "roundgate.http.older",
@@ -344,6 +346,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "jmespath",
     "mangum",
     "uvicorn",
+    "roundgate.backends.aws_lambda",
     "roundgate.backends.exchange",
     "roundgate.backends.http.config",
     "roundgate.backends.openapi.config",
