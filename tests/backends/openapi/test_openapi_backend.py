@@ -13,7 +13,8 @@ from roundgate import config
 from roundgate.backends import loading
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import read
-from roundgate.cli import main, package
+from roundgate.cli import main
+from roundgate.deployment import packaging as package
 from roundgate.errors import ConfigError, UnusableIndex
 from tests.support.openapi import document, file_of, gateway_of, operation
 from tests.support.services import answer, service
