@@ -33,6 +33,8 @@ LAYERS = [
     {"reload"},
     {"http"},
     {"older_clients"},
+    {"endpoints", "sealing"},
+    {"protected", "replica"},
     {"main"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]

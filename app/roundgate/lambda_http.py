@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from roundgate import aws, json, main, startup
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, Settings
+from roundgate.endpoints import endpoints_of
 from roundgate.errors import ConfigError
 from roundgate.http import HEALTH, Hosting
 from roundgate.protocol import Request, jsonrpc
@@ -54,9 +55,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     using, file = startup.read_configuration(environ)
     _check_exposure(file, using)
     _check_results(file)
-    return Function(
-        _Hosted(main.build_app(file, using), list(main.endpoints_of(file.config)), Clock())
-    )
+    return Function(_Hosted(main.build_app(file, using), list(endpoints_of(file.config)), Clock()))
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:

@@ -32,6 +32,7 @@ from roundgate.backends.http.config import (
     HttpToolConfig,
     RemoteConfig,
     ServiceConfig,
+    TlsConfig,
 )
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
@@ -169,6 +170,7 @@ PLACES: dict[type[Model], str] = {
     RemoteConfig: "### `kind: http`",
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
+    TlsConfig: "### `kind: http`",
     CredentialConfig: "### `kind: http`",
     **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
     HttpToolConfig: "| setting of a tool",

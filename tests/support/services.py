@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,10 +62,11 @@ class Service:
         self.open_connections = 0
         self.most_connections = 0
         self.port = 0
+        self.scheme = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def request_lines(self) -> list[str]:
@@ -105,16 +107,20 @@ class Service:
 
 @asynccontextmanager
 async def service(
-    *answers: bytes, pause_s: float = 0, at_once: int = 1_000_000
+    *answers: bytes,
+    pause_s: float = 0,
+    at_once: int = 1_000_000,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Service]:
     """A service on a port of its own; it pauses before each `at_once` bytes that it says."""
     told = Service(answers or (answer(),), pause_s, at_once)
+    told.scheme = "http" if tls is None else "https"
     connections: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.add(asyncio.ensure_future(told.serve(reader, writer)))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     told.port = server.sockets[0].getsockname()[1]
     try:
         yield told

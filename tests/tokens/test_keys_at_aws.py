@@ -11,7 +11,8 @@ import pytest
 
 from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError
-from roundgate.main import create_app, make_ring
+from roundgate.main import create_app
+from roundgate.sealing import make_ring
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key
 from tests.support import root_logger

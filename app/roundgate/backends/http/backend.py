@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
 from roundgate.backends.exchange import dialogue, follow
+from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
@@ -39,16 +40,22 @@ class HttpBackend:
         self._origin = origin
         credentials = () if config.credential is None else (config.credential,)
         redacted = Redactor.of(config, (tool.headers for tool in config.tools))
-        self._service = Service(config, config.base_url, credentials, redacted)
+        self._certificates = Certificates(config.tls, origin.at("tls"))
+        self._service = Service(config, config.base_url, credentials, redacted, self._certificates)
 
     async def offer(self) -> Offering:
         """The tools as declared.
 
         Raises:
-            ConfigError: a declaration contradicts itself.
+            ConfigError: a declaration contradicts itself, or a certificate cannot be used.
         """
         tools: list[Tool] = []
         problems: list[Problem] = []
+        if self._config.tls is not None:
+            try:
+                _ = self._certificates.context
+            except ConfigError as error:
+                problems.extend(error.problems)
         for index, config in enumerate(self._config.tools):
             try:
                 tools.append(self._tool(config))
@@ -59,7 +66,7 @@ class HttpBackend:
                 )
         if problems:
             raise ConfigError(problems)
-        return Offering(tools=tools)
+        return Offering(tools=tools, files=self._certificates.files)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""

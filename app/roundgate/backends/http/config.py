@@ -314,6 +314,31 @@ BaseUrl: TypeAlias = Annotated[
 ]
 
 
+class TlsConfig(Model):
+    """TLS of connections: each a file beside gateway.yaml, or the PEM text itself."""
+
+    ca: str | None = Field(
+        None,
+        description="Certificates of the authorities that are believed, instead of the public ones.",
+        min_length=1,
+    )
+    cert: str | None = Field(
+        None,
+        description="The gateway's certificate, with those between it and the authority.",
+        min_length=1,
+    )
+    key: SecretStr | None = Field(
+        None, description="Its private key. Unset: it is in the same file as cert.", min_length=1
+    )
+    key_password: SecretStr | None = Field(None, description="Where the key is encrypted.")
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> TlsConfig:
+        if self.cert is None and (self.key is not None or self.key_password is not None):
+            raise ValueError("key and key_password need cert beside them")
+        return self
+
+
 class RemoteConfig(BackendConfig):
     """What can be set of every back end that is reached over HTTP, wherever it is."""
 
@@ -321,6 +346,9 @@ class RemoteConfig(BackendConfig):
         {}, description="Fixed headers of every request."
     )
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
+    tls: TlsConfig | None = Field(
+        None, description="A private authority, and the gateway's own certificate (mutual TLS)."
+    )
     timeout_s: float = Field(
         15, description="Seconds for connecting and for the whole answer.", gt=0
     )
@@ -334,6 +362,12 @@ class ServiceConfig(RemoteConfig):
     """One service, with a place that the configuration names."""
 
     base_url: BaseUrl = Field(description="Where the service is; requests never leave this origin.")
+
+    @model_validator(mode="after")
+    def _tls_has_a_use(self) -> ServiceConfig:
+        if self.tls is not None and not self.base_url.startswith("https:"):
+            raise ValueError("tls is for a base_url with https")
+        return self
 
 
 class HttpBackendConfig(ServiceConfig):

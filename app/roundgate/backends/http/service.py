@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from roundgate.backends.http.body import ACCEPTED, Unpacker
+from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import ClientCredentials, Credential, RemoteConfig
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.oauth import TokenSource
@@ -34,6 +35,7 @@ class Service:
         base_url: str,
         credentials: Sequence[Credential],
         redacted: Redactor,
+        certificates: Certificates | None = None,
     ) -> None:
         """No connection is opened yet.
 
@@ -42,6 +44,7 @@ class Service:
             base_url: what paths are appended to; nothing is sent to another origin.
             credentials: those of every request.
             redacted: takes secrets out of answers.
+            certificates: for TLS; `None`: the public authorities are believed.
         """
         self.name = config.name
         self._config = config
@@ -51,6 +54,7 @@ class Service:
         self._tokens = TokenSource(own[0]) if own else None
         self._client: httpx.AsyncClient | None = None
         self._redacted = redacted
+        self._certificates = certificates
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
@@ -80,7 +84,7 @@ class Service:
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise BackendError(
-                f"{what} failed: the service could not be reached ({type(error).__name__})"
+                f"{what} failed: the service could not be reached ({_cause(error)})"
             ) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
@@ -151,7 +155,9 @@ class Service:
                 timeout=self._config.timeout_s,
                 trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
                 transport=httpx.AsyncHTTPTransport(
-                    verify=trust_store(),
+                    verify=trust_store()
+                    if self._certificates is None
+                    else self._certificates.context,
                     retries=1,  # of the connection only: nothing has been sent then
                     limits=httpx.Limits(
                         max_connections=connections, max_keepalive_connections=connections
@@ -159,6 +165,18 @@ class Service:
                 ),
             )
         return self._client
+
+
+def _cause(error: BaseException) -> str:
+    """What a person can do something about: a certificate that is not believed says why, without addresses."""
+    import ssl
+
+    behind: BaseException | None = error
+    while behind is not None:
+        if isinstance(behind, ssl.SSLCertVerificationError):
+            return f"its certificate is not believed: {behind.verify_message}"
+        behind = behind.__cause__ or behind.__context__
+    return type(error).__name__
 
 
 def _same_origin(url: str, base_url: str) -> bool:

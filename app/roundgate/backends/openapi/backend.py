@@ -16,6 +16,7 @@ from urllib.parse import unquote_plus
 
 from roundgate.backends.base import Offering, Shared, Tool, ToolAbout
 from roundgate.backends.http.answers import result_of
+from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import Credential
 from roundgate.backends.http.messages import Answer, Outgoing, with_key
 from roundgate.backends.http.secrets import Redactor
@@ -50,14 +51,18 @@ class OpenApiBackend:
         self._origin = origin
         self._fetches = shared.fetches
         self._redacted = Redactor.of(config, slots=config.credentials.values())
+        self._certificates = Certificates(config.tls, origin.at("tls"))
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
 
     async def offer(self) -> Offering:
         """What the index has, and the configuration has credentials for.
 
         Raises:
-            ConfigError: there is neither an index nor a document to make one of, or a security scheme is not filled.
+            ConfigError: there is neither an index nor a document to make one of, a security scheme is not filled, or a
+                certificate cannot be used.
         """
+        if self._config.tls is not None:
+            _ = self._certificates.context
         index, path = _index(self._config, self._origin, fetches=self._fetches)
         tools = {row.name: self._tool(index, row) for row in index.rows}
         rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
@@ -70,6 +75,7 @@ class OpenApiBackend:
             )
         files = {
             path,
+            *self._certificates.files,
             *(self._origin.base_dir / where for where, _, _ in index.sources if "://" not in where),
         }
         return Offering(tools=list(tools.values()), files=frozenset(files), left_out=index.problems)
@@ -112,7 +118,11 @@ class OpenApiBackend:
         key = (base_url, names)
         if key not in self._services:
             self._services[key] = Service(
-                self._config, base_url, self.credentials(names), self._redacted
+                self._config,
+                base_url,
+                self.credentials(names),
+                self._redacted,
+                self._certificates,
             )
         return self._services[key]
 

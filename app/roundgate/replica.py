@@ -1,0 +1,201 @@
+"""One replica of the gateway: what answers at each view, who works on tasks, and what swaps all that.
+
+It knows nothing of FastAPI: `roundgate.main` puts it behind routes and layers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from roundgate.backends import Snapshot, ViewSource
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile, GatewayConfig, Settings
+from roundgate.endpoints import endpoints_of, server_of
+from roundgate.http import Endpoint, on_stop_signal, telling_of_stalls
+from roundgate.methods import (
+    CurrentMethods,
+    Methods,
+    Once,
+    Rounds,
+    Use,
+    makes_tasks,
+    server_info,
+)
+from roundgate.older_clients import OlderClients
+from roundgate.protocol import NEWEST, ResultFormat, notifications
+from roundgate.reload import Reloader
+from roundgate.sealing import make_ring, make_sealer
+from roundgate.startup import Core
+from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
+from roundgate.tokens import KeyRing, StateSealer, TaskIds
+
+STOP_GRACE_S: Final = 10.0
+"""For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
+
+
+class _View:
+    """What answers at one endpoint."""
+
+    methods: CurrentMethods
+    older: OlderClients
+
+    def __init__(
+        self,
+        name: str,
+        sealer: StateSealer,
+        rounds: Rounds,
+        once: Once,
+        tasks: NamedTasks,
+    ) -> None:
+        self.name = name
+        self.sealer = sealer
+        self.rounds = rounds
+        self.once = once
+        self.tasks = tasks
+
+
+class Replica:
+    """What the app is made around: what is served, who answers, who works on tasks, and what swaps all that."""
+
+    def __init__(
+        self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool
+    ) -> None:
+        self.core = core
+        self.config = file.config
+        self._using = using
+        self._clock = clock
+        self._owns_process = owns_process
+        ring = make_ring(file.config, using, clock)
+        self._watch = Watch(file.config.tasks.poll_interval_ms / 1000)
+        self._views = {
+            view: self._make_view(view, ring.of_view(view))
+            for view in endpoints_of(file.config).values()
+        }
+        self.endpoints = {
+            view: Endpoint(one.methods, one.older.endpoint) for view, one in self._views.items()
+        }
+        """Who answers for each view."""
+        self._reloader = Reloader(
+            file, core.serving, core.modules, self._swap, watches=using.reload
+        )
+        self._pool = self._make_pool()
+
+    def _make_view(self, view: str, ring: KeyRing) -> _View:
+        """What answers at one endpoint. What it seals opens at no other."""
+        stores, serving, clock, config = (
+            self.core.stores,
+            self.core.serving,
+            self._clock,
+            self.config,
+        )
+        sealer = make_sealer(config, ring, clock)
+        own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
+        source = ViewSource(serving, view) if view else serving
+        made = _View(
+            view,
+            sealer,
+            Rounds(sealer, clock, config.state.max_rounds, view),
+            Once(stores.once, sealer, clock),
+            NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
+        )
+        made.methods = CurrentMethods(*self._serves(made, config, serving.now))
+        made.older = OlderClients(
+            self.core,
+            ring,
+            clock,
+            config,
+            lambda results: self._serves(made, self.config, serving.now, results),
+            lambda: server_of(self.config, view),
+            streams=self._using.streams,
+            view=view,
+        )
+        return made
+
+    def _serves(
+        self,
+        view: _View,
+        config: GatewayConfig,
+        snapshot: Snapshot,
+        results: ResultFormat | None = None,
+    ) -> tuple[Methods, Use]:
+        server = server_of(config, view.name)
+        made = Methods(
+            config.model_copy(update={"server": server}),
+            snapshot.catalog.of_view(view.name),
+            self.core.hub,
+            view.rounds,
+            view.once,
+            view.tasks,
+            self._watch,
+            self._clock,
+            results or NEWEST.result_format(server_info(server)),
+            sealer=view.sealer,
+            rows=self.core.stores.sessions,
+            streams=self._using.streams,
+            view=view.name,
+            texts=self.core.texts(config, self._clock, view.name),
+        )
+        return made, snapshot.use
+
+    def _make_pool(self) -> Pool | None:
+        """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
+        catalog = self.core.serving.catalog
+        served = (catalog, *catalog.views.values())
+        if not self._using.works or not any(makes_tasks(one) for one in served):
+            return None
+        return self.core.pool(
+            self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process
+        )
+
+    def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
+        """Serve something else from now on, and tell those who listen which lists have changed."""
+        serves = {name: self._serves(view, config, snapshot) for name, view in self._views.items()}
+        before = self.core.serving.catalog
+        self.core.serving.swap(snapshot)
+        self.config = config
+        for name, view in self._views.items():
+            view.methods.swap(*serves[name])
+            view.older.swap()
+        if self._pool is None and (pool := self._make_pool()) is not None:
+            pool.start()
+            self._pool = pool
+        elif self._pool is not None:
+            self._pool.renew_children()
+        for name in self._views:
+            was, now = before.of_view(name), snapshot.catalog.of_view(name)
+            for changed in now.lists_that_differ(was):
+                self.core.hub.publish_list(notifications.LIST_CHANGED[changed], name)
+
+    def _request_stop(self) -> None:
+        self.core.hub.close()
+        for view in self._views.values():
+            view.older.close()
+        if self._pool is not None:
+            self._pool.request_stop()
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """Around the app's life in an event loop."""
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            # last to first
+            for aclose in (
+                self.core.aclose,
+                self._watch.aclose,
+                *(view.once.aclose for view in self._views.values()),
+            ):
+                stack.push_async_callback(aclose)
+            stack.push_async_callback(self._stop_pool)
+            if self._pool is not None:
+                self._pool.start()
+            stack.enter_context(on_stop_signal(loop, self._request_stop))
+            stack.enter_context(telling_of_stalls(loop))
+            await stack.enter_async_context(self._reloader.running())
+            yield
+
+    async def _stop_pool(self) -> None:
+        if self._pool is not None:
+            await self._pool.stop()
