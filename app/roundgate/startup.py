@@ -141,7 +141,10 @@ def build_core(
     """
     modules = Modules()
     names = () if file.config.limits.strict else [one.name for one in file.config.backends]
-    serving = Serving(loading.load(file, modules, may_be_missing=names))
+    # neither a cold start waits for secrets, nor does a snapshot hold any
+    serving = Serving(
+        loading.load(file, modules, reads_secrets=not using.on_lambda, may_be_missing=names)
+    )
     loading.tell_missing(serving.catalog)
     metrics.set_up().missing(len(serving.catalog.missing))
     stores = stores or make_stores(using, clock, file.config.tasks.shards)

@@ -1,8 +1,8 @@
 """One run of something for all who ask for it while it is under way.
 
-    first ──▶ begins ────────────────▶ result for everybody
-    others ─────▶ wait ──────────────▶
-    one hangs up ─▶ the run goes on, for the others and for whoever comes next
+first ──▶ begins ────────────────▶ result for everybody
+others ─────▶ wait ──────────────▶
+one hangs up ─▶ the run goes on, for the others and for whoever comes next
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ def load(
     modules: Modules | None = None,
     *,
     fetches: bool = False,
+    reads_secrets: bool = True,
     may_be_missing: Collection[str] = (),
 ) -> Snapshot:
     """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
@@ -41,12 +42,13 @@ def load(
         file: the configuration.
         modules: the users' modules that are loaded already; a reload uses them again.
         fetches: whether documents that describe back ends are fetched where no index of them is kept.
+        reads_secrets: whether secrets of credentials are read now, or when the first call needs them.
         may_be_missing: back ends without which the rest is served; `Catalog.missing` has those that are.
 
     Raises:
         ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
     """
-    made = _make(file, modules or Modules(), may_be_missing, fetches=fetches)
+    made = _make(file, modules or Modules(), may_be_missing, (fetches, reads_secrets))
     return apart(_offered(made, file, may_be_missing))
 
 
@@ -81,10 +83,15 @@ class _Made:
 
 
 def _make(
-    file: ConfigFile, modules: Modules, may_be_missing: Collection[str], *, fetches: bool = False
+    file: ConfigFile,
+    modules: Modules,
+    may_be_missing: Collection[str],
+    what_is_had: tuple[bool, bool] = (False, True),
 ) -> _Made:
+    fetches, reads_secrets = what_is_had
     limits = file.config.limits
-    shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules, fetches)
+    threads = Threads(limits.threads, limits.threads_per_caller)
+    shared = Shared(threads, modules, fetches, reads_secrets=reads_secrets)
     made = _Made()
     for index, entry in enumerate(file.config.backends):
         origin = file.origin.at("backends", index)

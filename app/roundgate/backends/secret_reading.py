@@ -24,11 +24,9 @@ from roundgate import json
 from roundgate.aio import Flight
 from roundgate.backends.secret_stores import SecretStore, is_file, stores
 from roundgate.clock import Clock
-from roundgate.config import Origin
-from roundgate.config.secret import Reference, Secret, found_in
+from roundgate.config import Origin, Reference, Secret, found_in
 from roundgate.errors import (
     BackendError,
-    ConfigError,
     ParseError,
     Problem,
     Unavailable,
@@ -104,20 +102,15 @@ class Secrets:
         """The texts of secrets, as far as they have been read, those from before included: what no answer may show."""
         return frozenset(text for secret in secrets for text in self._known(secret) if text)
 
-    async def ready(self, settings: BaseModel, origin: Origin) -> None:
-        """Read every secret of a back end's settings.
-
-        Raises:
-            ConfigError: names each setting whose secret cannot be read, and why.
-        """
+    async def problems(self, settings: BaseModel, origin: Origin) -> list[Problem]:
+        """Read every secret of a back end's settings; a problem for each that cannot be read."""
         found = [
             (loc, one)
             for loc, one in found_in(settings)
             if isinstance(one, Secret) and one.references
         ]
-        problems = await asyncio.gather(*(self._problem(one, origin.at(*loc)) for loc, one in found))
-        if told := [problem for problem in problems if problem is not None]:
-            raise ConfigError(told)
+        told = await asyncio.gather(*(self._problem(one, origin.at(*loc)) for loc, one in found))
+        return [problem for problem in told if problem is not None]
 
     async def _problem(self, secret: Secret, place: Origin) -> Problem | None:
         try:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from roundgate import aws
-from roundgate.config.references import read_file
-from roundgate.config.secret import Reference
+from roundgate.config import Reference, read_file
 from roundgate.errors import ConfigError, Unavailable, UnresolvedReference
 
 _REGION: Final = re.compile(r"arn:[a-z-]+:[a-z]+:([a-z0-9-]+):")
@@ -84,7 +83,7 @@ class AtAws:
                 f"{name} is not in {self._called}",
                 "correct its name, or the region, or create it",
             )
-        if "AccessDenied" in code:
+        if "AccessDenied" in code or code == "403":
             return UnresolvedReference(
                 f"{name} of {self._called} may not be read",
                 f"allow {self._action} on it, and kms:Decrypt where its key is one of yours",

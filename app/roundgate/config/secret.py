@@ -4,7 +4,7 @@
     ${ssm:NAME}      ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted
     ${file:PATH}                          a file
 
-A `Secret` never holds what is read: `roundgate.backends.secret_reading` does, and reads it again when it has changed.
+A `Secret` does not hold what is read: `roundgate.backends.secret_reading` does, and reads it again when it has changed.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Secret:
     parts: Parts = field(repr=False)
     check: Callable[[str], None] = field(default=_any_text, repr=False, compare=False)
     """Raises ValueError for a text that cannot be used."""
+    first: str | None = field(default=None, repr=False, compare=False)
+    """What files held when the configuration was read, until that is checked."""
 
     @property
     def text(self) -> str | None:
@@ -108,21 +110,23 @@ def _read(given: Any) -> Secret:
     match given:
         case Secret():
             return given
-        case Deferred(parts=parts) | FromFiles(parts=parts):
+        case Deferred(parts=parts):
             return Secret(parts)
+        case FromFiles(parts=parts):
+            return Secret(parts, first=str(given))
         case str():
             return Secret((given,))
     raise PydanticCustomError("string_type", "Input should be a valid string")
 
 
 def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
-    """For `pydantic.AfterValidator`: a text that stands in the configuration is checked there, another when it is read."""
+    """For `pydantic.AfterValidator`: a text of the configuration is checked there, another when it is read."""
 
     def fit(secret: Secret) -> Secret:
-        known = secret.text
+        known = secret.text if secret.first is None else secret.first
         if known is not None:
             check(known)
-        return replace(secret, check=check)
+        return replace(secret, check=check, first=None)
 
     return fit
 
@@ -135,7 +139,7 @@ def of_file(path: Path) -> Reference:
 def found_in(
     value: Any, loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], Secret | Deferred]]:
-    """Each secret in a part of the configuration, and each reference that no secret is made of, with its place there."""
+    """Each secret in a part of the configuration, and each reference that no secret has taken, with its place."""
     match value:
         case Secret() | Deferred():
             yield loc, value

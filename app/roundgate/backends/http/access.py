@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 from pydantic import SecretStr
 
+from roundgate.backends.base import Shared
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.credential_config import ClientCredentials, Credential
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.secrets import Redactor, of_credentials, of_fixed_headers, of_headers
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config import Origin
-from roundgate.config.secret import Secret
+from roundgate.config import Origin, Secret
+from roundgate.errors import ConfigError, Problem
+
+_KEPT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class Access:
     secrets: Secrets = field(default_factory=Secrets)
     tokens: TokenSource | None = None
     """For the one of the credentials that is a `ClientCredentials`."""
+    session_tokens: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Those of AWS that were sent last."""
 
 
 class Accesses:
@@ -36,7 +44,7 @@ class Accesses:
         self,
         config: RemoteConfig,
         origin: Origin,
-        secrets: Secrets,
+        shared: Shared,
         slots: Mapping[str, Credential] | None = None,
         more: Iterable[Mapping[str, SecretStr]] = (),
     ) -> None:
@@ -45,29 +53,46 @@ class Accesses:
         Args:
             config: the back end's settings.
             origin: where they stand.
-            secrets: reads secrets.
+            shared: reads secrets, when the back end says what it offers or later.
             slots: the credentials besides the general one, by name.
             more: fixed headers of its tools.
         """
         self._config = config
         self._origin = origin
-        self._secrets = secrets
+        self._secrets = shared.secrets
+        self._reads_now = shared.reads_secrets
         self._slots = slots or {}
         self._of_tools = frozenset[str]().union(*map(of_fixed_headers, more))
         self._sources: dict[str, TokenSource] = {}
+        self._session_tokens: deque[str] = deque(maxlen=_KEPT)
         self.redactor = Redactor(self._hidden)
         """Takes all of it out of answers."""
 
-    async def ready(self) -> None:
-        """Read what there is to read.
+    async def problems(self, certificates: Certificates) -> list[Problem]:
+        """What of secrets cannot be read, and of certificates not be used: the service's, and those of credentials."""
+        found: list[Problem] = []
+        if self._reads_now:
+            found += await self._secrets.problems(self._config, self._origin)
+        of_sources = [
+            self._source(name, one).certificates
+            for name, one in self._named().items()
+            if isinstance(one, ClientCredentials)
+        ]
+        for one in (certificates, *of_sources):
+            try:
+                one.check()
+            except ConfigError as error:
+                found.extend(error.problems)
+        return found
 
-        Raises:
-            ConfigError: what cannot be read, or used, and why.
-        """
-        await self._secrets.ready(self._config, self._origin)
-        for name, credential in self._named().items():
-            if isinstance(credential, ClientCredentials):
-                await self._source(name, credential).check()
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files that TLS of credentials names: what is worth watching."""
+        return frozenset().union(*(one.certificates.files for one in self._sources.values()))
+
+    async def aclose(self) -> None:
+        """Let go of connections to where secrets are kept."""
+        await self._secrets.aclose()
 
     def general(self) -> Access:
         """With the general credential, if there is one."""
@@ -77,23 +102,25 @@ class Accesses:
         """With the credentials of these names; the general one is the empty name."""
         named = self._named()
         chosen = [(name, named[name]) for name in names]
-        sources = [self._source(name, one) for name, one in chosen if _is_source(one)]
+        sources = [
+            self._source(name, one) for name, one in chosen if isinstance(one, ClientCredentials)
+        ]
         return Access(
             [one for _, one in chosen],
             self._config.headers,
             self._secrets,
             sources[0] if sources else None,
+            self._session_tokens,
         )
 
     def _named(self) -> dict[str, Credential]:
         general = {} if self._config.credential is None else {"": self._config.credential}
         return {**general, **self._slots}
 
-    def _source(self, name: str, credential: Credential) -> TokenSource:
+    def _source(self, name: str, credential: ClientCredentials) -> TokenSource:
         if name not in self._sources:
             steps = ("credential",) if not name else ("credentials", name)
             place = self._origin.at(*steps, "tls")
-            assert isinstance(credential, ClientCredentials)
             self._sources[name] = TokenSource(
                 credential, self._secrets, Certificates(credential.tls, place)
             )
@@ -105,9 +132,5 @@ class Accesses:
             self._of_tools
             | of_credentials(self._named().values(), self._secrets)
             | of_headers(self._config.headers, self._secrets)
-            | tokens
+            | tokens.union(self._session_tokens)
         )
-
-
-def _is_source(credential: Credential) -> bool:
-    return isinstance(credential, ClientCredentials)

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from roundgate.backends.http.tls_config import TlsConfig
-from roundgate.config.base import Model
-from roundgate.config.secret import Secret, checked
+from roundgate.config import Model, Secret, checked
 
 
 def fit_for_a_header(text: str) -> None:
@@ -35,8 +34,8 @@ def _fit_for_a_cookie(text: str) -> None:
         raise ValueError('goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"')
 
 
-def _has_a_user(text: str) -> None:
-    if ":" not in text or any(ord(one) < 32 or ord(one) == 127 for one in text):
+def _on_one_line(text: str) -> None:
+    if any(ord(one) < 32 or ord(one) == 127 for one in text):
         raise ValueError('has to be "user:password", on one line')
 
 
@@ -47,7 +46,7 @@ def _not_empty(text: str) -> None:
 
 SecretHeader: TypeAlias = Annotated[Secret, AfterValidator(checked(fit_for_a_header))]
 SecretCookie: TypeAlias = Annotated[Secret, AfterValidator(checked(_fit_for_a_cookie))]
-UserAndPassword: TypeAlias = Annotated[Secret, AfterValidator(checked(_has_a_user))]
+UserAndPassword: TypeAlias = Annotated[Secret, AfterValidator(checked(_on_one_line))]
 SecretText: TypeAlias = Annotated[Secret, AfterValidator(checked(_not_empty))]
 
 
@@ -153,7 +152,8 @@ class ClientCredentials(CredentialConfig):
         None, description="Unset: RS256, ES256, ES384, ES512 or EdDSA, as the key is."
     )
     assertion_audience: str | None = Field(
-        None, description="`aud` of the assertion. Unset: token_url; some servers want their issuer."
+        None,
+        description="`aud` of the assertion. Unset: token_url; some servers want their issuer.",
     )
     tls: TlsConfig | None = Field(
         None,

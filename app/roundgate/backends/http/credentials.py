@@ -30,7 +30,7 @@ from roundgate.backends.http.credential_config import (
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.sigv4 import Signing
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config.secret import Secret
+from roundgate.config import Secret
 
 
 class Flow(Protocol):
@@ -60,7 +60,7 @@ class Flows(httpx.Auth):
     async def async_auth_flow(
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """Once for each request; a second time where the service does not take what it was sent and there is another."""
+        """Once for each request, and again where the service does not take what it was sent and there is another."""
         flows = self._flows()
         for flow in flows:
             await flow.add(request)
@@ -99,7 +99,7 @@ def flow_of(credential: Credential, access: Access) -> Flow:
             assert access.tokens is not None
             return TokenFlow(access.tokens)
         case AwsCredential():
-            return Signing(credential)
+            return Signing(credential, access.session_tokens)
 
 
 class SecretFlow:
@@ -137,9 +137,10 @@ class BasicFlow(SecretFlow):
     """A user and a password (RFC 7617, in UTF-8)."""
 
     async def add(self, request: httpx.Request) -> None:
-        """As Authorization."""
-        pair = base64.b64encode((await self.text()).encode()).decode()
-        request.headers["authorization"] = f"Basic {pair}"
+        """As Authorization; a user alone has the empty password."""
+        text = await self.text()
+        pair = text if ":" in text else f"{text}:"
+        request.headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
 class QueryFlow(SecretFlow):
@@ -148,16 +149,16 @@ class QueryFlow(SecretFlow):
     def __init__(self, name: str, secret: Secret, secrets: Secrets) -> None:
         super().__init__(secret, secrets)
         self._name = name
+        self._added = ""
 
     async def add(self, request: httpx.Request) -> None:
-        """At the end of the query, and nowhere else in it."""
-        others = [
-            pair
-            for pair in request.url.query.decode("ascii").split("&")
-            if pair and unquote_plus(pair.partition("=")[0]) != self._name
-        ]
-        mine = f"{quote_plus(self._name)}={quote_plus(await self.text())}"
-        request.url = request.url.copy_with(query="&".join([*others, mine]).encode())
+        """At the end of the query, unless a service has redirected to a URL that has it."""
+        pairs = [pair for pair in request.url.query.decode("ascii").split("&") if pair]
+        others = [pair for pair in pairs if pair != self._added]
+        if any(unquote_plus(pair.partition("=")[0]) == self._name for pair in others):
+            return
+        self._added = f"{quote_plus(self._name)}={quote_plus(await self.text())}"
+        request.url = request.url.copy_with(query="&".join([*others, self._added]).encode())
 
 
 class CookieFlow(SecretFlow):
@@ -191,6 +192,6 @@ class TokenFlow:
         request.headers["authorization"] = f"Bearer {self._sent}"
 
     async def has_another(self) -> bool:
-        """The server has more of them."""
+        """The server may have."""
         self._refused = self._sent
-        return True
+        return self._sent is not None and self._tokens.has_other_than(self._sent)

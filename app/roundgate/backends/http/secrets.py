@@ -20,7 +20,7 @@ from roundgate import json
 from roundgate.backends.http.credential_config import Credential
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config.secret import Secret
+from roundgate.config import Secret
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
