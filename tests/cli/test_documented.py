@@ -6,9 +6,19 @@ import argparse
 import re
 import shlex
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from roundgate import suites
-from roundgate.cli import _parser, remote, remote_options
+from roundgate.cli import (
+    _parser,
+    remote,
+    remote_options,
+    repository_options,
+    serving_options,
+    task_options,
+)
 from roundgate.suites import models
 from roundgate.suites.patterns import MATCHERS
 from tests.support.documents import blocks
@@ -17,7 +27,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction)]
+    return _actions(_parser())
+
+
+def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (found,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     return dict(found.choices)
 
 
@@ -64,6 +78,26 @@ def test_every_command_that_talks_to_a_server_has_examples_that_can_be_typed() -
             words = shlex.split(re.split(r" [|<>] ", line)[0])
             assert _parser().parse_args(words[1:]).command == name
             assert line in of_servers()[name].format_help()
+
+
+@pytest.mark.parametrize("group", [repository_options, serving_options])
+def test_every_command_for_the_own_gateway_has_examples_that_can_be_typed(group: Any) -> None:
+    ours = argparse.ArgumentParser().add_subparsers()
+    group.add_commands(ours)
+    assert set(group.EXAMPLES) == set(ours.choices)
+    for name, lines in group.EXAMPLES.items():
+        for line in lines:
+            words = shlex.split(re.split(r" [|<>] ", line)[0])
+            assert _parser().parse_args(words[1:]).command == name
+
+
+def test_every_action_of_tasks_has_examples_that_can_be_typed() -> None:
+    actions = _actions(commands()["tasks"])
+    assert set(task_options.EXAMPLES) == set(actions)
+    for name, lines in task_options.EXAMPLES.items():
+        for line in lines:
+            words = shlex.split(re.split(r" [|<>] ", line)[0])
+            assert _parser().parse_args(words[1:]).action == name
 
 
 def test_every_exit_status_is_on_the_page() -> None:

@@ -8,14 +8,25 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Final
 
-from roundgate.cli import cassette_options, remote_options
-from roundgate.cli.arguments import age_ms, task_ref
+from roundgate.cli import (
+    cassette_options,
+    remote_options,
+    repository_options,
+    serving_options,
+    task_options,
+)
 from roundgate.errors import ConfigError
 
-_RELOAD: Final = "watch gateway.yaml and the modules it has loaded, and serve what changes (as SIGHUP does, once)"
+_GROUPS: Final = (
+    repository_options,
+    serving_options,
+    task_options,
+    remote_options,
+    cassette_options,
+)
+"""What adds the commands, in the order in which `--help` shows them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,113 +68,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", required=True)
-
-    new = commands.add_parser("new", help="begin a repository with tools of your own")
-    new.add_argument("directory", type=Path, help="where; its name is that of the repository")
-    new.add_argument(
-        "--from", dest="openapi", type=Path, metavar="FILE", help="serve this OpenAPI document, too"
-    )
-
-    serve = commands.add_parser("serve", help="serve a configuration over HTTP")
-    serve.add_argument(
-        "config",
-        nargs="?",
-        type=Path,
-        help="gateway.yaml (default: GATEWAY_CONFIG, or the nearest one, here or in a directory above)",
-    )
-    serve.add_argument(
-        "--host", default="127.0.0.1", help="address to bind to (default: %(default)s)"
-    )
-    serve.add_argument(
-        "--port", type=int, default=8000, help="port to bind to (default: %(default)s)"
-    )
-    serve.add_argument(
-        "--allow-anonymous", action="store_true", help="bind to any address without authentication"
-    )
-    serve.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        help="processes that share the port (default: %(default)s)",
-    )
-    serve.add_argument("--reload", action="store_true", help=_RELOAD)
-    serve.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        help="default: GATEWAY_LOG_LEVEL, or info",
-    )
-
-    check = commands.add_parser(
-        "check", help="find every problem in a configuration, and list what it serves"
-    )
-    check.add_argument("config", nargs="?", type=Path, help="as for serve")
-
-    compiled = commands.add_parser(
-        "compile", help="compile the documents that back ends are described by"
-    )
-    compiled.add_argument("config", nargs="?", type=Path, help="as for serve")
-
-    keys = commands.add_parser("keys", help="make keys that seal requestState, and rotate them")
-    actions = keys.add_subparsers(dest="action", required=True)
-    actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")
-    rotate = actions.add_parser(
-        "rotate", help="print GATEWAY_STATE_KEYS for the next stage of a rotation"
-    )
-    rotate.add_argument(
-        "--stage",
-        type=int,
-        choices=(1, 2, 3),
-        required=True,
-        help="1 add a key, 2 seal with it, 3 drop the old ones",
-    )
-
-    worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
-    worker.add_argument("config", nargs="?", type=Path, help="as for serve")
-    worker.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), help="as for serve"
-    )
-    worker.add_argument("--reload", action="store_true", help="as for serve")
-    # for processes that this program begins
-    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
-
-    _add_tasks(commands.add_parser("tasks", help="see and mend tasks, as the operator"))
-
-    schema = commands.add_parser("schema", help="print a JSON Schema for editors")
-    schema.add_argument(
-        "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
-    )
-    remote_options.add_commands(commands)
-    cassette_options.add_actions(
-        commands.add_parser("cassette", help="record conversations, and replay them as either side")
-    )
+    for group in _GROUPS:
+        group.add_commands(commands)
     return parser
-
-
-def _add_tasks(tasks: argparse.ArgumentParser) -> None:
-    actions = tasks.add_subparsers(dest="action", required=True)
-    listed = actions.add_parser("list", help="tasks that are still kept, oldest first")
-    listed.add_argument(
-        "--owner", help="only those of this owner: what stands before the dot of a task"
-    )
-    listed.add_argument(
-        "--status", choices=("working", "input_required", "completed", "failed", "cancelled")
-    )
-    listed.add_argument(
-        "--older-than",
-        type=age_ms,
-        metavar="AGE",
-        help="only those created before: 90s, 15m, 2h, 1d",
-    )
-    listed.add_argument(
-        "--limit", type=int, default=100, help="how many to look for (default: %(default)s)"
-    )
-    actions.add_parser("count", help="how many tasks are open, and how old the oldest are")
-    for action, does in (
-        ("show", "what is known of one, without its arguments, answers and result"),
-        ("cancel", "end one"),
-        ("requeue", "take one from whoever has it, and queue it again"),
-        ("retry", "the same: for a task that was parked, once its tool is mended"),
-    ):
-        actions.add_parser(action, help=does).add_argument(
-            "task", type=task_ref, help="as `list` prints it"
-        )

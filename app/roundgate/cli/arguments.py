@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate.storage import TaskRef
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _FILE: Final = "gateway.yaml"
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -61,3 +65,11 @@ def into_environment(arguments: argparse.Namespace) -> None:
     for name in ("allow_anonymous", "reload"):
         if getattr(arguments, name, False):
             os.environ[f"GATEWAY_{name.upper()}"] = "true"
+
+
+def add_examples(commands: Commands, examples: Mapping[str, Sequence[str]]) -> None:
+    """Show under the help of each command that has some how it is typed."""
+    for name, lines in examples.items():
+        command = commands.choices[name]
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.epilog = "examples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roundgate.cli.remote_options import TOKEN_VARIABLE
 
+if TYPE_CHECKING:
+    from roundgate.cli.arguments import Commands
 
-def add_actions(cassette: argparse.ArgumentParser) -> None:
+
+def add_commands(commands: Commands) -> None:
+    """Add the command, with its actions."""
+    _add_actions(
+        commands.add_parser("cassette", help="record conversations, and replay them as either side")
+    )
+
+
+def _add_actions(cassette: argparse.ArgumentParser) -> None:
     """Add each action."""
     actions = cassette.add_subparsers(dest="action", required=True)
 

@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from roundgate.cli.arguments import add_examples
+
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    from roundgate.cli.arguments import Commands
 
 TOKEN_VARIABLE: Final = "ROUNDGATE_TOKEN"  # noqa: S105 — a name
 """The variable that a bearer token is read from, unless another is named."""
@@ -66,10 +68,7 @@ def add_commands(commands: Commands) -> None:
     _add_url(shell)
     _add_connection(shell)
     _add_test(commands)
-    for name, lines in EXAMPLES.items():
-        command = commands.choices[name]
-        command.formatter_class = argparse.RawDescriptionHelpFormatter
-        command.epilog = "examples:\n" + "\n".join(f"  {line}" for line in lines)
+    add_examples(commands, EXAMPLES)
 
 
 def add_requests(commands: Commands, *, in_shell: bool) -> None:

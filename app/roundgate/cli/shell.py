@@ -15,13 +15,16 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from roundgate.cli import output, remote, remote_options
 from roundgate.cli.suggesting import Server, Suggesting
 from roundgate.cli.terminal import say
 from roundgate.client import Client, Observer, handle_of
 from roundgate.errors import GatewayError, UsageError
+
+if TYPE_CHECKING:
+    from roundgate.cli.arguments import Commands
 
 _OWN: Final[Mapping[str, str]] = {
     "tasks": "the tasks that calls of this shell have become",
@@ -106,7 +109,7 @@ class Shell:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._parser = _Parser(prog="", add_help=False)
-        commands: remote_options.Commands = self._parser.add_subparsers(
+        commands: Commands = self._parser.add_subparsers(
             dest="command", required=True, prog="", parser_class=_Parser
         )
         remote_options.add_requests(commands, in_shell=True)

@@ -48,7 +48,9 @@ def result_of(
         BackendError: the answer is an error, or not what was promised.
     """
     if answer.status >= 300:
-        raise BackendError(f"The service answered {answer.status_line}{excerpt(answer)}")
+        raise BackendError(
+            f"The service answered {answer.status_line}{_again(answer)}{excerpt(answer)}"
+        )
     media_type = answer.media_type
     is_json = media_type == "application/json" or media_type.endswith("+json")
     if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
@@ -100,6 +102,14 @@ def excerpt(answer: Answer) -> str:
     if not text or not text.isprintable():
         return ""
     return f": {text[:_EXCERPT_CHARS]}{'…' if len(text) > _EXCERPT_CHARS else ''}"
+
+
+def _again(answer: Answer) -> str:
+    """When to try again, if the service says that in seconds."""
+    asked = (answer.retry_after or "").strip()
+    if answer.status not in (429, 503) or not asked.isascii() or not asked.isdecimal():
+        return ""
+    return f"; try again in {asked[:9]} s"
 
 
 def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:

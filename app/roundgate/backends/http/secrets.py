@@ -47,12 +47,11 @@ class Redactor:
         body = self._without(answer.body)
         content_type = self._without(answer.content_type.encode("utf-8", "replace")).decode()
         reason = self._without(answer.reason.encode("utf-8", "replace")).decode()
-        return replace(answer, body=body, content_type=content_type, reason=reason)
-
-    def text(self, text: str) -> str:
-        """A text without them."""
-        self._look()
-        return self._without(text.encode("utf-8", "replace")).decode("utf-8", "replace")
+        headers = {
+            name: self._without(value.encode("utf-8", "replace")).decode()
+            for name, value in answer.headers.items()
+        }
+        return replace(answer, body=body, content_type=content_type, reason=reason, headers=headers)
 
     def _look(self) -> None:
         """Have needles for the secrets of now."""

@@ -1,0 +1,26 @@
+"""The commands for a repository of one's own: what each takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from roundgate.cli.arguments import add_examples
+
+if TYPE_CHECKING:
+    from roundgate.cli.arguments import Commands
+
+EXAMPLES: Final = {
+    "new": ("roundgate new weather", "roundgate new shop --from openapi.json"),
+}
+"""What is shown under the help of a command."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add each command, in the order in which `--help` shows them."""
+    new = commands.add_parser("new", help="begin a repository with tools of your own")
+    new.add_argument("directory", type=Path, help="where; its name is that of the repository")
+    new.add_argument(
+        "--from", dest="openapi", type=Path, metavar="FILE", help="serve this OpenAPI document, too"
+    )
+    add_examples(commands, EXAMPLES)

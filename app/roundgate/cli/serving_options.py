@@ -1,0 +1,114 @@
+"""The commands that serve, check and prepare a configuration: what each takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from roundgate.cli.arguments import add_examples
+
+if TYPE_CHECKING:
+    from roundgate.cli.arguments import Commands
+
+_RELOAD: Final = "watch gateway.yaml and the modules it has loaded, and serve what changes (as SIGHUP does, once)"
+
+EXAMPLES: Final = {
+    "serve": (
+        "roundgate serve --reload",
+        "roundgate serve gateway.yaml --port 0 --log-level debug",
+        "roundgate serve --host 0.0.0.0 --workers 4",
+    ),
+    "check": ("roundgate check", "roundgate check deployments/prod.yaml"),
+    "compile": ("roundgate compile gateway.yaml",),
+    "keys": ("roundgate keys new", "roundgate keys rotate --stage 1"),
+    "worker": ("roundgate worker gateway.yaml",),
+    "schema": ("roundgate schema > gateway.schema.json", "roundgate schema --suite"),
+}
+"""What is shown under the help of a command."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add each command, in the order in which `--help` shows them."""
+    for add in (_add_serve, _add_check, _add_compile, _add_keys, _add_worker, _add_schema):
+        add(commands)
+    add_examples(commands, EXAMPLES)
+
+
+def _add_serve(commands: Commands) -> None:
+    serve = commands.add_parser("serve", help="serve a configuration over HTTP")
+    serve.add_argument(
+        "config",
+        nargs="?",
+        type=Path,
+        help="gateway.yaml (default: GATEWAY_CONFIG, or the nearest one, here or in a directory above)",
+    )
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="address to bind to (default: %(default)s)"
+    )
+    serve.add_argument(
+        "--port", type=int, default=8000, help="port to bind to (default: %(default)s)"
+    )
+    serve.add_argument(
+        "--allow-anonymous", action="store_true", help="bind to any address without authentication"
+    )
+    serve.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        help="processes that share the port (default: %(default)s)",
+    )
+    serve.add_argument("--reload", action="store_true", help=_RELOAD)
+    serve.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        help="default: GATEWAY_LOG_LEVEL, or info",
+    )
+
+
+def _add_check(commands: Commands) -> None:
+    check = commands.add_parser(
+        "check", help="find every problem in a configuration, and list what it serves"
+    )
+    check.add_argument("config", nargs="?", type=Path, help="as for serve")
+
+
+def _add_compile(commands: Commands) -> None:
+    compiled = commands.add_parser(
+        "compile", help="compile the documents that back ends are described by"
+    )
+    compiled.add_argument("config", nargs="?", type=Path, help="as for serve")
+
+
+def _add_keys(commands: Commands) -> None:
+    keys = commands.add_parser("keys", help="make keys that seal requestState, and rotate them")
+    actions = keys.add_subparsers(dest="action", required=True)
+    actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")
+    rotate = actions.add_parser(
+        "rotate", help="print GATEWAY_STATE_KEYS for the next stage of a rotation"
+    )
+    rotate.add_argument(
+        "--stage",
+        type=int,
+        choices=(1, 2, 3),
+        required=True,
+        help="1 add a key, 2 seal with it, 3 drop the old ones",
+    )
+
+
+def _add_worker(commands: Commands) -> None:
+    worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
+    worker.add_argument("config", nargs="?", type=Path, help="as for serve")
+    worker.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), help="as for serve"
+    )
+    worker.add_argument("--reload", action="store_true", help="as for serve")
+    # for processes that this program begins
+    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+
+
+def _add_schema(commands: Commands) -> None:
+    schema = commands.add_parser("schema", help="print a JSON Schema for editors")
+    schema.add_argument(
+        "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
+    )
