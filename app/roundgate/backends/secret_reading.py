@@ -29,7 +29,6 @@ from roundgate.errors import (
     BackendError,
     ParseError,
     Problem,
-    Unavailable,
     UnresolvedReference,
 )
 from roundgate.files import Stamp, stamp
@@ -51,7 +50,7 @@ class _Held:
     text: str | None = None
     read_ms: float = -math.inf
     tried_ms: float = -math.inf
-    problem: UnresolvedReference | Unavailable | None = None
+    problem: UnresolvedReference | None = None
     stamp: Stamp = None
     earlier: deque[str] = field(default_factory=lambda: deque(maxlen=_EARLIER))
     reading: Flight[None] = field(default_factory=Flight)
@@ -80,7 +79,7 @@ class Secrets:
         """
         try:
             return await self._text(secret, REFRESH_MS)
-        except (UnresolvedReference, Unavailable) as error:
+        except UnresolvedReference as error:
             log.error("a secret cannot be read", extra={"fields": {"why": str(error)}})
             raise BackendError(
                 "The gateway cannot read its credential for the service just now; try again later"
@@ -94,7 +93,7 @@ class Secrets:
             text = await self._text(secret, REFRESH_MS)
             if text == refused:
                 text = await self._text(secret, AGAIN_MS)
-        except (UnresolvedReference, Unavailable):
+        except UnresolvedReference:
             return None
         return None if text == refused else text
 
@@ -117,8 +116,6 @@ class Secrets:
             await self._text(secret, REFRESH_MS)
         except UnresolvedReference as error:
             return place.problem(str(error), error.remedy)
-        except Unavailable as error:
-            return place.problem(str(error), "it is tried again; check the network if this stays")
         return None
 
     async def _text(self, secret: Secret, max_age_ms: float) -> str:
@@ -141,7 +138,7 @@ class Secrets:
         if self._is_due(held, reference, max_age_ms):
             await held.reading.join(lambda: self._renew(held, reference))
         if held.text is None:
-            raise held.problem or Unavailable(f"{reference} has not been read")
+            raise held.problem or UnresolvedReference(f"{reference} is not read yet", "try again")
         return held.text
 
     def _is_due(self, held: _Held, reference: Reference, max_age_ms: float) -> bool:
@@ -157,7 +154,7 @@ class Secrets:
         found = stamp(Path(reference.name)) if is_file(reference) else None
         try:
             text = (await self._stores[reference.kept].read(reference.name)).rstrip("\r\n")
-        except (UnresolvedReference, Unavailable) as error:
+        except UnresolvedReference as error:
             held.problem = error
             if held.text is not None:
                 log.warning(

@@ -21,8 +21,8 @@ class SecretStore(Protocol):
         """The text of now.
 
         Raises:
-            UnresolvedReference: it is not there, or may not be read; with a remedy, and without the text.
-            Unavailable: it cannot be reached just now.
+            UnresolvedReference: it is not there, may not be read, or cannot be reached; with a remedy, and without
+                the text.
         """
 
     async def aclose(self) -> None:
@@ -64,7 +64,8 @@ class AtAws:
                 f"{name}: {problem.path} {problem.message}", problem.remedy
             ) from None
         except Unavailable as error:
-            raise Unavailable(f"{name}: {error}") from error
+            remedy = "it is tried again; check the network if this stays"
+            raise UnresolvedReference(f"{name}: {error}", remedy) from None
         except Exception as error:  # boto3's, most of them made at run time
             raise self._refused(name, error) from None
 

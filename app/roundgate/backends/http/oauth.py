@@ -19,10 +19,10 @@ from typing import Final
 from roundgate.aio import Flight
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import ClientCredentials
-from roundgate.backends.http.token_request import Refused, TokenRequest
+from roundgate.backends.http.token_request import TokenRequest
 from roundgate.backends.secret_reading import Secrets
 from roundgate.clock import Clock
-from roundgate.errors import BackendError
+from roundgate.errors import BackendError, TokenRefused
 
 EARLY_S: Final = 60.0
 """By how much a token is renewed early, or by a quarter of its life if that is less."""
@@ -112,7 +112,8 @@ class TokenSource:
     async def _renew(self) -> None:
         now_ms = self._clock.monotonic_ms()
         if self._failed is not None and now_ms < self._again_ms:
-            raise BackendError(str(self._failed))
+            message = str(self._failed)
+            raise BackendError(message)
         try:
             token, life_s = await self._request.send()
         except BackendError as error:
@@ -127,7 +128,7 @@ class TokenSource:
     def _note_failure(self, error: BackendError) -> None:
         """The pause doubles from failure to failure; a server that says how long to wait is heeded."""
         self._pause_ms = min(max(PAUSE_MS, 2 * self._pause_ms), PAUSE_AT_MOST_MS)
-        asked_ms = error.retry_s * 1000 if isinstance(error, Refused) else 0.0
+        asked_ms = error.retry_s * 1000 if isinstance(error, TokenRefused) else 0.0
         self._failed = error
         self._again_ms = self._clock.monotonic_ms() + min(
             max(self._pause_ms, asked_ms), PAUSE_AT_MOST_MS

@@ -20,7 +20,7 @@ from roundgate.backends.http.assertion import signed_assertion
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import ClientCredentials
 from roundgate.backends.secret_reading import Secrets
-from roundgate.errors import BackendError, ParseError
+from roundgate.errors import BackendError, ParseError, TokenRefused
 
 if TYPE_CHECKING:
     import httpx
@@ -45,16 +45,6 @@ REMEDIES: Final = {
 """What to do about an `error` of RFC 6749 section 5.2 and RFC 8707 section 2."""
 
 
-class Refused(BackendError):
-    """The authorization server has answered, but not with a token."""
-
-    def __init__(self, message: str, error: str | None, retry_s: float) -> None:
-        super().__init__(message)
-        self.error = error
-        self.retry_s = retry_s
-        """For how long it asks to be left alone; 0 where it says nothing."""
-
-
 class TokenRequest:
     """Requests of one client to one authorization server."""
 
@@ -70,13 +60,13 @@ class TokenRequest:
         """A new token, and for how many seconds it holds. A secret that the server does not take is read again once.
 
         Raises:
-            BackendError: there is none; a `Refused` where the server has said so.
+            BackendError: there is none; a `TokenRefused` where the server has said so.
         """
         secret = self._config.client_secret or self._config.private_key
         text = "" if secret is None else await self._secrets.text(secret)
         try:
             return await self._asked(text)
-        except Refused as refused:
+        except TokenRefused as refused:
             if secret is None or refused.error not in ("invalid_client", "unauthorized_client"):
                 raise
             rotated = await self._secrets.other_than(secret, text)
@@ -159,13 +149,12 @@ class TokenRequest:
         return [*form, *own], None
 
 
-def _refused(server: str, status: int, said: Any, retry: str) -> Refused:
+def _refused(server: str, status: int, said: Any, retry: str) -> TokenRefused:
     error = said.get("error") if isinstance(said, dict) else None
     known = error if isinstance(error, str) and error in REMEDIES else None
-    text = f"{server} gave the gateway no token: {status}"
-    if known is not None:
-        text += f" {known}; {REMEDIES[known]}"
-    return Refused(text, known, float(retry) if retry.isdecimal() and len(retry) < 6 else 0.0)
+    retry_s = float(retry) if retry.isdecimal() and len(retry) < 6 else 0.0
+    what = "" if known is None else f" {known}; {REMEDIES[known]}"
+    return TokenRefused(f"{server} gave the gateway no token: {status}{what}", known, retry_s)
 
 
 def _token_of(said: Any, server: str) -> tuple[str, float]:
