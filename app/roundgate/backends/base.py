@@ -146,10 +146,10 @@ class Shared:
     """The Python modules that they have loaded."""
     fetches: bool = False
     """Whether what they are described by may be fetched: by a command, never by a gateway that starts."""
+    is_cold: bool = False
+    """Whether a caller waits while this process starts, as for a function of AWS Lambda: nobody is asked then."""
     secrets: Secrets = field(default_factory=Secrets)
-    """What is read for their credentials."""
-    reads_secrets: bool = True
-    """Whether that is read when they are asked what they offer, or when the first call needs it."""
+    """What is read for their credentials: now, or in a cold start when the first call needs it."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]

@@ -33,8 +33,8 @@ def load(
     modules: Modules | None = None,
     *,
     fetches: bool = False,
-    reads_secrets: bool = True,
     may_be_missing: Collection[str] = (),
+    is_cold: bool = False,
 ) -> Snapshot:
     """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
 
@@ -42,13 +42,14 @@ def load(
         file: the configuration.
         modules: the users' modules that are loaded already; a reload uses them again.
         fetches: whether documents that describe back ends are fetched where no index of them is kept.
-        reads_secrets: whether secrets of credentials are read now, or when the first call needs them.
         may_be_missing: back ends without which the rest is served; `Catalog.missing` has those that are.
+        is_cold: whether a caller waits for this start, so that no service is asked what it offers, and no secret is
+            read before a call needs it.
 
     Raises:
         ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
     """
-    made = _make(file, modules or Modules(), may_be_missing, (fetches, reads_secrets))
+    made = _make(file, modules or Modules(), may_be_missing, fetches=fetches, is_cold=is_cold)
     return apart(_offered(made, file, may_be_missing))
 
 
@@ -86,12 +87,13 @@ def _make(
     file: ConfigFile,
     modules: Modules,
     may_be_missing: Collection[str],
-    what_is_had: tuple[bool, bool] = (False, True),
+    *,
+    fetches: bool = False,
+    is_cold: bool = False,
 ) -> _Made:
-    fetches, reads_secrets = what_is_had
     limits = file.config.limits
     threads = Threads(limits.threads, limits.threads_per_caller)
-    shared = Shared(threads, modules, fetches, reads_secrets=reads_secrets)
+    shared = Shared(threads, modules, fetches, is_cold)
     made = _Made()
     for index, entry in enumerate(file.config.backends):
         origin = file.origin.at("backends", index)

@@ -60,7 +60,7 @@ class Accesses:
         self._config = config
         self._origin = origin
         self._secrets = shared.secrets
-        self._reads_now = shared.reads_secrets
+        self._reads_now = not shared.is_cold
         self._slots = slots or {}
         self._of_tools = frozenset[str]().union(*map(of_fixed_headers, more))
         self._sources: dict[str, TokenSource] = {}
