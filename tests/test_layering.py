@@ -17,10 +17,11 @@ LAYERS = [
     {"json", "aws", "tls"},
     {"protocol"},
     {"config.yaml_file", "config.settings", "logs", "tracing", "metrics", "watchdog"},
-    {"config.base"},
+    {"config.base", "config.secret"},
     {
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+        *("backends.http.credential_config", "backends.http.tls_config"),
         "backends.aws_lambda.config",
         "backends.http.reliability",
     },
@@ -68,8 +69,8 @@ HOMES = {
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},
-    "cryptography": {"tokens.sealed", "client.auth"},
-    "jwt": {"auth", "client.auth"},
+    "cryptography": {"tokens.sealed", "client.auth", "backends.http.assertion"},
+    "jwt": {"auth", "client.auth", "backends.http.assertion"},
     "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
     "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
