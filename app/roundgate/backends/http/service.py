@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlencode, urlsplit
 
 from roundgate.backends.http.body import ACCEPTED, Unpacker
@@ -16,6 +16,7 @@ from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import ClientCredentials, Credential, RemoteConfig
 from roundgate.backends.http.failures import no_answer
 from roundgate.backends.http.hosts import Hosts
+from roundgate.backends.http.leftovers import drop_if_more_came
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.reliability import TimeoutsConfig
@@ -139,9 +140,11 @@ class Service:
         encoding = response.headers.get("content-encoding", "")
         try:
             unpacker = Unpacker(encoding, limit)
-            async for piece in response.aiter_raw():
+            async for piece in cast("httpx.AsyncByteStream", response.stream):
                 unpacker.feed(piece)
+            await drop_if_more_came(response)
             body = unpacker.body()
+            headers = _wanted(response, outgoing, limit - len(body))
         except AnswerTooLarge:
             raise BackendError(
                 f"{what} answered more than {limit} bytes; ask for less at once"
@@ -150,15 +153,14 @@ class Service:
             raise BackendError(
                 f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
             ) from None
-        headers = response.headers
         answer = self._redacted(
             Answer(
                 response.status_code,
                 response.reason_phrase,
-                headers.get("content-type", ""),
+                response.headers.get("content-type", ""),
                 body,
-                {name: headers[name] for name in outgoing.wants if name in headers},
-                headers.get("retry-after"),
+                headers,
+                response.headers.get("retry-after"),
             )
         )
         return answer if self._tokens is None else Redactor.of_secrets(self._tokens.recent)(answer)
@@ -192,6 +194,18 @@ class Service:
                 ),
             )
         return self._client
+
+
+def _wanted(response: httpx.Response, outgoing: Outgoing, room: int) -> dict[str, str]:
+    """The headers that the request wants.
+
+    Raises:
+        AnswerTooLarge: together they have more characters than there is room.
+    """
+    found = {name: response.headers[name] for name in outgoing.wants if name in response.headers}
+    if found and sum(map(len, found.values())) > room:
+        raise AnswerTooLarge
+    return found
 
 
 def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
