@@ -12,10 +12,12 @@ does so.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -98,10 +100,10 @@ NOT_NOW: Final = frozenset(
 _making_clients = threading.Lock()  # a session must not make two at once
 
 
-def client(service: str, **config: Any) -> Any:
+def client(service: str, *, region: str | None = None, **config: Any) -> Any:
     """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
 
-    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise.
+    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise. Unset, the region is the environment's.
 
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
@@ -119,14 +121,72 @@ def client(service: str, **config: Any) -> Any:
         raise ConfigError([Problem("environment", service, missing, remedy)]) from None
     with _making_clients:
         session = _session()
-        if not session.get_config_variable("region"):
+        if region is None and not session.get_config_variable("region"):
             remedy = "set it to the region of the table and the queue, such as eu-central-1"
             raise ConfigError(
                 [Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)]
             )
-        made = session.create_client(service, config=Config(**{**PROMPT, **config}))
+        options = Config(**{**PROMPT, **config})
+        made = session.create_client(service, region_name=region, config=options)
         heed_deadline(made)
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class ToSign:
+    """A request, as far as a signature is of it."""
+
+    method: str
+    url: str
+    """Whole, and encoded as it is sent."""
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+
+def signed_headers(request: ToSign, service: str, region: str | None) -> dict[str, str]:
+    """The headers that carry a signature (Signature Version 4); blocks, where credentials have to be fetched first.
+
+    Args:
+        request: what is signed, all of its headers.
+        service: as AWS calls it in signatures, such as execute-api.
+        region: `None` for that of the environment.
+
+    Raises:
+        ConfigError: there is no botocore, no region, or no credentials.
+    """
+    try:
+        from botocore.auth import S3SigV4Auth, SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        raise _cannot_sign("needs boto3", "pip install 'roundgate[aws]'") from None
+    with _making_clients:
+        session = _session()
+        where = region or session.get_config_variable("region")
+        held = session.get_credentials()
+    try:
+        credentials = None if held is None else held.get_frozen_credentials()
+    except BotoCoreError as error:
+        raise _cannot_sign(
+            f"cannot get credentials of AWS ({type(error).__name__})",
+            "check the role of the process",
+        ) from None
+    if credentials is None:
+        raise _cannot_sign(
+            "needs credentials of AWS, and there are none",
+            "give the process a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    if not where:
+        raise _cannot_sign("needs a region", "set region, or AWS_DEFAULT_REGION")
+    sent = AWSRequest(request.method, request.url, dict(request.headers), request.body)
+    sent.headers["X-Amz-Content-SHA256"] = hashlib.sha256(request.body).hexdigest()
+    kind = S3SigV4Auth if service == "s3" else SigV4Auth
+    kind(credentials, service, where).add_auth(sent)
+    return {name: str(value) for name, value in sent.headers.items() if name not in request.headers}
+
+
+def _cannot_sign(message: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem("environment", "sigv4", message, remedy)])
 
 
 @cache
@@ -135,6 +195,41 @@ def _session() -> Any:
     import botocore.session
 
     return botocore.session.get_session()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call of boto3's client has no answer, for who has to know whether it may have had an effect."""
+
+    code: str
+    """Of the service's error, such as `TooManyRequestsException`; else the name of botocore's exception."""
+    message: str
+    status: int | None = None
+    """Of HTTP; `None`: the service did not answer."""
+    response: Mapping[str, Any] = field(default_factory=dict)
+    """The service's error, with the members that are its own."""
+    was_sent: bool = True
+    """Whether the service may have got the request."""
+
+
+def refusal(error: Exception) -> Refusal | None:
+    """What went wrong, if the exception is one of boto3's client."""
+    from botocore import exceptions
+
+    name = type(error).__name__
+    match error:
+        case exceptions.ClientError():
+            said = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            code, message = str(said.get("Code", name)), str(said.get("Message", ""))
+            return Refusal(code, message, status, error.response)
+        case exceptions.ConnectionError():
+            return Refusal(name, "", was_sent=False)
+        case exceptions.HTTPClientError() | exceptions.IncompleteReadError():
+            return Refusal(name, "")
+        case exceptions.BotoCoreError():  # credentials that are not there, parameters that are none
+            return Refusal(name, str(error), was_sent=False)
+    return None
 
 
 class Aws:

@@ -24,7 +24,10 @@ Standard library only; the bottom of every import chain.
     │   ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
     │   ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
     │   │   ├── BackendError              what the service behind a tool did wrong
+    │   │   │   ├── FunctionAway          a function of AWS Lambda cannot be invoked just now, or has not answered
+    │   │   │   ├── FunctionFailed        a function of AWS Lambda ended with an error of its own
     │   │   │   ├── NoAnswer              it gave none, or not a whole one
+    │   │   │   ├── TokenRefused          its authorization server gave the gateway no token
     │   │   │   └── UnexpectedAnswer      its answer is not what was promised
     │   │   ├── CallTimeout               the call outlived its deadline
     │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
@@ -74,7 +77,7 @@ Standard library only; the bottom of every import chain.
         ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
         ├── UnreadableDocument            a document of OpenAPI cannot be had
         ├── UnresolvedReference           a `${…}` in the configuration leads to nothing, or is none
-        ├── UnusableIndex                 a compiled index of OpenAPI that is none of ours, or not whole
+        ├── UnusableIndex                 a compiled index that is none of ours, not whole, or of something else
         ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
         └── WorkerFault                   what is wrong with a worker rather than with the tool
@@ -289,6 +292,14 @@ class BackendError(ToolError):
     """The service behind a tool failed, refused, or answered something unusable."""
 
 
+class FunctionAway(BackendError):
+    """A function of AWS Lambda is throttled, away, not ready, or has not answered: another time may go better."""
+
+
+class FunctionFailed(BackendError):
+    """A function of AWS Lambda ended with an error of its own, or was ended."""
+
+
 class NoAnswer(BackendError):
     """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is whether the request
     may have come to it."""
@@ -297,6 +308,16 @@ class NoAnswer(BackendError):
         super().__init__(message)
         self.reason = reason
         self.reached = reached
+
+
+class TokenRefused(BackendError):
+    """An authorization server has answered, but not with a token. `error` is a word of RFC 6749 section 5.2, if it said
+    one; `retry_s` for how long it asks to be left alone, 0 where it does not."""
+
+    def __init__(self, message: str, error: str | None = None, retry_s: float = 0) -> None:
+        super().__init__(message)
+        self.error = error
+        self.retry_s = retry_s
 
 
 class UnexpectedAnswer(BackendError):
@@ -509,7 +530,7 @@ class UnresolvedReference(Inside):
 
 
 class UnusableIndex(Inside):
-    """A compiled index of OpenAPI that is none, is not whole, or is of another version."""
+    """A compiled index that is none, is not whole, or is of another version or of something else."""
 
 
 class UnusableOperation(Inside):

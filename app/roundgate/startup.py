@@ -143,7 +143,8 @@ def build_core(
     """
     modules = Modules()
     names = () if file.config.limits.strict else [one.name for one in file.config.backends]
-    serving = Serving(loading.load(file, modules, may_be_missing=names))
+    snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
+    serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
     metrics.set_up().missing(len(serving.catalog.missing))
     stores = stores or make_stores(using, clock, file.config.tasks.shards)

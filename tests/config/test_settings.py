@@ -13,6 +13,15 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from roundgate import config
+from roundgate.backends.aws_lambda.config import (
+    DurableConfig,
+    HttpEventConfig,
+    LambdaBackendConfig,
+    LambdaCallConfig,
+    LambdaJobConfig,
+    LambdaToolConfig,
+    PayloadConfig,
+)
 from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
@@ -24,22 +33,21 @@ from roundgate.backends.config import (
     ViewSelector,
 )
 from roundgate.backends.http.config import (
-    CREDENTIALS,
-    CredentialConfig,
     HttpArgument,
     HttpBackendConfig,
     HttpJobConfig,
     HttpToolConfig,
     RemoteConfig,
     ServiceConfig,
-    TlsConfig,
 )
+from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.reliability import (
     BreakerConfig,
     LimitConfig,
     RetryConfig,
     TimeoutsConfig,
 )
+from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.config import settings
@@ -176,6 +184,13 @@ PLACES: dict[type[Model], str] = {
     RemoteConfig: "### `kind: http`",
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
+    LambdaBackendConfig: "### `kind: lambda`",
+    LambdaToolConfig: "| setting of a function's tool",
+    LambdaCallConfig: "| setting of a function's tool",
+    PayloadConfig: "| setting of a function's payload",
+    HttpEventConfig: "| setting of a function's HTTP event",
+    LambdaJobConfig: "| setting of a function's job",
+    DurableConfig: "| setting of a durable execution",
     TlsConfig: "### `kind: http`",
     RetryConfig: "| setting of `retry`",
     LimitConfig: "| setting of `limit`",
