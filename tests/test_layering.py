@@ -17,10 +17,11 @@ LAYERS = [
     {"json", "aws", "tls"},
     {"protocol"},
     {"config.yaml_file", "config.settings", "logs", "tracing", "metrics", "watchdog"},
-    {"config.base"},
+    {"config.base", "config.secret"},
     {
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+        *("backends.http.credential_config", "backends.http.tls_config"),
         "backends.aws_lambda.config",
         "backends.http.reliability",
     },
@@ -44,10 +45,10 @@ LAYERS = [
 that has a layer of its own, below its package's, imports nothing of the package that is above it."""
 
 HOMES = {
-    "fastapi": {"main"},
+    "fastapi": {"main", "http.shortcut"},
     "starlette": {"main", "http", "lambda_http"},
     "mangum": {"lambda_http"},
-    "uvicorn": {"cli.serve", "http.server"},
+    "uvicorn": {"cli.serve", "http.server", "http.cycle"},
     "httpx": {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session"),
@@ -64,8 +65,8 @@ HOMES = {
     "orjson": {"json"},
     "time": {"clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"},
     "secrets": {"tokens.keys"},
-    "cryptography": {"tokens.sealed", "client.auth"},
-    "jwt": {"auth", "client.auth"},
+    "cryptography": {"tokens.sealed", "client.auth", "backends.http.assertion"},
+    "jwt": {"auth", "client.auth", "backends.http.assertion"},
     "botocore": {"aws"},
     "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},

@@ -7,23 +7,29 @@ end's limits, `Endpoint.result` reads the answer (pure). `dialogue` and `job` ma
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
 from roundgate.backends.exchange import dialogue, follow
+from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
 from roundgate.backends.http.endpoint import Endpoint
-from roundgate.backends.http.job import HttpJob, check_job
+from roundgate.backends.http.job import HttpJob, check_job, parents
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
-from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
-from roundgate.backends.policy import with_approval, with_questions
+from roundgate.backends.policy import (
+    check_approval,
+    with_approval,
+    with_defaults,
+    with_questions,
+)
 from roundgate.config import Origin
-from roundgate.errors import ConfigError, Problem
+from roundgate.errors import ConfigError
 from roundgate.protocol import ToolResult
 from roundgate.replay import Context
 
@@ -39,24 +45,25 @@ class HttpBackend:
         self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
-        credentials = () if config.credential is None else (config.credential,)
-        redacted = Redactor.of(config, (tool.headers for tool in config.tools))
+        more = [tool.headers for tool in config.tools]
+        self._accesses = Accesses(config, origin, shared, more=more)
         self._certificates = Certificates(config.tls, origin.at("tls"))
-        self._service = Service(config, config.base_url, credentials, redacted, self._certificates)
+        self._service = Service(
+            config,
+            config.base_url,
+            self._accesses.general(),
+            self._accesses.redactor,
+            self._certificates,
+        )
 
     async def offer(self) -> Offering:
         """The tools as declared.
 
         Raises:
-            ConfigError: a declaration contradicts itself, or a certificate cannot be used.
+            ConfigError: a declaration contradicts itself, or a certificate or a secret cannot be had.
         """
         tools: list[Tool] = []
-        problems: list[Problem] = []
-        if self._config.tls is not None:
-            try:
-                _ = self._certificates.context
-            except ConfigError as error:
-                problems.extend(error.problems)
+        problems = await self._accesses.problems(self._certificates)
         for index, config in enumerate(self._config.tools):
             try:
                 tools.append(self._tool(config))
@@ -67,16 +74,17 @@ class HttpBackend:
                 )
         if problems:
             raise ConfigError(problems)
-        return Offering(tools=tools, files=self._certificates.files)
+        return Offering(tools=tools, files=self._certificates.files | self._accesses.files)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
         await self._service.aclose()
+        await self._accesses.aclose()
 
     def _tool(self, config: HttpToolConfig) -> Tool:
         endpoint = endpoint_of(config, taken_by(self._config, config))
         if config.job is not None:
-            check_job(config.job)
+            check_job(config.job, endpoint.arguments)
         made = Tool(
             endpoint.definition(),
             self._caller(config, endpoint),
@@ -85,8 +93,10 @@ class HttpBackend:
             task=config.task,
             approval=config.approval,
         )
+        check_approval(config.approval, [one.name for one in endpoint.arguments])
         # the form first: what the user approves is the call with everything that was filled in
-        return with_questions(with_approval(made, self._config), config.ask_for)
+        approved = with_approval(made, self._config, config.approve)
+        return with_questions(with_defaults(approved, endpoint.defaults), config.ask_for)
 
     def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
         timeout_s = config.timeout_s or self._config.timeout_s
@@ -95,7 +105,9 @@ class HttpBackend:
             self._config.idempotency_key if config.method in KEYED else None
         )
 
-        async def exchange(outgoing: Outgoing, context: Context) -> Answer:
+        async def exchange(
+            outgoing: Outgoing, context: Context, given: Mapping[str, str]
+        ) -> Answer:
             async def send(one: Outgoing) -> Answer:
                 return await self._service.send(one, timeout_s, context.deadline)
 
@@ -103,7 +115,7 @@ class HttpBackend:
             if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
-                job = HttpJob(config.job, send, outgoing, key)
+                job = HttpJob(config.job, send, outgoing, key, given)
                 return Answer.revived(await follow(job, context))
             answer = await send(with_key(outgoing, key))
             await context.log(
@@ -113,8 +125,9 @@ class HttpBackend:
 
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             outgoing = endpoint.request(arguments)
+            given = {} if config.job is None else parents(config.job, endpoint.defaults | arguments)
             await context.continue_as_task()
-            answer = await exchange(outgoing, context)
+            answer = await exchange(outgoing, context, given)
             if len(answer.body) > _LARGE:
                 return await asyncio.to_thread(endpoint.result, answer)
             return endpoint.result(answer)
