@@ -35,7 +35,9 @@ async def test_the_example_finds_asks_exports_and_cancels_once_approved(
         app = build_app(config.load(file), task_settings(tmp_path, worker="on"))
         async with app.router.lifespan_context(app), client(app) as mcp:
             assert (await mcp.call("orders__find", {"order": "7"}))["structuredContent"] == {
-                "order": "7", "items": ["shirt"], "sent": False
+                "order": "7",
+                "items": ["shirt"],
+                "sent": False,
             }
             assert "There is no order 9" in await mcp.text("orders__find", {"order": "9"})
             where = {"where": accept(street="Elm St 1", city="Oslo")}
