@@ -17,6 +17,7 @@ from tests.support.expanded import expanded
 Permission: TypeAlias = tuple[str, str]
 """An action and what it is done to."""
 
+FUNCTIONS, EXECUTIONS = "arn:functions", "arn:functions:*"
 TABLE, QUEUE, KEYS = "arn:table", "arn:queue", "arn:keys"
 INDEX: Mapping[str, str] = {"DUE": "arn:table/index/due", "OWNED": "arn:table/index/owned"}
 """By the name of the constant that has the index's name."""
@@ -49,6 +50,8 @@ OPERATIONS: Mapping[str, Permission] = {
     "send_message": ("sqs:SendMessage", QUEUE),
     "send_message_batch": ("sqs:SendMessage", QUEUE),
     "decrypt": ("kms:Decrypt", KEYS),
+    "get_durable_execution": ("lambda:GetDurableExecution", EXECUTIONS),
+    "invoke": ("lambda:InvokeFunction", FUNCTIONS),
     "describe_secret": ("secretsmanager:DescribeSecret", KEYS),
     "get_secret_value": ("secretsmanager:GetSecretValue", KEYS),
     "put_secret_value": ("secretsmanager:PutSecretValue", KEYS),
@@ -80,6 +83,8 @@ WORKER = (
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/worker.py",
 )
+INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"
+"""What invokes functions for tools, in both functions."""
 KEEPS_TEXTS = ("_rows", "put_new")
 """What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
@@ -91,9 +96,9 @@ SERVERS_ALONE = (
 """What no function runs: the operator's command, workers that poll, and tests."""
 
 
-def deployed() -> Template:
+def deployed(**parameters: str) -> Template:
     """The expanded template, with what its resources are called here."""
-    return Template(ROOT / "template.yaml", {}, KNOWN, expanded())
+    return Template(ROOT / "template.yaml", parameters, KNOWN, expanded())
 
 
 def allowed(template: Template, function: str) -> set[Permission]:
@@ -115,8 +120,10 @@ def _allowed(document: Any) -> Iterator[Permission]:
     for statement in document["Statement"]:
         assert statement["Effect"] == "Allow"
         actions = statement["Action"]
+        resources = statement["Resource"]
         for action in [actions] if isinstance(actions, str) else actions:
-            yield action, statement["Resource"]
+            for resource in resources if isinstance(resources, list) else [resources]:
+                yield action, resource
 
 
 def of_stores(modules: tuple[str, ...]) -> set[Permission]:
@@ -149,13 +156,14 @@ def named_operations() -> set[str]:
 
     models = [
         get_session().get_service_model(name)
-        for name in ("dynamodb", "sqs", "secretsmanager", "kms")
+        for name in ("dynamodb", "sqs", "secretsmanager", "kms", "lambda")
     ]
     operations = {xform_name(name) for model in models for name in model.operation_names}
     found: set[str] = set()
     holders = [
         *(ROOT / "app/roundgate/storage").rglob("*.py"),
         ROOT / "app/roundgate/tokens/keys.py",
+        ROOT / INVOKING,
         *(ROOT / "infra/rotation").glob("*.py"),
     ]
     for path in holders:
