@@ -21,8 +21,9 @@ from typing import Any, Final
 
 from infra.invoked import Named, arn_of, functions_of, unqualified
 from infra.invoked import Refused as Refused
+from infra.referred import resources_of
 from infra.stack.template import Template
-from roundgate.config import yaml_file
+from roundgate.config import kept_at_aws, yaml_file
 from roundgate.errors import ConfigError
 
 ROOT: Final = Path(__file__).parents[1]
@@ -180,6 +181,21 @@ def parameters_of(named: Sequence[Named], session: Any) -> dict[str, str]:
     return {name: ",".join(dict.fromkeys(found)) or "none" for name, found in lists.items()}
 
 
+# What credentials refer to
+
+
+def with_secrets(asked: Asked, session: Any) -> Asked:
+    """With the ARNs of the secrets and parameters that the configuration refers to, unless they are given."""
+    if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
+        return asked
+    references = list(kept_at_aws(yaml_file.read(asked.config).value))
+    found = {"SecretArns": "none", "ParameterArns": "none"}
+    if references:
+        caller = session.client("sts").get_caller_identity()["Arn"].split(":")
+        found |= resources_of(references, caller[1], session.region_name, caller[4])
+    return replace(asked, overrides={**found, **asked.overrides})
+
+
 # What AWS says
 
 
@@ -217,7 +233,7 @@ def main() -> int:
         wanted = asked(sys.argv[1:])
         names = {"--region": "region_name", "--profile": "profile_name"}
         session = boto3.Session(**{names[name]: value for name, value in wanted.of_session.items()})
-        wanted = with_functions(wanted, session)
+        wanted = with_secrets(with_functions(wanted, session), session)
         stored = stored_parameters(session.client("cloudformation"), wanted.stack)
         check(wanted, stored, executions_of(session.client("lambda")))
     except (Refused, ConfigError, BotoCoreError, ClientError) as error:

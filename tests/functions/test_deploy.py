@@ -174,6 +174,44 @@ def test_without_functions_there_are_none_and_those_that_are_given_are_passed(
         deploy.with_functions(wanted(open_config), Session())
 
 
+# Secrets of credentials
+
+SECRETS = """
+backends:
+  - kind: http
+    name: orders
+    headers: {X-Tenant: "t-${ssm:tenant:3}"}
+    credential: {basic: "${secret:prod/orders#user}:${secret:prod/orders#password}"}
+  - {kind: http, name: b, credential: {bearer: "${secret:arn:aws:secretsmanager:us-east-1:1:secret:far}"}}
+  - {kind: http, name: c, credential: {bearer: "${ssm:/prod/c#token} $${secret:no} ${NAME} ${file:x}"}}
+"""
+
+
+def test_secrets_and_parameters_of_credentials_become_arns(open_config: Path) -> None:
+    open_config.write_text(SECRETS)
+    found = deploy.with_secrets(wanted(open_config), Session()).overrides
+    assert found["SecretArns"].split(",") == [
+        "arn:aws:secretsmanager:eu-central-1:123456789012:secret:prod/orders-??????",
+        "arn:aws:secretsmanager:us-east-1:1:secret:far",
+        "arn:aws:secretsmanager:us-east-1:1:secret:far-??????",
+    ]
+    assert found["ParameterArns"].split(",") == [
+        "arn:aws:ssm:eu-central-1:123456789012:parameter/tenant",
+        "arn:aws:ssm:eu-central-1:123456789012:parameter/prod/c",
+    ]
+
+
+def test_without_secrets_there_are_none_and_those_that_are_given_are_passed(
+    open_config: Path,
+) -> None:
+    none = deploy.with_secrets(wanted(open_config), Session()).overrides
+    assert none == {"SecretArns": "none", "ParameterArns": "none"}
+    open_config.write_text(SECRETS)
+    given = "SecretArns=arn:s", "ParameterArns=none"
+    one = deploy.with_secrets(wanted(open_config, deploy.OVERRIDES, *given), Session())
+    assert one.overrides == {"SecretArns": "arn:s", "ParameterArns": "none"}
+
+
 # What it refuses
 
 

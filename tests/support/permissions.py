@@ -51,6 +51,7 @@ OPERATIONS: Mapping[str, Permission] = {
     "send_message_batch": ("sqs:SendMessage", QUEUE),
     "decrypt": ("kms:Decrypt", KEYS),
     "get_durable_execution": ("lambda:GetDurableExecution", EXECUTIONS),
+    "get_parameter": ("ssm:GetParameter", "arn:parameters"),
     "invoke": ("lambda:InvokeFunction", FUNCTIONS),
     "describe_secret": ("secretsmanager:DescribeSecret", KEYS),
     "get_secret_value": ("secretsmanager:GetSecretValue", KEYS),
@@ -85,6 +86,8 @@ WORKER = (
 )
 INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"
 """What invokes functions for tools, in both functions."""
+READING = "app/roundgate/backends/secret_stores.py"
+"""What reads secrets of credentials, in both functions."""
 KEEPS_TEXTS = ("_rows", "put_new")
 """What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
@@ -139,6 +142,12 @@ def of_module(path: str, *elsewhere: str) -> set[Permission]:
     return {OPERATIONS[name] for name in names & OPERATIONS.keys() - set(elsewhere)}
 
 
+def named_in(path: str) -> set[Permission]:
+    """What a module does by operations that it names as texts."""
+    names = {node.value for node in ast.walk(_parsed(path)) if isinstance(node, ast.Constant)}
+    return {does for name, does in OPERATIONS.items() if name in names}
+
+
 def users_of_stores() -> set[str]:
     """The modules of app/ that call a method of a store."""
     modules = (str(path.relative_to(ROOT)) for path in (ROOT / "app/roundgate").rglob("*.py"))
@@ -156,7 +165,7 @@ def named_operations() -> set[str]:
 
     models = [
         get_session().get_service_model(name)
-        for name in ("dynamodb", "sqs", "secretsmanager", "kms", "lambda")
+        for name in ("dynamodb", "sqs", "secretsmanager", "kms", "lambda", "ssm")
     ]
     operations = {xform_name(name) for model in models for name in model.operation_names}
     found: set[str] = set()
@@ -164,6 +173,7 @@ def named_operations() -> set[str]:
         *(ROOT / "app/roundgate/storage").rglob("*.py"),
         ROOT / "app/roundgate/tokens/keys.py",
         ROOT / INVOKING,
+        ROOT / READING,
         *(ROOT / "infra/rotation").glob("*.py"),
     ]
     for path in holders:
