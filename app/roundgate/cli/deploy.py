@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     asked = deploying.asked(arguments.stack, arguments.rest)
     path = configuration_file(asked.config)
-    stored, executions = deploying.of_account(asked)
+    asked, stored, executions = deploying.of_account(asked, path)
     deploying.check(asked, path, stored, executions)
     planned = package.planned_from(path, deploying.parameters(asked, stored)["Architecture"])
     print(*planned.lines(), sep="\n")

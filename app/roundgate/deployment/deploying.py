@@ -13,12 +13,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.config import yaml_file
+from roundgate.config import kept_at_aws, yaml_file
 from roundgate.deployment import places
+from roundgate.deployment.invoked import Named, arn_of, functions_of, unqualified
+from roundgate.deployment.referred import resources_of
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
 
@@ -155,6 +157,51 @@ def run(commands: Sequence[Sequence[str]]) -> int:
     return 0
 
 
+# What tools invoke
+
+
+def with_functions(asked: Asked, config: Path, session: Any) -> Asked:
+    """With the ARNs of the functions that the configuration names, unless they are given.
+
+    Raises:
+        UsageError: a name is only known to the function.
+    """
+    if {"FunctionArns", "DurableFunctionArns"} <= asked.overrides.keys():
+        return asked
+    value = yaml_file.read(config).value
+    named = functions_of(value if isinstance(value, dict) else {})
+    found = {"FunctionArns": "none", "DurableFunctionArns": "none"}
+    if named:
+        found |= parameters_of(named, session)
+    return replace(asked, overrides={**found, **asked.overrides})
+
+
+def parameters_of(named: Sequence[Named], session: Any) -> dict[str, str]:
+    """The parameters for these functions, in the account and the region of a session of boto3."""
+    caller = session.client("sts").get_caller_identity()["Arn"].split(":")
+    arns = [arn_of(one, caller[1], session.region_name, caller[4]) for one in named]
+    durable = [
+        f"{unqualified(arn)}:*" for arn, one in zip(arns, named, strict=True) if one.may_be_durable
+    ]
+    lists = {"FunctionArns": arns, "DurableFunctionArns": durable}
+    return {name: ",".join(dict.fromkeys(found)) or "none" for name, found in lists.items()}
+
+
+# What credentials refer to
+
+
+def with_secrets(asked: Asked, config: Path, session: Any) -> Asked:
+    """With the ARNs of the secrets and parameters that the configuration refers to, unless they are given."""
+    if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
+        return asked
+    references = list(kept_at_aws(yaml_file.read(config).value))
+    found = {"SecretArns": "none", "ParameterArns": "none"}
+    if references:
+        caller = session.client("sts").get_caller_identity()["Arn"].split(":")
+        found |= resources_of(references, caller[1], session.region_name, caller[4])
+    return replace(asked, overrides={**found, **asked.overrides})
+
+
 # What AWS says
 
 
@@ -184,8 +231,9 @@ def executions_of(functions: Any) -> int | None:
         return None
 
 
-def of_account(asked: Asked) -> tuple[dict[str, str], int | None]:
-    """The parameters that the stack has, and how many functions the account may run at once.
+def of_account(asked: Asked, config: Path) -> tuple[Asked, dict[str, str], int | None]:
+    """What is asked for with the ARNs that the configuration refers to, the parameters that the stack has, and how many
+    functions the account may run at once.
 
     Raises:
         UsageError: AWS does not say.
@@ -196,7 +244,8 @@ def of_account(asked: Asked) -> tuple[dict[str, str], int | None]:
     names = {"--region": "region_name", "--profile": "profile_name"}
     try:
         session = boto3.Session(**{names[one]: value for one, value in asked.of_session.items()})
+        asked = with_secrets(with_functions(asked, config, session), config, session)
         stored = stored_parameters(session.client("cloudformation"), asked.stack)
-        return stored, executions_of(session.client("lambda"))
+        return asked, stored, executions_of(session.client("lambda"))
     except (BotoCoreError, ClientError) as error:
         raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None
