@@ -97,7 +97,8 @@ class Methods:
         self._catalog = catalog
         caching, results = config.caching, Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
-        calls = Calls(rounds, changes.publish, clock, config.limits.call_timeout_s * 1000, texts)
+        timeout_ms = config.limits.call_timeout_s * 1000
+        calls = Calls(rounds, changes.publish, clock, timeout_ms, texts, catalog.read_resource)
         tools: Tools = ToolMethods(
             catalog,
             scopes,
