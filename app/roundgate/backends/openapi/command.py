@@ -30,7 +30,8 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
     os.replace(fresh, path)
     told = [str(problem) for problem in index.problems]
     seconds = (clock.monotonic_ms() - started) / 1000
-    summary = f"{config.name}: {len(index.rows)} operations, {len(told)} left out, {len(data):,} bytes, {seconds:.1f} s"
+    counts = f"{len(index.rows)} operations, {index.left_out} left out"
+    summary = f"{config.name}: {counts}, {len(data):,} bytes, {seconds:.1f} s"
     return "\n".join([*told, f"{summary}: {path}"])
 
 
@@ -55,5 +56,6 @@ def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> 
 
 def _is_remote(config: OpenApiBackendConfig) -> bool:
     return any(
-        one.startswith(("http://", "https://")) for one in (config.document, *config.references)
+        one.startswith(("http://", "https://"))
+        for one in (config.document, *config.references, *config.overlay)
     )
