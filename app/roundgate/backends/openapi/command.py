@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 
-from roundgate.backends.openapi.compiling import compile_index
+from roundgate.backends.openapi.compiling import compile_index, documents_of
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.fingerprint import index_path
 from roundgate.backends.openapi.index import Index, write
 from roundgate.clock import Clock
 from roundgate.config import Origin
+from roundgate.errors import Problem
 
 
 def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
@@ -52,6 +53,20 @@ def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> 
 
     with fetching() if _is_remote(config) else nullcontext() as fetch:
         return compile_index(config, origin, fetch)
+
+
+def remarks(config: OpenApiBackendConfig, origin: Origin) -> list[Problem]:
+    """Where the documents of a back end are not as the specification has it.
+
+    Raises:
+        ConfigError: there is no document.
+    """
+    from roundgate.backends.openapi.conformity import found_in
+    from roundgate.backends.openapi.fetching import fetching
+
+    with fetching() if _is_remote(config) else nullcontext() as fetch:
+        documents = documents_of(config, origin, fetch)
+        return [one for document in documents for one in found_in(document, origin.base_dir)]
 
 
 def _is_remote(config: OpenApiBackendConfig) -> bool:

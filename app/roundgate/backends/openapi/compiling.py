@@ -50,6 +50,13 @@ def compile_index(
     return _Compiler(config, origin, fetch).index()
 
 
+def documents_of(
+    config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None
+) -> list[Document]:
+    """The descriptions of a back end as its overlays have changed them; arguments and errors of `compile_index`."""
+    return _Compiler(config, origin, fetch).documents()
+
+
 @dataclass(frozen=True, slots=True)
 class _Named:
     """An operation, its document and where it stands."""
@@ -82,7 +89,7 @@ class _Compiler:
         self._first_is_old = False
 
     def index(self) -> Index:
-        documents = self._documents()
+        documents = self.documents()
         operations = [
             _Named(document, found) for document in documents for found in self._found(document)
         ]
@@ -107,7 +114,7 @@ class _Compiler:
             print_, sources, list(self._urls), security, self._slots, problems
         )
 
-    def _documents(self) -> list[Document]:
+    def documents(self) -> list[Document]:
         """Every description: the document itself, or those in the folder that have `paths`."""
         path = None if urlsplit(self._root).scheme != "file" else path_of(self._root)
         uris = (
