@@ -8,11 +8,13 @@ among them. Characters that a terminal would act on, or that turn text around, a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Final, TextIO
 
 from roundgate.clock import iso
@@ -25,6 +27,10 @@ _ACTING: Final = re.compile(
 
 
 _REQUEST: Final = "roundgate.request"
+FLUSH_S: Final = 0.05
+"""For how long the line of a request may wait to be written together with others, in seconds."""
+MAX_WAITING: Final = 1_000
+"""So many lines are written at once, whenever that is."""
 
 
 def escaped(text: str) -> str:
@@ -62,8 +68,7 @@ class RequestLog:
     """Writes the line of each request: what its logger would write, and where.
 
     Where the handler of `configure` is the only one, no `LogRecord` is made. One finds out its file, function, thread
-    and process, which nobody reads, and that takes longer than all the rest of a line. Each line is handed to the
-    operating system at once, so none is lost when a process crashes or AWS Lambda freezes it.
+    and process, which nobody reads, and that takes longer than all the rest of a line.
     """
 
     def __init__(self) -> None:
@@ -77,26 +82,42 @@ class RequestLog:
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write a line with these members."""
         handler = self._only_handler()
-        if handler is None or not handler.write(
-            _line(time.time_ns() // 1_000_000, "info", "request", fields)
-        ):
+        if handler is None:
             self._logger.info("request", extra={"fields": fields})
+        else:
+            handler.write(_line(time.time_ns() // 1_000_000, "info", "request", fields))
 
     def _only_handler(self) -> _LineHandler | None:
         """The one of `configure`, if it would get the record as it is, and no other would."""
         if self._logger.filters:
             return None
-        found: list[logging.Handler] = []
+        found: logging.Handler | None = None
         logger: logging.Logger | None = self._logger
         while logger is not None:
-            found += logger.handlers
+            for handler in logger.handlers:
+                if found is not None:
+                    return None
+                found = handler
             logger = logger.parent if logger.propagate else None
-        handler = found[0] if len(found) == 1 else None
-        return handler if isinstance(handler, _LineHandler) and handler.takes_every_line else None
+        return found if isinstance(found, _LineHandler) and found.takes_every_line else None
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """A stream handler that takes lines too, beside records."""
+    """A stream handler that takes lines too, beside records.
+
+        line ─▶ waiting ─▶ written    after `FLUSH_S`, with the next record, or when the process ends
+
+    To hand each line to the operating system at once costs as much as to make it. A record is written at once, and so
+    are the lines before it. What waits is lost only where a process is ended without a chance to write: by SIGKILL, by
+    a crash of the interpreter. AWS Lambda stops a process between two events, so there nothing waits.
+    """
+
+    def __init__(self, stream: TextIO, *, keeps: bool) -> None:
+        super().__init__(stream)
+        self._keeps = keeps
+        self._waiting: list[str] = []
+        self._flushed_by: asyncio.AbstractEventLoop | None = None
+        """The loop that is about to write what waits."""
 
     @property
     def takes_every_line(self) -> bool:
@@ -107,17 +128,43 @@ class _LineHandler(logging.StreamHandler[TextIO]):
             and type(self.formatter) is JsonFormatter
         )
 
-    def write(self, line: str) -> bool:
-        """Write one line; false if its stream does not take it."""
-        self.acquire()
-        try:
-            self.stream.write(line + self.terminator)
-            self.stream.flush()
-        except (OSError, ValueError):
-            return False
-        finally:
-            self.release()
-        return True
+    def write(self, line: str) -> None:
+        """Write one line, soon."""
+        loop = asyncio._get_running_loop() if self._keeps else None
+        with self.lock or nullcontext():
+            self._waiting.append(line)
+        if loop is None or len(self._waiting) >= MAX_WAITING:
+            self.flush()
+        elif self._flushed_by is not loop:
+            self._flushed_by = loop
+            loop.call_later(FLUSH_S, self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, behind the lines that came before it."""
+        self._write_waiting()
+        super().emit(record)
+
+    def flush(self) -> None:
+        """Write what waits. `logging` calls this when the process ends, too."""
+        self._flushed_by = None
+        self._write_waiting()
+        super().flush()
+
+    def _write_waiting(self) -> None:
+        with self.lock or nullcontext():
+            lines, self._waiting = self._waiting, []
+            try:
+                if lines:
+                    self.stream.write(self.terminator.join([*lines, ""]))
+            except (OSError, ValueError):
+                self.handleError(logging.makeLogRecord({"name": _REQUEST, "msg": "request"}))
+
+
+def flush() -> None:
+    """Write the lines that wait: the app is about to end, or its process to be stopped for a while."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _LineHandler):
+            handler.flush()
 
 
 def configure(level: str, *, alone: bool = False) -> None:
@@ -130,7 +177,7 @@ def configure(level: str, *, alone: bool = False) -> None:
     if alone:
         root.handlers.clear()
     if not any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers):
-        handler = _LineHandler(sys.stderr)
+        handler = _LineHandler(sys.stderr, keeps=not alone)
         handler.setFormatter(JsonFormatter())
         root.addHandler(handler)
     for noisy in ("httpx", "httpcore", "mangum"):  # a line a request each, with URLs in it

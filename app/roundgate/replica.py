@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
+from roundgate import logs
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, Settings
@@ -125,7 +126,7 @@ class Replica:
         made = Methods(
             config.model_copy(update={"server": server}),
             snapshot.catalog.of_view(view.name),
-            self.core.hub,
+            self.core.changes,
             view.rounds,
             view.once,
             view.tasks,
@@ -167,10 +168,10 @@ class Replica:
         for name in self._views:
             was, now = before.of_view(name), snapshot.catalog.of_view(name)
             for changed in now.lists_that_differ(was):
-                self.core.hub.publish_list(notifications.LIST_CHANGED[changed], name)
+                self.core.changes.hub.publish_list(notifications.LIST_CHANGED[changed], name)
 
     def _request_stop(self) -> None:
-        self.core.hub.close()
+        self.core.changes.hub.close()
         for view in self._views.values():
             view.older.close()
         if self._pool is not None:
@@ -181,6 +182,8 @@ class Replica:
         """Around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
+            # not every server lets Python end in an orderly way
+            stack.callback(logs.flush)
             # last to first
             for aclose in (
                 self.core.aclose,
