@@ -32,9 +32,10 @@ def test_a_remark_has_file_pointer_and_remedy(tmp_path: Path, version: str) -> N
 
 def test_swagger_2_is_compared_with_its_own_specification(tmp_path: Path) -> None:
     swagger = {"swagger": "2.0", "info": {"title": "T", "version": "1"}, "host": "api.example.com"}
-    paths = {"/x": {"get": {"operationId": "op", "responses": {"200": {"description": "ok"}}}}}
+    get: dict[str, Any] = {"operationId": "op", "responses": {"200": {"description": "ok"}}}
+    paths = {"/x": {"get": get}}
     assert remarks_on(tmp_path, {**swagger, "paths": paths}) == []
-    paths["/x"]["get"]["parameters"] = [{"name": "n", "in": "nowhere", "type": "string"}]
+    get["parameters"] = [{"name": "n", "in": "nowhere", "type": "string"}]
     assert remarks_on(tmp_path, {**swagger, "paths": paths})
 
 
