@@ -25,7 +25,15 @@ from typing import Any, Final
 
 from bench.openapi import gateway
 from bench.openapi_documents import CACHE, ROOT, fetched, without_answers
-from roundgate.backends import Index, OpenApiBackendConfig, Redactor, Service, compiled, request
+from roundgate.backends import (
+    Access,
+    Index,
+    OpenApiBackendConfig,
+    Redactor,
+    Service,
+    compiled,
+    request,
+)
 from roundgate.backends.openapi.sources import parsed
 from roundgate.errors import GatewayError
 from roundgate.protocol import Schema
@@ -187,7 +195,7 @@ def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
 
 async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> tuple[Counter[str], int]:
     """What became of the calls, and how many operations there are."""
-    service = Service(backend, url, (), Redactor(()))
+    service = Service(backend, url, Access(), Redactor(frozenset))
     told: Counter[str] = Counter()
     for row in index.rows:
         schema = dict(index.definition(row, {})["inputSchema"])

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from roundgate.backends import registry
 from roundgate.config.base import Origin
 from roundgate.config.models import GatewayConfig
+from roundgate.config.secret import Deferred, found_in
 from roundgate.errors import Problem
 
 _REMEDIES: Final = {
@@ -27,9 +28,12 @@ _RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
 def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     """What the models refuse, as problems with a place and a remedy."""
     found: list[Problem] = []
-    for detail in error.errors(include_input=False, include_url=False):
+    for detail in error.errors(include_url=False):
         # pydantic puts what it calls a model of several into the location; the file has no such step
         loc = [step for step in detail["loc"] if not str(step).startswith("<")]
+        if isinstance(detail["input"], Deferred):
+            found.append(_misplaced(origin.at(*loc)))
+            continue
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(
             detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor"
@@ -40,9 +44,20 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     return found
 
 
+def _misplaced(origin: Origin) -> Problem:
+    return origin.problem(
+        "cannot be kept at AWS",
+        "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end; elsewhere"
+        " ${NAME} and ${file:path}",
+    )
+
+
 def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
     """What is wrong between parts that are right by themselves."""
-    problems: list[Problem] = []
+    # settings that may be anything take what is no text, too
+    problems = [
+        _misplaced(origin.at(*loc)) for loc, one in found_in(config) if isinstance(one, Deferred)
+    ]
     seen: dict[str, int] = {}
     for index, backend in enumerate(config.backends):
         if backend.name in seen:
