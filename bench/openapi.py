@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.openapi_documents import CACHE, KNOWN, entry, fetched, files_of
+from bench.openapi_documents import CACHE, KNOWN, entry, fetched, files_of, parsed
 from roundgate import config
 from roundgate.backends import OpenApiBackendConfig, compiled, loading, write
-from roundgate.backends.openapi.sources import parsed
 from roundgate.config import ConfigFile
 
 FASTMCP: Final = "fastmcp==4.1.2"
@@ -124,7 +123,7 @@ def _fastmcp_row(path: Path) -> str:
 def _as_json(path: Path, folder: Path) -> str:
     if path.suffix == ".json":
         return str(path)
-    (folder / f"{path.name}.json").write_text(json.dumps(parsed(path.read_bytes(), path.name)))
+    (folder / f"{path.name}.json").write_text(json.dumps(parsed(path)))
     return str(folder / f"{path.name}.json")
 
 

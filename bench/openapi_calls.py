@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.openapi import gateway
-from bench.openapi_documents import CACHE, ROOT, fetched, without_answers
+from bench.openapi_documents import CACHE, ROOT, fetched, parsed, without_answers
 from roundgate.backends import (
     Access,
     Index,
@@ -34,7 +34,6 @@ from roundgate.backends import (
     compiled,
     request,
 )
-from roundgate.backends.openapi.sources import parsed
 from roundgate.errors import GatewayError
 from roundgate.protocol import Schema
 
@@ -139,7 +138,7 @@ def main() -> int:
         path = Path(given).resolve() if given else fetched(name)
         with tempfile.TemporaryDirectory() as folder:
             slim = Path(folder) / "api.json"
-            described = without_answers(parsed(path.read_bytes(), path.name))
+            described = without_answers(parsed(path))
             slim.write_text(json.dumps(described))
             with mock(slim) as url:
                 told, all_of_them = asyncio.run(called(*index_of(slim, url), url))

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache/openapi"
 GITHUB: Final = "@octokit/openapi@23.0.2"
@@ -70,6 +72,13 @@ def entry(name: str, path: Path) -> dict[str, Any]:
     credential = {"bearer": "measured"}
     about = {"kind": "openapi", "name": "api", "document": str(path), "credential": credential}
     return {**about, **settings}
+
+
+def parsed(path: Path) -> Any:
+    """A document of JSON or YAML as JSON has it: dates and the like are text."""
+    if path.suffix == ".json":
+        return json.loads(path.read_bytes())
+    return json.loads(json.dumps(yaml.safe_load(path.read_bytes()), default=str))
 
 
 def files_of(path: Path) -> Iterable[Path]:
