@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from roundgate import main
 from roundgate.cli.arguments import into_environment
 from roundgate.config import ConfigFile, HttpConfig, Settings
 from roundgate.errors import ConfigError
+from roundgate.garbage import held_back
 from roundgate.http import server
 from roundgate.reload import terminal_watch
 from roundgate.startup import read_configuration
@@ -37,10 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: before anything is bound.
     """
     into_environment(arguments)
-    using, file = read_configuration(os.environ)
-    _check_exposure(file, using, arguments.host)
-    # with several workers each makes its own; this one finds the problems, once
-    app = main.build_app(file, using)
+    with held_back():
+        using, file = read_configuration(os.environ)
+        _check_exposure(file, using, arguments.host)
+        # with several workers each makes its own; this one finds the problems, once
+        app = main.build_app(file, using)
     logging.getLogger("roundgate").info("serving http://%s:%d", arguments.host, arguments.port)
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
@@ -93,6 +96,7 @@ def _serve(configured: uvicorn.Config) -> None:
     round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
     """
     bound = configured.bind_socket()
+    gc.freeze()
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):
         running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])
