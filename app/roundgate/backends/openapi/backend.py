@@ -72,10 +72,10 @@ class OpenApiBackend:
         rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
         if problems := self._unfilled(index, rows):
             raise ConfigError(problems)
-        if index.problems:
+        if index.left_out:
             log.warning(
                 "operations are left out",
-                extra={"fields": {"backend": self.name, "n": len(index.problems)}},
+                extra={"fields": {"backend": self.name, "n": index.left_out}},
             )
         files = {
             path,
