@@ -58,6 +58,8 @@ HOMES = {
         "cassettes.files",
     },
     "jmespath": {"backends.shaping", "suites.paths"},
+    "jsonpath_rfc9535": {"backends.openapi.overlays"},
+    "openapi_spec_validator": {"backends.openapi.conformity"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},

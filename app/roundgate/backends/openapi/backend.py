@@ -19,6 +19,7 @@ from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
+from roundgate.backends.http.files import with_resources
 from roundgate.backends.http.hosts import Hosts
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
@@ -71,10 +72,10 @@ class OpenApiBackend:
         rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
         if problems := self._unfilled(index, rows):
             raise ConfigError(problems)
-        if index.problems:
+        if index.left_out:
             log.warning(
                 "operations are left out",
-                extra={"fields": {"backend": self.name, "n": len(index.problems)}},
+                extra={"fields": {"backend": self.name, "n": index.left_out}},
             )
         files = {
             path,
@@ -177,6 +178,7 @@ class _Operation:
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
         ready = self._made_ready()
+        arguments = await _with_resources(ready.plan, arguments, context)
         outgoing = request(ready.plan, arguments)
         _check_names(outgoing, ready.taken)
         await context.continue_as_task()
@@ -214,6 +216,31 @@ class _Operation:
                 frozenset().union(*taken),
             )
         return self._ready
+
+
+async def _with_resources(
+    plan: Plan, arguments: dict[str, Any], context: Context
+) -> dict[str, Any]:
+    """The arguments, with what resources hold in the place of the URIs that files have.
+
+    Raises:
+        ToolError: there is no such resource.
+    """
+    body = plan.body
+    if body is None or body.kind not in ("multipart", "binary"):
+        return arguments
+    files = {name for name, member in body.encoding.items() if member.is_file}
+    if body.members is not None:
+        named = [one for one, name in body.members.items() if name in files and one in arguments]
+        given = {one: await with_resources(one, arguments[one], context) for one in named}
+        return {**arguments, **given}
+    if body.argument not in arguments:
+        return arguments
+    whole = arguments[body.argument]
+    if body.kind == "binary":
+        return {**arguments, body.argument: await with_resources(body.argument, whole, context)}
+    given = {one: await with_resources(one, whole[one], context) for one in files & whole.keys()}
+    return {**arguments, body.argument: {**whole, **given}}
 
 
 def _check_names(outgoing: Outgoing, taken: frozenset[str]) -> None:
