@@ -31,22 +31,27 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
-        planned, prefix = _planned(arguments, Path(temporary, "shown"))
-        packaging.package(planned, directory / "zips")
+        prefix = _package(arguments, directory, Path(temporary, "shown"))
         return asyncio.run(_run(arguments, directory, prefix))
 
 
-def _planned(arguments: argparse.Namespace, folder: Path) -> tuple[packaging.Plan, str]:
-    """What is packed, and what stands before the names of the demonstration's tools in it."""
+def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> str:
+    """Make the zips; returns what stands before the names of the demonstration's tools in them."""
     from roundgate.deployment.stack import demo
+    from roundgate.deployment.stack.stack import build_with_functions
 
     path = configuration_file(arguments.config)
+    if arguments.functions is not None:
+        asyncio.run(build_with_functions(path, arguments.functions, directory))
+        return ""
     has_own = path.is_file() or not arguments.demo
-    planned = package.planned_from(path if has_own else demo.CONFIG, runtime.here())
+    planned, prefix = package.planned_from(path if has_own else demo.CONFIG, runtime.here()), ""
     print(*planned.lines(), sep="\n")
-    if not (arguments.demo and has_own):
-        return planned, ""
-    return package.planned_from(demo.beside(planned, folder), runtime.here()), demo.PREFIX + "__"
+    if arguments.demo and has_own:
+        planned = package.planned_from(demo.beside(planned, folder), runtime.here())
+        prefix = demo.PREFIX + "__"
+    packaging.package(planned, directory / "zips")
+    return prefix
 
 
 async def _run(arguments: argparse.Namespace, directory: Path, prefix: str) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -14,6 +17,7 @@ import httpx
 import uvicorn
 
 from roundgate import config as loading
+from roundgate.backends import kind_of
 from roundgate.deployment import packaging, places, runtime, tools
 from roundgate.deployment.packaging import PLACEHOLDER
 from roundgate.deployment.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
@@ -29,6 +33,7 @@ from roundgate.deployment.stack.functions import (
 from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
 from roundgate.deployment.stack.template import Template
 from roundgate.deployment.stack.triggers import Poller, Schedule
+from roundgate.errors import UsageError
 
 EXECUTIONS = 10
 """What a new account may have at once of all its functions."""
@@ -225,16 +230,33 @@ async def up(server: uvicorn.Server) -> None:
             await asyncio.sleep(0.01)
 
 
-def build_zips(config: Path, out: Path) -> Path:
+def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -> Path:
     """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed.
+    `more` are variables, such as where functions are that tell their tools.
 
     Raises:
         ConfigError: it cannot be packed.
+        UsageError: something that describes a back end cannot be compiled.
     """
     file = loading.load(config, placeholder=PLACEHOLDER)
-    packaging.compile_documents(file)
+    if any(kind_of(backend).compile_with() for backend in file.config.backends):
+        # in a process of its own, for the sake of its variables
+        command = [sys.executable, "-m", "roundgate.cli", "compile", str(config)]
+        environ = {**os.environ, **(more or {})}
+        if subprocess.run(command, env=environ, check=False).returncode != 0:
+            raise UsageError(f"{config} cannot be compiled")
     packaging.package(packaging.plan(file, config, runtime.here()), out)
     return out
+
+
+async def build_with_functions(config: Path, functions: Path, directory: Path) -> Path:
+    """The zips of a configuration whose functions are in a file, and may tell their tools."""
+    named = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    logs = directory / "telling"
+    logs.mkdir(parents=True, exist_ok=True)
+    async with functions_at(functions, logs, find_tools(with_store=False)) as (url, _):
+        more = {**named, "AWS_DEFAULT_REGION": REGION, "AWS_ENDPOINT_URL_LAMBDA": url}
+        return await asyncio.to_thread(build_zips, config, directory / "zips", more)
 
 
 def why_not() -> str | None:
