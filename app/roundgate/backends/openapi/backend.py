@@ -98,19 +98,27 @@ class OpenApiBackend:
         missing: dict[str, int] = {}
         used = [row.security for row in rows]
         for number, offered in enumerate(index.security):
-            if number in used and chosen(offered, self._config.credentials) is None:
+            if number in used and chosen(offered, self.filled(index)) is None:
                 for name in offered[0]:
-                    if name not in self._config.credentials:
+                    if name not in self.filled(index):
                         missing[name] = missing.get(name, 0) + used.count(number)
         place = self._origin.at("credentials")
         return [
             place.problem(
                 f"{count} operations need the security scheme {name!r}",
-                f"set `credentials.{name}` ({index.slots.get(name, Slot(name, 'a credential')).description}), or one"
-                " `credential` for all",
+                index.slots.get(name, Slot(name, "a credential")).remedy,
             )
             for name, count in missing.items()
         ]
+
+    def filled(self, index: Index) -> frozenset[str]:
+        """The security schemes that the configuration fills: with credentials, or with a certificate of the gateway."""
+        tls = self._config.tls
+        has_certificate = tls is not None and tls.cert is not None
+        shown = {
+            name for name, slot in index.slots.items() if has_certificate and slot.is_mutual_tls
+        }
+        return frozenset(shown | self._config.credentials.keys())
 
     def _tool(self, index: Index, row: Row) -> Tool:
         about = ToolAbout(row.tags, row.method, row.path, row.extensions)
@@ -196,10 +204,9 @@ class _Operation:
     def _made_ready(self) -> _Ready:
         if self._ready is None:
             backend, row = self._backend, self._row
-            alternative = (
-                chosen(self._index.security[row.security], backend.config.credentials) or {}
-            )
-            names = frozenset(alternative)
+            offered = self._index.security[row.security]
+            alternative = chosen(offered, backend.filled(self._index)) or {}
+            names = frozenset(alternative).intersection(backend.config.credentials)
             taken = [one.queries() | one.cookies() for one in backend.credentials(names)]
             output = self._definition.get("outputSchema")
             self._ready = _Ready(
