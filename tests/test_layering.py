@@ -14,7 +14,7 @@ APP = Path(__file__).parent.parent / "app/roundgate"
 LAYERS = [
     {"carrier", "lazy"},
     {"errors", "clock", "files", "garbage"},
-    {"json", "aws", "tls"},
+    {"json", "aws", "tls", "spellings"},
     {"protocol"},
     {"config.yaml_file", "config.settings", "logs", "tracing", "metrics", "watchdog"},
     {"config.base", "config.secret"},

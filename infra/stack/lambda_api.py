@@ -15,6 +15,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -210,6 +211,8 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="what functions there are, such as functions.yaml")
     parser.add_argument("--port", type=int, help="default: any free one")
     arguments = parser.parse_args()
+    # as Ctrl-C, so that nothing stays behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(_serve(arguments.file, arguments.port, find_tools(with_store=False)))
     except KeyboardInterrupt:

@@ -25,6 +25,7 @@ from roundgate.config.yaml_file import Located
 from roundgate.errors import ConfigError, ToolError
 from roundgate.main import build_app
 from tests.support.lambdas import entry, gateway_with, refused, said, use
+from tests.support.rounds import Conversation, accept, tool
 from tests.support.services import Service, answer, service
 from tests.support.task_client import TaskClient
 
@@ -151,8 +152,12 @@ async def test_a_qualifier_a_region_and_the_caller_are_in_the_request_and_no_tok
 async def test_who_calls_is_kept_to_itself_where_that_is_wanted(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told, _ = await called(patch, tmp_path, said(1), backend={"client_context": False})
+    silent = {"client_context": False}
+    told, _ = await called(patch, tmp_path, said(1), backend=silent)
     assert told.header("x-amz-client-context") == []
+    http = {"method": "POST", "path": "/"}
+    told, _ = await called(patch, tmp_path, said(1), backend=silent, http=http)
+    assert b"local" not in told.body()
 
 
 async def test_an_asynchronous_invocation_is_told_in_its_payload(
@@ -168,6 +173,47 @@ async def test_an_asynchronous_invocation_is_told_in_its_payload(
     assert sent["input"] == {"a": 1}
     assert sent["caller"]["subject"] == "local"
     assert result["structuredContent"] == {"accepted": True, "requestId": "r-1"}
+
+
+async def test_what_every_kind_has_holds_for_functions_too(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"order": {"type": "string"}, "mode": {"type": "string"}},
+        "required": ["order", "mode"],
+    }
+    override = {
+        "tool": {
+            "name": "look",
+            "arguments": {"mode": {"fixed": "fast"}, "order": {"name": "number"}},
+            "result": "lines",
+            "max_result": 200,
+        }
+    }
+    declared = entry(
+        {"input_schema": schema, "approval": "It costs.", "ask_for": ["order"]},
+        {"name": "gone"},
+        prefix="d",
+        approve="always",
+        exclude=[{"name": "gone"}],
+        override=override,
+    )
+    async with service(said({"lines": "x" * 300, "more": 1})) as told:
+        use(patch, told.url)
+        async with gateway_with(tmp_path, declared) as mcp:
+            answers = {
+                "arguments": accept(order="7"),
+                "approve": accept(approve=True),
+            }
+            talk = Conversation(answers)
+            result = await talk.have([mcp] * 3, *tool("d__look"))
+            names = [one["name"] for one in (await mcp.result("tools/list"))["tools"]]
+    assert talk.asked == [["arguments"], ["approve"]]
+    assert json.loads(told.body()) == {"order": "7", "mode": "fast"}
+    assert len(told.requests) == 1
+    assert result["content"][0]["text"].startswith("x" * 200 + "\n")
+    assert names == ["d__look", "read_more"]
 
 
 async def test_secrets_that_are_sent_do_not_come_back(
@@ -285,6 +331,9 @@ def test_who_calls_is_told_whole_or_not_at_all_and_the_trace_goes_first() -> Non
     assert "baggage" not in kept
     with pytest.raises(ToolError, match="client_context: false"):
         context.encoded(context.facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
+    for odd in (Principal("i", "ann\ud800"), Principal("i", "ann", "\ud800")):
+        with pytest.raises(ToolError, match="that is no text"):
+            context.facts("t", odd, "k", 1, {})
 
 
 async def test_an_answer_over_the_limit_of_the_back_end_is_an_error(
@@ -309,9 +358,18 @@ def execution(status: str, **members: Any) -> bytes:
     )
 
 
+def boto3_knows() -> bool:
+    """Whether this boto3 is new enough."""
+    from botocore.session import get_session
+
+    return "GetDurableExecution" in get_session().get_service_model("lambda").operation_names
+
+
+knows_durable = pytest.mark.skipif(not boto3_knows(), reason="an older boto3")
 STARTED = answer(b"", "202 Accepted", X_Amz_Durable_Execution_Arn=ARN)
 
 
+@knows_durable
 async def test_an_execution_of_a_durable_function_is_started_under_a_name_and_followed(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -337,6 +395,7 @@ async def test_an_execution_of_a_durable_function_is_started_under_a_name_and_fo
     }
 
 
+@knows_durable
 @pytest.mark.parametrize(
     ("last", "text"),
     [
@@ -357,6 +416,7 @@ async def test_an_execution_that_ends_badly_is_an_error(
     assert error_of(result).startswith(text) or text in error_of(result)
 
 
+@knows_durable
 async def test_a_function_that_is_not_durable_is_named(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
