@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 
 from roundgate import config
-from roundgate.backends import Catalog, loading
+from roundgate.backends import Catalog, kind_of, loading
 from roundgate.cli.arguments import configuration_file
+from roundgate.config import ConfigFile
+from roundgate.errors import Problem
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,8 +26,20 @@ def run(arguments: argparse.Namespace) -> int:
         _print_catalog(served.of_view(view.name))
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
+    if remarks := _remarks(file):
+        print(f"remarks ({len(remarks)})", *remarks, sep="\n")
     print(f"{path}: no problems")
     return 0
+
+
+def _remarks(file: ConfigFile) -> list[Problem]:
+    """What is wrong and keeps nothing from being served."""
+    found: list[Problem] = []
+    for index, backend in enumerate(file.config.backends):
+        check_with = kind_of(backend).check_with()
+        if check_with is not None:
+            found += check_with(backend, file.origin.at("backends", index))
+    return found
 
 
 def _print_catalog(served: Catalog) -> None:

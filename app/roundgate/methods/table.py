@@ -103,7 +103,8 @@ class Methods:
         results = Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
         timeout_ms = config.limits.call_timeout_s * 1000
-        calls = Calls(rounds, parts.changes.publish, clock, timeout_ms, texts)
+        publish = parts.changes.publish
+        calls = Calls(rounds, publish, clock, timeout_ms, texts, catalog.read_resource)
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
             _tools(config, catalog, parts, scopes, calls, results),
