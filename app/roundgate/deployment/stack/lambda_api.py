@@ -31,17 +31,16 @@ import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from infra.stack.functions import (
+from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
     Environment,
-    InvocationFailed,
     Pool,
-    Throttled,
     Tools,
     free_port,
 )
-from infra.stack.template import Function
+from roundgate.deployment.stack.template import Function
+from roundgate.errors import InvocationFailed, Throttled
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 MAX_CLIENT_CONTEXT: Final = 3_583
@@ -184,7 +183,7 @@ async def functions_at(
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[str, LambdaApi]]:
     """The API with the functions of a file, for as long as this lasts: its URL, and itself."""
-    from infra.stack.stack import QuietServer, up
+    from roundgate.deployment.stack.stack import QuietServer, up
 
     port = port or free_port()
     limits = httpx.Limits(max_keepalive_connections=0)
@@ -203,7 +202,7 @@ async def functions_at(
 
 
 def main() -> int:
-    from infra.stack.stack import find_tools
+    from roundgate.deployment.stack.stack import find_tools
 
     parser = argparse.ArgumentParser(
         prog="scripts/functions", description="Functions of AWS Lambda on this machine."
