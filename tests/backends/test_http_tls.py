@@ -70,9 +70,10 @@ async def test_a_service_that_wants_a_certificate_gets_the_gateways(authority: A
 
 
 async def test_a_name_that_the_certificate_does_not_have_is_refused(authority: Authority) -> None:
-    async with service(tls=serving(authority, address="127.0.0.9")) as told:
-        async with gateway_to(told.url, {}, tls={"ca": str(authority.ca)}) as gate:
-            text = await gate.text("tool")
+    tls = {"ca": str(authority.ca)}
+    elsewhere = serving(authority, address="127.0.0.9")
+    async with service(tls=elsewhere) as told, gateway_to(told.url, {}, tls=tls) as gate:
+        text = await gate.text("tool")
     assert text.endswith("its certificate is not believed: IP address mismatch)")
     assert told.requests == []
 
