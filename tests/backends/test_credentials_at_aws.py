@@ -168,6 +168,7 @@ async def test_a_secret_is_read_again_when_it_is_old_and_the_one_before_serves_m
         ("${secret:NAME#member}", "secret:NAME is no JSON object"),
         ("${ssm:OBJECT#member}", "ssm:OBJECT has no text at 'member'"),
         ("${secret:LINES}", "secret:LINES goes into an HTTP header"),
+        ("${file:not/there}", "not/there: No such file or directory"),
     ],
 )
 async def test_what_cannot_be_read_is_a_problem_of_its_setting_and_the_rest_is_served(
