@@ -12,17 +12,19 @@ from typing import Final
 
 from roundgate.cli import (
     cassette_options,
+    deployment_options,
     remote_options,
     repository_options,
     serving_options,
     task_options,
 )
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import held_back
 
 _GROUPS: Final = (
     repository_options,
     serving_options,
+    deployment_options,
     task_options,
     remote_options,
     cassette_options,
@@ -44,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
         return 1
+    except UsageError as error:
+        print(f"roundgate {arguments.command}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read has enough: `roundgate list URL | head -1`
