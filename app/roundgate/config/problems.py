@@ -32,7 +32,7 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
         # pydantic puts what it calls a model of several into the location; the file has no such step
         loc = [step for step in detail["loc"] if not str(step).startswith("<")]
         if isinstance(detail["input"], Deferred):
-            found.append(_misplaced(origin.at(*loc)))
+            found.append(detail["input"].problem or _misplaced(origin.at(*loc)))
             continue
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(
@@ -56,7 +56,9 @@ def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
     """What is wrong between parts that are right by themselves."""
     # settings that may be anything take what is no text, too
     problems = [
-        _misplaced(origin.at(*loc)) for loc, one in found_in(config) if isinstance(one, Deferred)
+        one.problem or _misplaced(origin.at(*loc))
+        for loc, one in found_in(config)
+        if isinstance(one, Deferred)
     ]
     seen: dict[str, int] = {}
     for index, backend in enumerate(config.backends):
