@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from roundgate.config import yaml_file
 from roundgate.config.base import Origin
+from roundgate.config.environment import declared
 from roundgate.config.models import GatewayConfig
 from roundgate.config.problems import cross_checks, invalid
 from roundgate.config.references import fill_in
@@ -28,6 +29,8 @@ class ConfigFile:
     origin: Origin
     references: frozenset[Path] = frozenset()
     """The files that `${file:…}` in it refers to."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables of its section `env`, with their values."""
 
 
 def load(
@@ -48,7 +51,15 @@ def load(
     origin = Origin(located)
     unresolved: list[Problem] = []
     files: set[Path] = set()
-    value = fill_in(located.value, origin, environ, unresolved, files, placeholder)
+    value, own = located.value, dict[str, str]()
+    if isinstance(value, dict) and "env" in value:
+        section = value["env"]
+        own = declared(section, origin.at("env"), environ, unresolved, files, placeholder)
+        rest = {name: one for name, one in value.items() if name != "env"}
+        environ = {**environ, **own}
+        value = {**fill_in(rest, origin, environ, unresolved, files, placeholder), "env": section}
+    else:
+        value = fill_in(value, origin, environ, unresolved, files, placeholder)
     try:
         config = GatewayConfig.model_validate(value)
     except ValidationError as error:
@@ -60,4 +71,4 @@ def load(
     problems = [*unresolved, *cross_checks(config, origin)]
     if problems:
         raise ConfigError(problems)
-    return ConfigFile(config, origin, frozenset(files))
+    return ConfigFile(config, origin, frozenset(files), own)
