@@ -137,6 +137,7 @@ class Replica:
             streams=self._using.streams,
             view=view.name,
             texts=self.core.texts(config, self._clock, view.name),
+            shows_errors=self.core.shows_errors,
         )
         return made, snapshot.use
 

@@ -17,7 +17,8 @@ from roundgate.cli import (
     serving_options,
     task_options,
 )
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, UsageError
+from roundgate.logs.escaping import escaped
 
 _GROUPS: Final = (
     repository_options,
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
         return 1
+    except UsageError as error:
+        print(f"roundgate {arguments.command}: {escaped(str(error))}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read has enough: `roundgate list URL | head -1`

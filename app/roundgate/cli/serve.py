@@ -6,9 +6,11 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import uvicorn
@@ -17,16 +19,18 @@ from uvicorn.supervisors import Multiprocess
 from roundgate import main
 from roundgate.cli.arguments import into_environment
 from roundgate.config import ConfigFile, HttpConfig, Settings
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, UsageError
 from roundgate.http import server
 from roundgate.reload import terminal_watch
-from roundgate.startup import read_configuration
+from roundgate.startup import is_private, read_configuration
 
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn for an app that does not start."""
 
 GRACEFUL_SHUTDOWN_S = 10
 ACCEPTS_AT_ONCE = 16
+log = logging.getLogger("roundgate")
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -35,23 +39,63 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: before anything is bound.
+        UsageError: the port cannot be had.
     """
     into_environment(arguments)
     using, file = read_configuration(os.environ)
     _check_exposure(file, using, arguments.host)
+    if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
+        os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
+        using = replace(using, show_errors="on")
     # with several workers each makes its own; this one finds the problems, once
     app = main.build_app(file, using)
-    logging.getLogger("roundgate").info("serving http://%s:%d", arguments.host, arguments.port)
+    bound = _bind(arguments.host, arguments.port)
+    log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
         if hasattr(signal, "SIGHUP"):
             Multiprocess.handle_hup = _on_hangup()  # type: ignore[method-assign, assignment]
-        uvicorn.run("roundgate.main:create_app", factory=True, workers=arguments.workers, **options)
+        factory, workers = "roundgate.main:create_app", arguments.workers
+        Multiprocess(
+            uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
+        ).run()
     else:
-        _serve(uvicorn.Config(app, **options))
+        _serve(uvicorn.Config(app, **options), bound)
     return 0
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket of this address; port 0 is one that the system chooses.
+
+    Raises:
+        UsageError: it cannot be had.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # a name such as localhost may stand for both: clients of either kind try IPv4
+        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"--host {host}: this is no address of this machine ({error})") from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise UsageError(
+            f"--port {port}: it cannot be had at {host} ({error.strerror}); "
+            "end what has it, or choose another (0: any that is free)"
+        ) from None
+    bound.set_inheritable(True)
+    return bound
+
+
+def url_of(bound: socket.socket, host: str, path: str) -> str:
+    """The URL of the MCP endpoint behind a socket, as a client on this machine would write it."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{bound.getsockname()[1]}{path}"
 
 
 def _on_hangup() -> Callable[[Multiprocess], None]:
@@ -86,13 +130,12 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _serve(configured: uvicorn.Config) -> None:
-    """Bind, and serve until told to stop; exits with uvicorn's status where that fails.
+def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
+    """Serve until told to stop; exits with uvicorn's status where that fails.
 
     uvloop accepts one connection of a socket each time round the loop, so who opens more a second than the loop goes
     round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
     """
-    bound = configured.bind_socket()
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):
         running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])

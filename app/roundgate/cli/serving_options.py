@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from roundgate.cli.arguments import add_examples
+from roundgate.cli.arguments import add_examples, port
 
 if TYPE_CHECKING:
     from roundgate.cli.arguments import Commands
@@ -47,7 +47,10 @@ def _add_serve(commands: Commands) -> None:
         "--host", default="127.0.0.1", help="address to bind to (default: %(default)s)"
     )
     serve.add_argument(
-        "--port", type=int, default=8000, help="port to bind to (default: %(default)s)"
+        "--port",
+        type=port,
+        default=8000,
+        help="port to bind to, 0 for any that is free (default: %(default)s)",
     )
     serve.add_argument(
         "--allow-anonymous", action="store_true", help="bind to any address without authentication"
@@ -59,10 +62,19 @@ def _add_serve(commands: Commands) -> None:
         help="processes that share the port (default: %(default)s)",
     )
     serve.add_argument("--reload", action="store_true", help=_RELOAD)
-    serve.add_argument(
+    _add_log(serve)
+
+
+def _add_log(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         help="default: GATEWAY_LOG_LEVEL, or info",
+    )
+    command.add_argument(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        help="default: GATEWAY_LOG_FORMAT, or auto: text on a terminal, JSON anywhere else",
     )
 
 
@@ -99,9 +111,7 @@ def _add_keys(commands: Commands) -> None:
 def _add_worker(commands: Commands) -> None:
     worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
     worker.add_argument("config", nargs="?", type=Path, help="as for serve")
-    worker.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), help="as for serve"
-    )
+    _add_log(worker)
     worker.add_argument("--reload", action="store_true", help="as for serve")
     # for processes that this program begins
     worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)

@@ -37,6 +37,8 @@ class Exchange:
     label: str = "ok"
     """How it ended, in a word: the `outcome` of its line in the log, which that of a handler is not."""
     error: str | None = None
+    reason: str | None = None
+    """Why a tool failed, in a word or two."""
     trace: str | None = None
     is_read: bool = False
     """Whether somebody has read its body, or begun to."""
@@ -80,6 +82,7 @@ class Exchange:
             "outcome": self.label,
             "code": self.code,
             "error": self.error,
+            "reason": self.reason,
             "trace": self.trace and self.trace[:55],
             "ms": round(took_ms, 2),
             "bytes": self.responder.bytes_sent,

@@ -153,6 +153,7 @@ class Responded:
 
     response: bytes | None
     label: str
+    reason: str | None = None
 
 
 class SessionCalls:
@@ -433,7 +434,9 @@ class SessionCalls:
             return reply
         definition = json.encode({"name": self._continue_tool, **_CONTINUE})
         comma = b"" if reply.result.endswith(b"[]}") else b","
-        return Reply(b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label)
+        return Reply(
+            b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label, reply.reason
+        )
 
     async def _event_id(
         self, call: OpenCall, caller: Caller, number: int, most: int = MAX_TOKEN
@@ -512,4 +515,4 @@ def _tool_error(revision: Revision, text: str) -> Reply:
 
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:
-    return Responded(jsonrpc.result_response(request_id, reply.result), reply.label)
+    return Responded(jsonrpc.result_response(request_id, reply.result), reply.label, reply.reason)

@@ -90,6 +90,7 @@ class Methods:
         streams: bool,
         view: str = "",
         texts: Texts | None = None,
+        shows_errors: bool = False,
     ) -> None:
         self.features = features_of(catalog, streams=streams)
         """What there is something to serve for."""
@@ -97,7 +98,14 @@ class Methods:
         self._catalog = catalog
         caching, results = config.caching, Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
-        calls = Calls(rounds, hub.publish, clock, config.limits.call_timeout_s * 1000, texts)
+        calls = Calls(
+            rounds,
+            hub.publish,
+            clock,
+            config.limits.call_timeout_s * 1000,
+            texts,
+            shows_errors=shows_errors,
+        )
         tools: Tools = ToolMethods(
             catalog,
             scopes,
@@ -109,6 +117,7 @@ class Methods:
             clock,
             cache=caching.tools,
             max_result_bytes=config.tasks.max_result_bytes,
+            shows_errors=shows_errors,
         )
         fallback = Fallback.of(catalog, config.fallback)
         if fallback.is_on:

@@ -48,7 +48,10 @@ def result_of(
         BackendError: the answer is an error, or not what was promised.
     """
     if answer.status >= 300:
-        raise BackendError(f"The service answered {answer.status_line}{excerpt(answer)}")
+        raise BackendError(
+            f"The service answered {answer.status_line}{excerpt(answer)}",
+            reason=f"upstream {answer.status}",
+        )
     media_type = answer.media_type
     is_json = media_type == "application/json" or media_type.endswith("+json")
     if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing

@@ -7,6 +7,8 @@ never passed on, and what the gateway authenticates itself with is taken out of 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
 
 _MAX_REDIRECTS: Final = 5
+
+log = logging.getLogger("roundgate.backends")
 
 
 class Service:
@@ -80,11 +84,13 @@ class Service:
                 return await self._exchange(outgoing, what, timeout_s)
         except (TimeoutError, httpx.TimeoutException):
             raise BackendError(
-                f"{what} did not answer within {timeout_s:g} s; try again later or ask for less"
+                f"{what} did not answer within {timeout_s:g} s; try again later or ask for less",
+                reason="upstream timeout",
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise BackendError(
-                f"{what} failed: the service could not be reached ({_cause(error)})"
+                f"{what} failed: the service could not be reached ({_cause(error)})",
+                reason="upstream unreachable",
             ) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
@@ -101,7 +107,7 @@ class Service:
             timeout=timeout_s,
         )
         for _ in range(_MAX_REDIRECTS + 1):
-            response = await client.send(request, stream=True)
+            response = await _sent(client, request)
             try:
                 if response.next_request is None:
                     return await self._read(response, what)
@@ -177,6 +183,25 @@ def _cause(error: BaseException) -> str:
             return f"its certificate is not believed: {behind.verify_message}"
         behind = behind.__cause__ or behind.__context__
     return type(error).__name__
+
+
+async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Send a request; the log has its method, its URL without query and credentials, status and time."""
+    begun = time.perf_counter()
+    status: int | str = "none"
+    try:
+        response = await client.send(request, stream=True)
+        status = response.status_code
+        return response
+    except Exception as error:
+        status = type(error).__name__
+        raise
+    finally:
+        if log.isEnabledFor(logging.DEBUG):
+            url = request.url.copy_with(query=None, fragment=None, userinfo=b"")
+            took_ms = round((time.perf_counter() - begun) * 1000, 2)
+            fields = {"method": request.method, "url": str(url), "status": status, "ms": took_ms}
+            log.debug("request to a service", extra={"fields": fields})
 
 
 def _same_origin(url: str, base_url: str) -> bool:
