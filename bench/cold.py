@@ -102,7 +102,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
 def request(tool: str) -> dict[str, Any]:
     """The event of an HTTP API with a call."""
     params = {"name": tool, "arguments": {"a": 2, "b": 3}}
-    raw = http_request("tools/call", params, 1, name=tool, capabilities=KNOWS_TASKS)
+    raw = http_request("tools/call", params, 1, capabilities=KNOWS_TASKS)
     head, _, body = raw.decode().partition("\r\n\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
     http = {

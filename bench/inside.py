@@ -17,16 +17,14 @@ from typing import Any
 
 from roundgate import config, logs
 from roundgate.auth import JwtVerifier, KeySet, Principal
+from roundgate.client import envelope, headers_of, message
 from roundgate.clock import Clock
 from roundgate.config import JwtAuthConfig, settings
 from roundgate.main import build_app
 from roundgate.tokens import Binding, KeyRing, StateSealer, keys
 
 CAPABILITIES: dict[str, Any] = {"elicitation": {}}
-META = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientCapabilities": CAPABILITIES,
-}
+META = envelope("2026-07-28", {"name": "bench", "version": "1"}, CAPABILITIES)
 OLDER = "2025-11-25"
 OWNER = Principal("https://issuer.example", "somebody", "some-client")
 
@@ -133,13 +131,8 @@ async def verifying() -> dict[str, float]:
 
 async def post(app: Any, tool: str, arguments: Any, **more: Any) -> bytes:
     """One tools/call of 2026-07-28 through the app; the body of the answer."""
-    params = {"name": tool, "arguments": arguments, **more, "_meta": META}
-    headers = {
-        "mcp-protocol-version": "2026-07-28",
-        "mcp-method": "tools/call",
-        "mcp-name": tool,
-    }
-    return (await send(app, "tools/call", params, headers))[1]
+    request = message("tools/call", {"name": tool, "arguments": arguments, **more}, 1, META)
+    return (await send(app, "tools/call", request["params"], dict(headers_of(request))))[1]
 
 
 async def send(
@@ -151,7 +144,7 @@ async def send(
         "host": "localhost",
         "content-type": "application/json",
         "accept": "application/json, text/event-stream",
-        **headers,
+        **{name.lower(): value for name, value in headers.items()},
     }
     sent: list[MutableMapping[str, Any]] = []
 

@@ -18,22 +18,14 @@ import httpx
 
 from bench.openapi import github
 from roundgate import config
+from roundgate.client import envelope, headers_of, message
 from roundgate.config import Settings
 from roundgate.main import build_app
 
 QUESTIONS = Path(__file__).with_name("questions.json")
 FIRST = 5
 BYTES_PER_TOKEN = 4
-HEADERS = {
-    "accept": "application/json",
-    "content-type": "application/json",
-    "mcp-protocol-version": "2026-07-28",
-}
-META = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
+META = envelope("2026-07-28", {"name": "bench", "version": "1"}, {})
 
 
 def main() -> int:
@@ -111,15 +103,8 @@ class Asking:
         self.read_bytes = 0
 
     async def ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        message = {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": method,
-            "params": {**params, "_meta": META},
-        }
-        named = {"mcp-name": params["name"]} if "name" in params else {}
-        headers = {**HEADERS, "mcp-method": method, **named}
-        response = await self.http.post("/mcp", json=message, headers=headers)
+        request = message(method, params, 1, META)
+        response = await self.http.post("/mcp", json=request, headers=headers_of(request))
         result: dict[str, Any] = response.raise_for_status().json()["result"]
         read = result.get("tools", result.get("content"))
         self.read_bytes += len(json.dumps(read, separators=(",", ":"), ensure_ascii=False).encode())

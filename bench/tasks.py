@@ -180,7 +180,7 @@ class Crowd:
     async def _have_one_done(self, connection: Connection) -> None:
         number = next(self._numbers)
         params = {"name": "add", "arguments": {"a": number, "b": 7}}
-        call = http_request("tools/call", params, number, name="add", capabilities=KNOWS_TASKS)
+        call = http_request("tools/call", params, number, capabilities=KNOWS_TASKS)
         task = await connection.result(call, number)
         _require(task["resultType"] == "task" and task["status"] == "working", task)
         pause_s = self._usual_s

@@ -13,6 +13,7 @@ from typing import Any
 
 from bench.catalogue import hundred_tools
 from bench.http1 import Response
+from roundgate.client import envelope, headers_of, message
 
 PROTOCOL_VERSION = "2026-07-28"
 KNOWS_TASKS: Mapping[str, Any] = MappingProxyType(
@@ -26,10 +27,6 @@ LARGE = 4
 """So many tasks with a large result it has, with the ids `large-0`, …"""
 LARGE_RESULT = "x" * 300_000
 
-_META = {
-    "io.modelcontextprotocol/protocolVersion": PROTOCOL_VERSION,
-    "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1.0.0"},
-}
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -53,17 +50,15 @@ class Exchange:
         """
         try:
             _require(response.status == 200, f"status {response.status}")
-            message = message_in(response)
-            _require(message.get("jsonrpc") == "2.0", "not a JSON-RPC 2.0 message")
+            answer = message_in(response)
+            _require(answer.get("jsonrpc") == "2.0", "not a JSON-RPC 2.0 message")
             _require(
-                message.get("id") == self.request_id,
-                f"id {message.get('id')!r} instead of {self.request_id}",
+                answer.get("id") == self.request_id,
+                f"id {answer.get('id')!r} instead of {self.request_id}",
             )
-            _require(isinstance(message.get("result"), dict), "no result")
-            _require(
-                message["result"].get("resultType") == "complete", "resultType is not complete"
-            )
-            self.check_result(message["result"])
+            _require(isinstance(answer.get("result"), dict), "no result")
+            _require(answer["result"].get("resultType") == "complete", "resultType is not complete")
+            self.check_result(answer["result"])
         except (WrongAnswerError, ValueError, KeyError, TypeError, IndexError) as reason:
             raise WrongAnswerError(
                 f"{reason!r} in HTTP {response.status}: {response.body[:300]!r}"
@@ -84,10 +79,10 @@ def message_in(response: Response) -> dict[str, Any]:
         )
     elif response.media_type != "application/json":
         raise WrongAnswerError(f"media type {response.media_type!r}")
-    message = json.loads(body)
-    if not isinstance(message, dict):
+    answer = json.loads(body)
+    if not isinstance(answer, dict):
         raise WrongAnswerError("the message is not an object")
-    return message
+    return answer
 
 
 def call_add(count: int) -> Sequence[Exchange]:
@@ -109,7 +104,7 @@ def _call_add(request_id: int, a: int, b: int) -> Exchange:
         )
 
     params = {"name": "add", "arguments": {"a": a, "b": b}}
-    return Exchange(http_request("tools/call", params, request_id, name="add"), request_id, check)
+    return Exchange(http_request("tools/call", params, request_id), request_id, check)
 
 
 def list_hundred(count: int) -> Sequence[Exchange]:
@@ -159,9 +154,7 @@ def _get_task(
 
 def task_request(task_id: str, request_id: int) -> bytes:
     """Return a whole `tasks/get`."""
-    return http_request(
-        "tasks/get", {"taskId": task_id}, request_id, name=task_id, capabilities=KNOWS_TASKS
-    )
+    return http_request("tasks/get", {"taskId": task_id}, request_id, capabilities=KNOWS_TASKS)
 
 
 WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
@@ -179,28 +172,18 @@ def http_request(
     params: dict[str, Any],
     request_id: int,
     *,
-    name: str | None = None,
     capabilities: Mapping[str, Any] = _NOTHING,
 ) -> bytes:
-    """Return a whole HTTP/1.1 request; `name` becomes the `Mcp-Name` header."""
-    meta = {**_META, "io.modelcontextprotocol/clientCapabilities": dict(capabilities)}
-    message = {
-        "jsonrpc": "2.0",
-        "id": request_id,
-        "method": method,
-        "params": {**params, "_meta": meta},
-    }
-    body = json.dumps(message, separators=(",", ":")).encode()
+    """Return a whole HTTP/1.1 request."""
+    meta = envelope(PROTOCOL_VERSION, {"name": "bench", "version": "1.0.0"}, dict(capabilities))
+    request = message(method, params, request_id, meta)
+    body = json.dumps(request, separators=(",", ":")).encode()
     head = [
         "POST /mcp HTTP/1.1",
         "Host: 127.0.0.1",
         "User-Agent: bench",
-        "Accept: application/json, text/event-stream",
-        "Content-Type: application/json",
         f"Content-Length: {len(body)}",
-        f"MCP-Protocol-Version: {PROTOCOL_VERSION}",
-        f"Mcp-Method: {method}",
-        *([f"Mcp-Name: {name}"] if name else []),
+        *(f"{name}: {value}" for name, value in headers_of(request)),
     ]
     return "\r\n".join([*head, "", ""]).encode() + body
 

@@ -22,6 +22,7 @@ LAYERS = [
     {
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
+        "backends.http.reliability",
     },
     {"config"},
     {"auth"},

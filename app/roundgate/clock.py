@@ -40,6 +40,10 @@ class Clock:
         """128 random bits as 22 URL-safe characters."""
         return b2a_base64(urandom(16), newline=False)[:22].translate(_URL_SAFE).decode()
 
+    def fraction(self) -> float:
+        """A random number from 0 to 1, without 1."""
+        return int.from_bytes(urandom(4), "big") / 2**32
+
     async def sleep(self, seconds: float) -> None:
         """Wait."""
         await asyncio.sleep(seconds)

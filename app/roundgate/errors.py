@@ -24,6 +24,7 @@ Standard library only; the bottom of every import chain.
     │   ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
     │   ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
     │   │   ├── BackendError              what the service behind a tool did wrong
+    │   │   │   ├── NoAnswer              it gave none, or not a whole one
     │   │   │   └── UnexpectedAnswer      its answer is not what was promised
     │   │   ├── CallTimeout               the call outlived its deadline
     │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
@@ -295,6 +296,17 @@ class BackendError(ToolError):
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class NoAnswer(BackendError):
+    """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is whether the request
+    may have come to it."""
+
+    reason: str
+
+    def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
+        super().__init__(message, reason=reason)
+        self.reached = reached
 
 
 class UnexpectedAnswer(BackendError):

@@ -6,6 +6,7 @@
     roundgate.tasks.oldest       gauge in s, by status             the age of the oldest of them
     roundgate.tasks.overdue      gauge in s                        how late the latest working one is
     roundgate.backends.missing   gauge                             back ends that are not served
+    roundgate.backends.circuit   gauge, by back end and host       1 while a host is left alone, else 0
 
 Elsewhere nothing is imported; the same facts are in the log lines "task" and "tasks".
 """
@@ -47,6 +48,9 @@ class Metrics(Protocol):
     def missing(self, count: int) -> None:
         """So many back ends are not served."""
 
+    def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
+        """A host is left alone from now on, or called again."""
+
 
 class NoMetrics:
     """Where no SDK is set up."""
@@ -58,6 +62,9 @@ class NoMetrics:
         """Nobody measures."""
 
     def missing(self, count: int) -> None:
+        """Nobody measures."""
+
+    def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
         """Nobody measures."""
 
 
@@ -85,6 +92,9 @@ class OpenTelemetryMetrics:
         self._missing = meter.create_gauge(
             "roundgate.backends.missing", description="Back ends that are not served"
         )
+        self._circuit = meter.create_gauge(
+            "roundgate.backends.circuit", description="1 while a host is left alone, else 0"
+        )
 
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
         """See `Metrics`."""
@@ -103,6 +113,10 @@ class OpenTelemetryMetrics:
     def missing(self, count: int) -> None:
         """See `Metrics`."""
         self._missing.set(count)
+
+    def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
+        """See `Metrics`."""
+        self._circuit.set(int(is_open), {"backend": backend, "host": host})
 
 
 def set_up() -> Metrics:

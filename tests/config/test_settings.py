@@ -34,6 +34,12 @@ from roundgate.backends.http.config import (
     ServiceConfig,
     TlsConfig,
 )
+from roundgate.backends.http.reliability import (
+    BreakerConfig,
+    LimitConfig,
+    RetryConfig,
+    TimeoutsConfig,
+)
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.config import settings
@@ -171,6 +177,10 @@ PLACES: dict[type[Model], str] = {
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
     TlsConfig: "### `kind: http`",
+    RetryConfig: "| setting of `retry`",
+    LimitConfig: "| setting of `limit`",
+    BreakerConfig: "| setting of `breaker`",
+    TimeoutsConfig: "### `kind: http`",
     CredentialConfig: "### `kind: http`",
     **dict.fromkeys(CREDENTIALS.values(), "### `kind: http`"),
     HttpToolConfig: "| setting of a tool",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -10,20 +9,13 @@ import httpx
 from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel
 
+from roundgate import client
+from roundgate.client.headers import header_value
+
 VERSION = "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
 SERVER_INFO = PREFIX + "serverInfo"
 SUBSCRIPTION_ID = PREFIX + "subscriptionId"
-
-NAMED_BY = {
-    "tools/call": "name",
-    "prompts/get": "name",
-    "resources/read": "uri",
-    "tasks/get": "taskId",
-    "tasks/update": "taskId",
-    "tasks/cancel": "taskId",
-}
-"""The methods that need Mcp-Name, and the member of params that it mirrors."""
 
 RESULTS: dict[str, type[BaseModel]] = {
     "server/discover": official.DiscoverResult,
@@ -44,51 +36,25 @@ def envelope(**meta: Any) -> dict[str, Any]:
     """`_meta` of a request: `logLevel` and other names of the revision get their prefix, unless they have one."""
     whole = {name for name in meta if name == "progressToken" or "/" in name}
     prefixed = {name if name in whole else PREFIX + name: value for name, value in meta.items()}
-    return {
-        PREFIX + "protocolVersion": VERSION,
-        PREFIX + "clientInfo": {"name": "tests", "version": "1"},
-        PREFIX + "clientCapabilities": {},
-    } | prefixed
+    return client.envelope(VERSION, {"name": "tests", "version": "1"}, {}) | prefixed
 
 
 def message(
     method: str, params: dict[str, Any] | None = None, request_id: Any = 1, **meta: Any
 ) -> dict[str, Any]:
     """A request of the revision as a JSON value."""
-    return {
-        "jsonrpc": "2.0",
-        "id": request_id,
-        "method": method,
-        "params": {**(params or {}), "_meta": envelope(**meta)},
-    }
+    return client.message(method, params or {}, request_id, envelope(**meta))
 
 
 def headers(of: dict[str, Any]) -> dict[str, str]:
     """The headers that go with a request."""
-    named = (
-        {"mcp-name": encoded(of["params"][NAMED_BY[of["method"]]])}
-        if of["method"] in NAMED_BY
-        else {}
-    )
-    return {
-        "content-type": "application/json",
-        "accept": "application/json, text/event-stream",
-        "mcp-protocol-version": VERSION,
-        "mcp-method": of["method"],
-        **named,
-    }
+    usual = {**of, "params": {**of["params"], "_meta": envelope()}}
+    return {name.lower(): value for name, value in client.headers_of(usual)}
 
 
 def encoded(value: str) -> str:
     """A value as a header may carry it: plain if it can be, else base64 in the sentinel."""
-    if (
-        value.isascii()
-        and value.isprintable()
-        and value == value.strip()
-        and not value.startswith("=?")
-    ):
-        return value
-    return f"=?base64?{base64.b64encode(value.encode('utf-8', 'replace')).decode()}?="
+    return header_value(value)
 
 
 def events(body: str) -> list[dict[str, Any]]:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from roundgate.client.questions import Kind as Kind
     from roundgate.client.questions import Question as Question
     from roundgate.client.reading import Observer as Observer
+    from roundgate.client.requests import envelope as envelope
+    from roundgate.client.requests import headers_of as headers_of
+    from roundgate.client.requests import message as message
     from roundgate.client.session import Client as Client
     from roundgate.client.task import Task as Task
     from roundgate.client.task import handle_of as handle_of
@@ -76,6 +79,7 @@ else:
             ".listening": "Change",
             ".questions": "ACCEPT CANCEL DECLINE Kind Question",
             ".reading": "Observer",
+            ".requests": "envelope headers_of message",
             ".session": "Client",
             ".task": "Task handle_of split_handle",
             ".transport": "HttpRequest HttpResponse SocketTransport Transport Url",

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from roundgate.carrier import carrier
+from roundgate.client import requests
 from roundgate.client.auth import Auth
 from roundgate.client.events import ServerEvent
 from roundgate.client.headers import of_request
@@ -38,9 +39,6 @@ from roundgate.json import encode
 
 T = TypeVar("T")
 
-_META: Final = "io.modelcontextprotocol/"
-_ACCEPT: Final = ("Accept", "application/json, text/event-stream")
-_JSON: Final = ("Content-Type", "application/json")
 _IDENTITY: Final = ("Accept-Encoding", "identity")
 _RETRIES: Final = 2
 
@@ -226,7 +224,9 @@ class Link:
             return
         try:
             async with asyncio.timeout(self.limits.connect_s):
-                response = await self._sender.send_once("DELETE", self._older_headers([_ACCEPT]))
+                response = await self._sender.send_once(
+                    "DELETE", self._older_headers([requests.ACCEPT_BOTH])
+                )
                 await response.close()
         except (ClientError, TimeoutError):
             pass
@@ -235,30 +235,30 @@ class Link:
     # -- one request ------------------------------------------------------------------------------------------------
 
     def _message(self, method: str, params: Json, version: str, listener: Listener) -> Json:
-        message: Json = {"jsonrpc": "2.0", "id": next(self._ids), "method": method}
+        request_id = next(self._ids)
         if is_modern(version):
-            meta = self._metas.get(version)
-            if meta is None:
-                meta = self._metas[version] = {
-                    _META + "protocolVersion": version,
-                    _META + "clientInfo": self._info,
-                    _META + "clientCapabilities": self._capabilities,
-                }
-            own = params.get("_meta")
-            if listener.meta or own:
-                meta = {**(own or {}), **(listener.meta or {}), **meta}
-            message["params"] = {**params, "_meta": meta}
-        else:
-            older = {
-                key: value
-                for key, value in (listener.meta or {}).items()
-                if not key.startswith(_META)
-            }
-            if params or older:
-                message["params"] = (
-                    {**params, "_meta": {**params.get("_meta", {}), **older}} if older else params
-                )
+            meta = self._meta(version, params.get("_meta"), listener)
+            return requests.message(method, params, request_id, meta)
+        message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
+        older = {
+            key: value
+            for key, value in (listener.meta or {}).items()
+            if not key.startswith(requests.META)
+        }
+        if older:
+            message["params"] = {**params, "_meta": {**params.get("_meta", {}), **older}}
+        elif params:
+            message["params"] = params
         return message
+
+    def _meta(self, version: str, own: Json | None, listener: Listener) -> Json:
+        meta = self._metas.get(version)
+        if meta is None:
+            meta = requests.envelope(version, self._info, self._capabilities)
+            self._metas[version] = meta
+        if listener.meta or own:
+            return {**(own or {}), **(listener.meta or {}), **meta}
+        return meta
 
     async def _within_time(self, message: Json, version: str, listener: Listener) -> Json:
         async with self._in_time(message["method"]) as timeout:
@@ -293,7 +293,12 @@ class Link:
             listener: whose headers go with it.
         """
         body = encode(message)
-        headers = [_ACCEPT, _JSON, _IDENTITY, *self._mirrored(message, version, listener)]
+        headers = [
+            requests.ACCEPT_BOTH,
+            requests.SENDS_JSON,
+            _IDENTITY,
+            *self._mirrored(message, version, listener),
+        ]
         if self._observer is not None:
             self._observer("sent", message, None)
         return await self._sender.send("POST", headers, body)

@@ -73,7 +73,7 @@ def reason_of(outcome: Completed[Returned] | Failed) -> str | None:
             return "result"
         case Failed(CallTimeout() | TaskTimeout()):
             return "timeout"
-        case Failed(BackendError(reason=str() as reason)):
+        case Failed(BackendError(reason=str() as reason)) if reason:
             return reason
         case Failed(error):
             return type(error).__name__

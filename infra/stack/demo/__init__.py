@@ -10,13 +10,14 @@ from typing import Any
 
 import httpx
 
-from infra.stack.demo.requests import headers, message
 from infra.stack.stack import Stack
+from roundgate.client import envelope, headers_of, message
 
 CAPABILITIES: dict[str, Any] = {
     "elicitation": {},
     "extensions": {"io.modelcontextprotocol/tasks": {}},
 }
+META = envelope("2026-07-28", {"name": "demo", "version": "1"}, CAPABILITIES)
 ANSWERS: dict[str, dict[str, Any]] = {
     "where": {"city": "Lisbon"},
     "agree": {"go": True},
@@ -45,10 +46,10 @@ class Stage:
 
     async def ask(self, method: str, params: dict[str, Any], told: str) -> dict[str, Any]:
         """One request through the API, and which replica answered it."""
-        asked = message(method, params, CAPABILITIES)
+        asked = message(method, params, 1, META)
         self.say("client", f"{method} {told}", BOLD)
         response = await self.http.post(
-            self.stack.url, json=asked, headers=headers(asked), timeout=40
+            self.stack.url, json=asked, headers=headers_of(asked), timeout=40
         )
         self.say(self.stack.gateways.recent[-1], f"HTTP {response.status_code}", GREEN)
         result: dict[str, Any] = response.json()["result"]
@@ -135,9 +136,9 @@ async def task(stage: Stage) -> str:
 
 
 async def look(stage: Stage, task_id: str) -> dict[str, Any]:
-    asked = message("tasks/get", {"taskId": task_id}, CAPABILITIES)
+    asked = message("tasks/get", {"taskId": task_id}, 1, META)
     response = await stage.http.post(
-        stage.stack.url, json=asked, headers=headers(asked), timeout=40
+        stage.stack.url, json=asked, headers=headers_of(asked), timeout=40
     )
     result: dict[str, Any] = response.json()["result"]
     return result

@@ -49,7 +49,7 @@ def result_of(
     """
     if answer.status >= 300:
         raise BackendError(
-            f"The service answered {answer.status_line}{excerpt(answer)}",
+            f"The service answered {answer.status_line}{_again(answer)}{excerpt(answer)}",
             reason=f"upstream {answer.status}",
         )
     media_type = answer.media_type
@@ -103,6 +103,14 @@ def excerpt(answer: Answer) -> str:
     if not text or not text.isprintable():
         return ""
     return f": {text[:_EXCERPT_CHARS]}{'…' if len(text) > _EXCERPT_CHARS else ''}"
+
+
+def _again(answer: Answer) -> str:
+    """When to try again, if the service says that in seconds."""
+    asked = (answer.retry_after or "").strip()
+    if answer.status not in (429, 503) or not asked.isascii() or not asked.isdecimal():
+        return ""
+    return f"; try again in {asked[:9]} s"
 
 
 def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:

@@ -17,7 +17,8 @@ from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.job import HttpJob, check_job
-from roundgate.backends.http.messages import Answer, Outgoing, with_key
+from roundgate.backends.http.keys import KEYED, key_of, with_key
+from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.policy import with_approval, with_questions
@@ -90,17 +91,21 @@ class HttpBackend:
     def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
         timeout_s = config.timeout_s or self._config.timeout_s
 
-        async def send(outgoing: Outgoing) -> Answer:
-            return await self._service.send(outgoing, timeout_s)
+        declared = config.idempotency_key or (
+            self._config.idempotency_key if config.method in KEYED else None
+        )
 
         async def exchange(outgoing: Outgoing, context: Context) -> Answer:
+            async def send(one: Outgoing) -> Answer:
+                return await self._service.send(one, timeout_s, context.deadline)
+
+            key = await key_of(context, config.method, declared)
             if config.interactive:
-                return Answer.revived(await dialogue(exchange_of(send, outgoing, context), context))
+                return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
-                return Answer.revived(
-                    await follow(HttpJob(config.job, send, with_key(outgoing, context)), context)
-                )
-            answer = await send(with_key(outgoing, context))
+                job = HttpJob(config.job, send, outgoing, key)
+                return Answer.revived(await follow(job, context))
+            answer = await send(with_key(outgoing, key))
             await context.log(
                 "debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status}
             )

@@ -19,6 +19,12 @@ from pydantic import (
 )
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.backends.http.reliability import (
+    BreakerConfig,
+    LimitConfig,
+    RetryConfig,
+    TimeoutsConfig,
+)
 from roundgate.config import Model, TaskMode
 
 
@@ -244,6 +250,10 @@ class HttpToolConfig(Model):
         None, description="JSON Schema of the result, checked and advertised."
     )
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
+    max_response_bytes: int | None = Field(None, description="Overrides the back end's.", ge=1)
+    idempotency_key: HeaderName | None = Field(
+        None, description="Overrides the back end's; for any method."
+    )
     ask_for: list[str] = Field(
         [], description="Arguments for which the user is asked with a form when they are missing."
     )
@@ -351,6 +361,23 @@ class RemoteConfig(BackendConfig):
     )
     timeout_s: float = Field(
         15, description="Seconds for connecting and for the whole answer.", gt=0
+    )
+    timeouts: TimeoutsConfig | None = Field(
+        None, description="Seconds for parts of a request, within timeout_s."
+    )
+    retry: RetryConfig | None = Field(
+        None, description="When a request is sent again. Unset: never, once it has been sent."
+    )
+    idempotency_key: HeaderName | None = Field(
+        None,
+        description="Header that takes a key by which the service knows a POST or PATCH again, such as"
+        " Idempotency-Key; sent with each.",
+    )
+    limit: LimitConfig | None = Field(
+        None, description="How many requests one process has under way to one host."
+    )
+    breaker: BreakerConfig | None = Field(
+        None, description="When a host that fails is left alone for a while."
     )
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
     max_connections: int = Field(

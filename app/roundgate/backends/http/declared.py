@@ -43,6 +43,7 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         destructive=tool.destructive,
         idempotent=tool.idempotent,
         taken=taken or Taken(),
+        max_bytes=tool.max_response_bytes,
     )
 
 

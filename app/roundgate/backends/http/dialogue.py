@@ -13,20 +13,20 @@ from typing import Final
 
 from roundgate import json
 from roundgate.backends.exchange import Answering, Exchange, Kept, asked
-from roundgate.backends.http.messages import Answer, Outgoing, Send, with_key
+from roundgate.backends.http.keys import Key, with_key
+from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.errors import BackendError, ParseError
-from roundgate.replay import Context
 
 INPUT_REQUIRED: Final = "application/vnd.roundgate.input-required+json"
 INPUT_RESPONSES: Final = "application/vnd.roundgate.input-responses+json"
 
 
-def exchange_of(send: Send, outgoing: Outgoing, context: Context) -> Exchange:
+def exchange_of(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
     """The exchanges that a call of a tool with this first request consists of."""
 
     async def exchange(number: int, answering: Answering | None) -> Kept:
         request = outgoing if answering is None else _answering(outgoing, answering)
-        answer = await send(with_key(request, context, number))
+        answer = await send(with_key(request, key, number))
         return _asked(answer) if answer.media_type == INPUT_REQUIRED else answer.kept()
 
     return exchange

@@ -96,6 +96,8 @@ class Endpoint:
     destructive: bool | None = None
     idempotent: bool | None = None
     taken: Taken = Taken()
+    max_bytes: int | None = None
+    """Of an answer; `None`: what holds for the back end."""
     _output: Schema | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -188,7 +190,21 @@ class Endpoint:
                 case _:
                     whole = value
         body, content_type = self._body(members, whole)
-        return Outgoing(self.method, path, query, headers | content_type, body)
+        return Outgoing(
+            self.method,
+            path,
+            query,
+            headers | content_type,
+            body,
+            is_repeatable=self._is_repeatable(),
+            max_bytes=self.max_bytes,
+        )
+
+    def _is_repeatable(self) -> bool:
+        """Whether a request may be sent twice: what the hints say, else what the method means (RFC 9110 9.2.2)."""
+        if self.idempotent is not None:
+            return self.idempotent
+        return self.read_only is True or self.method not in ("POST", "PATCH")
 
     def _body(self, members: dict[str, Any], whole: Any) -> tuple[bytes | None, dict[str, str]]:
         if isinstance(whole, str):

@@ -10,7 +10,8 @@ from roundgate import json
 from roundgate.backends.exchange import Kept
 from roundgate.backends.http.config import HttpJobConfig
 from roundgate.backends.http.endpoint import PATH_VARIABLE
-from roundgate.backends.http.messages import KEY, Answer, Outgoing, Send
+from roundgate.backends.http.keys import Key, with_key
+from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
 from roundgate.errors import BackendError, NotNow, ParseError
 
@@ -37,6 +38,7 @@ class HttpJob:
     config: HttpJobConfig
     send: Send
     outgoing: Outgoing
+    key: Key | None = None
 
     @property
     def has_result(self) -> bool:
@@ -50,7 +52,9 @@ class HttpJob:
             BackendError: the service did not take it, or did not answer with JSON.
         """
         try:
-            return json.decode(_good(await self.send(self.outgoing), "starting the job").body)
+            return json.decode(
+                _good(await self.send(with_key(self.outgoing, self.key)), "starting the job").body
+            )
         except ParseError:
             raise BackendError(
                 "The service started a job but did not say where to follow it"
@@ -112,8 +116,6 @@ def _request(template: str, values: Mapping[str, str], started: Outgoing) -> Out
                 f"The service started a job with {name} = {shown}, which cannot be part of a path"
             ) from None
     headers = {
-        name: value
-        for name, value in started.headers.items()
-        if name.lower() not in ("content-type", KEY)
+        name: value for name, value in started.headers.items() if name.lower() != "content-type"
     }
-    return Outgoing("GET", path, [], headers, None)
+    return Outgoing("GET", path, [], headers, None, is_repeatable=True)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
-
-from roundgate.replay import Context
-
-KEY: Final = "idempotency-key"
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +19,14 @@ class Outgoing:
     body: bytes | None
     raw_query: str = ""
     """More of the query, encoded already."""
+    is_repeatable: bool = False
+    """Whether to send it twice changes no more than to send it once."""
+    has_key: bool = False
+    """Whether it has a key by which the service knows it again."""
+    wants: tuple[str, ...] = ()
+    """Headers of the answer that are of use, in small letters."""
+    max_bytes: int | None = None
+    """Of the answer; `None`: what holds for the back end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,10 @@ class Answer:
     reason: str
     content_type: str
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those that the request wants, by name in small letters."""
+    retry_after: str | None = None
+    """The header of that name, which is not kept."""
 
     @property
     def status_line(self) -> str:
@@ -52,35 +60,15 @@ class Answer:
             "reason": self.reason,
             "content_type": self.content_type,
             "body": body,
+            **({"headers": dict(self.headers)} if self.headers else {}),
         }
 
     @classmethod
     def revived(cls, kept: Mapping[str, Any]) -> Answer:
         """From what `kept` returned."""
-        return cls(
-            kept["status"], kept["reason"], kept["content_type"], base64.b64decode(kept["body"])
-        )
+        body = base64.b64decode(kept["body"])
+        headers = kept.get("headers", {})
+        return cls(kept["status"], kept["reason"], kept["content_type"], body, headers)
 
 
 Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
-
-
-def with_key(outgoing: Outgoing, context: Context, exchange: int = 1) -> Outgoing:
-    """The request with an Idempotency-Key, unless the tool sets one itself.
-
-    A worker may die after it has sent a request and before it has noted so; the next one sends the same key.
-
-    Args:
-        outgoing: the request.
-        context: of the call, from which the key follows.
-        exchange: which request of a dialogue it is, from 1; each has a key of its own.
-    """
-    task_id = context.task_id
-    if (
-        task_id is None
-        or outgoing.method not in ("POST", "PATCH")
-        or KEY in map(str.lower, outgoing.headers)
-    ):
-        return outgoing
-    key = task_id if exchange == 1 else f"{task_id}-{exchange}"
-    return replace(outgoing, headers={KEY: key, **outgoing.headers})

@@ -63,7 +63,11 @@ class Redactor:
         body = self._without(answer.body)
         content_type = self._without(answer.content_type.encode("utf-8", "replace")).decode()
         reason = self._without(answer.reason.encode("utf-8", "replace")).decode()
-        return replace(answer, body=body, content_type=content_type, reason=reason)
+        headers = {
+            name: self._without(value.encode("utf-8", "replace")).decode()
+            for name, value in answer.headers.items()
+        }
+        return replace(answer, body=body, content_type=content_type, reason=reason, headers=headers)
 
     def _without(self, data: bytes) -> bytes:
         for needle in self.needles:

@@ -16,9 +16,14 @@ from urllib.parse import urlsplit
 from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import ClientCredentials, Credential, RemoteConfig
+from roundgate.backends.http.failures import no_answer
+from roundgate.backends.http.hosts import Hosts
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.oauth import TokenSource
+from roundgate.backends.http.reliability import TimeoutsConfig
+from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
+from roundgate.clock import Deadline
 from roundgate.errors import AnswerTooLarge, BackendError, UnknownEncoding
 from roundgate.tls import trust_store
 
@@ -40,6 +45,7 @@ class Service:
         credentials: Sequence[Credential],
         redacted: Redactor,
         certificates: Certificates | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """No connection is opened yet.
 
@@ -49,6 +55,7 @@ class Service:
             credentials: those of every request.
             redacted: takes secrets out of answers.
             certificates: for TLS; `None`: the public authorities are believed.
+            hosts: those of the back end, where it has several services.
         """
         self.name = config.name
         self._config = config
@@ -59,6 +66,10 @@ class Service:
         self._client: httpx.AsyncClient | None = None
         self._redacted = redacted
         self._certificates = certificates
+        hosts = hosts or Hosts(config)
+        self._clock = hosts.clock
+        self._gate = hosts.gate(base_url)
+        self._retries = Retries(config.retry, config.name, hosts.clock)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
@@ -66,32 +77,40 @@ class Service:
             await self._client.aclose()
             self._client = None
 
-    async def send(self, outgoing: Outgoing, timeout_s: float) -> Answer:
-        """Send one request and read its whole answer.
+    async def send(
+        self, outgoing: Outgoing, timeout_s: float, deadline: Deadline | None = None
+    ) -> Answer:
+        """Send one request, again where that is wanted and safe, and read its whole answer.
 
         Args:
             outgoing: the request.
-            timeout_s: seconds until the whole answer has to be here.
+            timeout_s: seconds until the whole answer has to be here, each time that it is sent.
+            deadline: of the call.
 
         Raises:
-            BackendError: the service cannot be reached, is too slow, answers too much, or redirects off its origin.
+            BackendError: the service cannot be reached, is too slow, answers too much, or redirects off its origin; or
+                it is busy, or left alone for a while.
         """
+        until = deadline or self._clock.deadline(None)
+
+        async def once() -> Answer:
+            return await self._gate.through(lambda: self._once(outgoing, timeout_s), until)
+
+        return await self._retries.send(outgoing, once, until)
+
+    async def _once(self, outgoing: Outgoing, timeout_s: float) -> Answer:
         import httpx
 
         what = f"{outgoing.method} {outgoing.path} of {self.name}"
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(outgoing, what, timeout_s)
-        except (TimeoutError, httpx.TimeoutException):
+        except (httpx.InvalidURL, httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise BackendError(
-                f"{what} did not answer within {timeout_s:g} s; try again later or ask for less",
-                reason="upstream timeout",
+                f"{what} failed: the request cannot be sent ({type(error).__name__})"
             ) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise BackendError(
-                f"{what} failed: the service could not be reached ({_cause(error)})",
-                reason="upstream unreachable",
-            ) from None
+        except (TimeoutError, httpx.HTTPError) as error:
+            raise no_answer(error, what, timeout_s, self._config.timeouts) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         client = self._ready_client()
@@ -104,13 +123,13 @@ class Service:
             params=[*outgoing.query] or None,
             headers=outgoing.headers,
             content=outgoing.body,
-            timeout=timeout_s,
+            timeout=_timeout(timeout_s, self._config.timeouts),
         )
         for _ in range(_MAX_REDIRECTS + 1):
             response = await _sent(client, request)
             try:
                 if response.next_request is None:
-                    return await self._read(response, what)
+                    return await self._read(response, what, outgoing)
                 if not _same_origin(str(response.next_request.url), self._base_url):
                     raise BackendError(
                         f"{what} redirects to another host, which the gateway does not follow"
@@ -120,8 +139,8 @@ class Service:
                 await response.aclose()
         raise BackendError(f"{what} redirects more than {_MAX_REDIRECTS} times")
 
-    async def _read(self, response: httpx.Response, what: str) -> Answer:
-        limit = self._config.max_response_bytes
+    async def _read(self, response: httpx.Response, what: str, outgoing: Outgoing) -> Answer:
+        limit = outgoing.max_bytes or self._config.max_response_bytes
         encoding = response.headers.get("content-encoding", "")
         try:
             unpacker = Unpacker(encoding, limit)
@@ -136,9 +155,16 @@ class Service:
             raise BackendError(
                 f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
             ) from None
-        content_type = response.headers.get("content-type", "")
+        headers = response.headers
         answer = self._redacted(
-            Answer(response.status_code, response.reason_phrase, content_type, body)
+            Answer(
+                response.status_code,
+                response.reason_phrase,
+                headers.get("content-type", ""),
+                body,
+                {name: headers[name] for name in outgoing.wants if name in headers},
+                headers.get("retry-after"),
+            )
         )
         return answer if self._tokens is None else Redactor.of_secrets(self._tokens.recent)(answer)
 
@@ -173,16 +199,17 @@ class Service:
         return self._client
 
 
-def _cause(error: BaseException) -> str:
-    """What a person can do something about: a certificate that is not believed says why, without addresses."""
-    import ssl
+def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
+    import httpx
 
-    behind: BaseException | None = error
-    while behind is not None:
-        if isinstance(behind, ssl.SSLCertVerificationError):
-            return f"its certificate is not believed: {behind.verify_message}"
-        behind = behind.__cause__ or behind.__context__
-    return type(error).__name__
+    if phases is None:
+        return httpx.Timeout(timeout_s)
+    return httpx.Timeout(
+        timeout_s,
+        connect=phases.connect_s or timeout_s,
+        write=phases.write_s or timeout_s,
+        read=phases.read_s or timeout_s,
+    )
 
 
 async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:

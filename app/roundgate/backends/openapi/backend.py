@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_plus
@@ -18,7 +18,9 @@ from roundgate.backends.base import Offering, Shared, Tool, ToolAbout
 from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import Credential
-from roundgate.backends.http.messages import Answer, Outgoing, with_key
+from roundgate.backends.http.hosts import Hosts
+from roundgate.backends.http.keys import KEYED, key_of, with_key
+from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.openapi.config import OpenApiBackendConfig
@@ -52,6 +54,7 @@ class OpenApiBackend:
         self._fetches = shared.fetches
         self._redacted = Redactor.of(config, slots=config.credentials.values())
         self._certificates = Certificates(config.tls, origin.at("tls"))
+        self._hosts = Hosts(config)
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
 
     async def offer(self) -> Offering:
@@ -123,6 +126,7 @@ class OpenApiBackend:
                 self.credentials(names),
                 self._redacted,
                 self._certificates,
+                self._hosts,
             )
         return self._services[key]
 
@@ -166,14 +170,21 @@ class _Operation:
         outgoing = request(ready.plan, arguments)
         _check_names(outgoing, ready.taken)
         await context.continue_as_task()
-        answer = await ready.service.send(
-            with_key(outgoing, context), self._backend.config.timeout_s
-        )
+        answer = await self._sent(ready.service, outgoing, context)
         about = {"upstream": self._backend.name, "method": outgoing.method, "status": answer.status}
         await context.log("debug", about)
         if len(answer.body) > _LARGE:
             return await asyncio.to_thread(self._result, answer, ready.output)
         return self._result(answer, ready.output)
+
+    async def _sent(self, service: Service, outgoing: Outgoing, context: Context) -> Answer:
+        config, method = self._backend.config, outgoing.method
+        key = await key_of(context, method, config.idempotency_key if method in KEYED else None)
+        override = config.override.get(self._row.name)
+        hint = None if override is None else override.idempotent
+        is_repeatable = method not in KEYED if hint is None else hint
+        keyed = with_key(replace(outgoing, is_repeatable=is_repeatable), key)
+        return await service.send(keyed, config.timeout_s, context.deadline)
 
     def _result(self, answer: Answer, output: Schema | None) -> ToolResult:
         return result_of(self._row.name, answer, "", output, lenient=True)

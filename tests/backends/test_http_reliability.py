@@ -1,0 +1,259 @@
+"""Services that fail, are slow or have little room: tries, keys, places, the circuit breaker, times of parts."""
+
+import asyncio
+import logging
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from roundgate.backends.http.breaker import Breaker, Host
+from roundgate.backends.http.reliability import BreakerConfig
+from roundgate.backends.http.retries import retry_after_s
+from roundgate.errors import BackendError
+from tests.support.clocks import FixedClock
+from tests.support.services import answer, gateway_to, service
+from tests.support.till import till
+
+QUICK = {"pause_s": 0.01}
+GOOD = answer(b'"good"')
+AWAY = answer(b"{}", "503 Service Unavailable")
+CUT = answer(b"{}", length=50, Connection="close")
+POST = {"method": "POST", "arguments": {"a": {}}}
+
+
+async def said(
+    *answers: bytes, retry: dict[str, Any] | None = None, **tool: Any
+) -> tuple[str, int]:
+    """What the tool says when the service answers so, and how often it was asked."""
+    backend = {} if retry is None else {"retry": {**QUICK, **retry}}
+    async with service(*answers) as told, gateway_to(told.url, tool, **backend) as gate:
+        return await gate.text("tool"), len(told.requests)
+
+
+# ---- tries
+
+
+@pytest.mark.parametrize("failure", [AWAY, CUT, b"", answer(b"", "429 Too Many Requests")])
+async def test_what_changes_nothing_is_sent_again_where_that_is_wanted(failure: bytes) -> None:
+    assert await said(failure, failure, GOOD, retry={}) == ("good", 3)
+    assert (await said(failure, failure, GOOD, retry={"attempts": 2}))[1] == 2
+    assert (await said(failure, GOOD))[1] == 1
+    assert await said(failure, GOOD, retry={}, method="DELETE") == ("good", 2)
+
+
+@pytest.mark.parametrize(
+    ("tool", "requests"),
+    [
+        ({"method": "POST"}, 1),
+        ({"method": "PATCH"}, 1),
+        ({"method": "GET", "idempotent": False}, 1),
+        ({"method": "POST", "idempotent": True}, 2),
+        ({"method": "POST", "read_only": True}, 2),
+        ({"method": "POST", "idempotency_key": "X-Request-Id"}, 2),
+        ({"method": "POST", "headers": {"Idempotency-Key": "own"}}, 1),
+    ],
+)
+@pytest.mark.parametrize("failure", [AWAY, CUT])
+async def test_what_may_change_something_twice_is_sent_once(
+    failure: bytes, tool: dict[str, Any], requests: int
+) -> None:
+    assert (await said(failure, GOOD, retry={}, **tool))[1] == requests
+
+
+@pytest.mark.parametrize("status", ["400 Bad", "401 No", "404 Not Found", "409 Conflict", "501 No"])
+async def test_an_answer_that_will_be_the_same_is_not_asked_for_again(status: str) -> None:
+    text, requests = await said(answer(b"", status), GOOD, retry={})
+    assert (text, requests) == (f"The service answered {status}", 1)
+
+
+async def test_a_service_that_is_still_at_a_key_is_asked_again_for_its_answer() -> None:
+    busy = answer(b"", "409 Conflict")
+    keyed = {"method": "POST", "idempotency_key": "Idempotency-Key"}
+    assert await said(CUT, busy, GOOD, retry={}, **keyed) == ("good", 3)
+    assert (await said(busy, GOOD, retry={}, **keyed))[1] == 1
+    assert (await said(CUT, busy, GOOD, retry={}, method="PUT"))[1] == 2
+
+
+async def test_a_pause_that_the_service_asks_for_is_kept_if_there_is_time() -> None:
+    wait = answer(b"", "429 Too Many Requests", Retry_After="0")
+    assert await said(wait, GOOD, retry={}) == ("good", 2)
+    longer = answer(b"", "429 Too Many Requests", Retry_After="3600")
+    text, requests = await said(longer, GOOD, retry={})
+    assert (text, requests) == (
+        "The service answered 429 Too Many Requests; try again in 3600 s",
+        1,
+    )
+
+
+def test_a_pause_is_asked_for_in_seconds_or_as_a_date() -> None:
+    clock = FixedClock()
+    at = formatdate(clock.now_ms() / 1000 + 90, usegmt=True)
+    gone = formatdate(clock.now_ms() / 1000 - 90, usegmt=True)
+    told = {
+        "7": 7.0,
+        " 0 ": 0.0,
+        at: 90.0,
+        gone: 0.0,
+        "-5": None,
+        "soon": None,
+        "": None,
+        None: None,
+    }
+    told |= {"9" * 400: 999999999.0, "١": None, "Mon, 99 Foo 2026 99:99:99 GMT": None}
+    assert {value: retry_after_s(value, clock) for value in told} == told
+
+
+async def test_a_charge_whose_answer_is_lost_is_charged_once_where_the_service_takes_keys() -> None:
+    async with till() as one:
+        one.lose = 2
+        keyed = {"retry": QUICK, "idempotency_key": "Idempotency-Key"}
+        async with gateway_to(one.url, POST, **keyed) as gate:
+            result = await gate.call("tool", {"a": "x"})
+            assert result["structuredContent"] == {"receipt": 1}
+            await gate.call("tool", {"a": "x"})  # another call is another charge
+        assert (one.charges, len(one.keys), len(set(one.keys))) == (['{"a":"x"}'] * 2, 4, 2)
+    async with till() as one:
+        one.lose = 2
+        async with gateway_to(one.url, POST, retry=QUICK) as gate:
+            assert (await gate.call("tool", {"a": "x"}))["isError"] is True
+        assert (one.charges, one.keys) == (['{"a":"x"}'], [None])
+
+
+async def test_the_key_of_a_client_makes_two_calls_one_charge() -> None:
+    async with till() as one:
+        async with gateway_to(one.url, POST, idempotency_key="Idempotency-Key") as gate:
+            for key in ("a\r\nX-Evil: 1", "k", "k", "l"):
+                params = {"name": "tool", "arguments": {"a": "x"}}
+                named: dict[str, Any] = {"roundgate/idempotencyKey": key}
+                await gate.post("tools/call", params, **named)
+        assert len(one.keys) == 3
+        assert len(one.charges) == 2
+
+
+# ---- places
+
+
+async def test_a_hundred_calls_never_have_more_than_eight_requests_under_way() -> None:
+    async with till() as one:
+        one.pause_s = 0.01
+        limit = {"concurrent": 8, "waiting": 100}
+        async with gateway_to(one.url, POST, limit=limit) as gate:
+            calls = [gate.call("tool", {"a": str(number)}) for number in range(100)]
+            results = await asyncio.gather(*calls)
+        assert not [result for result in results if "isError" in result]
+        assert (one.most_at_once, len(one.charges)) == (8, 100)
+
+
+async def test_who_cannot_wait_is_told_so_and_who_gives_up_takes_no_place() -> None:
+    async with service(GOOD, pause_s=0.3) as told:
+        limit = {"concurrent": 1, "waiting": 1, "wait_s": 0.05}
+        async with gateway_to(told.url, {}, limit=limit) as gate:
+            first = asyncio.create_task(gate.call("tool"))
+            for _ in range(1000):
+                if told.requests:
+                    break
+                await asyncio.sleep(0.005)
+            second = asyncio.create_task(gate.text("tool"))
+            await asyncio.sleep(0.01)
+            third = await gate.text("tool")
+            assert third == (
+                "api is busy: 1 requests to its service are under way and 1 more wait; try again later"
+            )
+            assert "none was over within 0.05 s" in await second
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert await gate.text("tool") == "good"
+
+
+# ---- the breaker
+
+
+def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> None:
+    clock = FixedClock()
+    breaker = Breaker(BreakerConfig(failures=3, pause_s=30), Host("api", "h:80"), clock)
+    for _ in range(2):
+        breaker.failed(breaker.admit(), "it broke")
+    breaker.succeeded(breaker.admit())
+    late = breaker.admit()
+    for _ in range(3):
+        breaker.failed(breaker.admit(), "it broke")
+    with pytest.raises(
+        BackendError, match=r"failed 3 times in a row, last because it broke; .* 30 s"
+    ):
+        breaker.check()
+    breaker.succeeded(late)  # was sent before: it says nothing of now
+    clock.skip(29.5)
+    with pytest.raises(BackendError, match="try again in 1 s"):
+        breaker.admit()
+    clock.skip(1)
+    tried = breaker.admit()
+    with pytest.raises(BackendError, match="in a moment"):
+        breaker.admit()
+    breaker.gave_up(tried)  # the caller went away: another may try
+    breaker.failed(breaker.admit(), "it broke again")
+    with pytest.raises(
+        BackendError, match=r"4 times in a row, last because it broke again; .* 30 s"
+    ):
+        breaker.check()
+    clock.skip(31)
+    breaker.succeeded(breaker.admit())
+    breaker.succeeded(breaker.admit())
+
+
+async def test_a_service_that_is_away_is_left_alone_and_heals(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "roundgate.backends")
+    breaker = {"failures": 2, "pause_s": 0.2}
+    async with service(AWAY, CUT, AWAY, GOOD) as told:
+        port = told.port
+        async with gateway_to(told.url, {}, breaker=breaker) as gate:
+            for _ in range(2):
+                await gate.call("tool")
+            text = await gate.text("tool")
+            assert text.startswith(
+                "api is left alone for a while: its service has failed 2 times in a row"
+            )
+            assert len(told.requests) == 2
+            await asyncio.sleep(0.25)
+            await gate.call("tool")  # the one that is tried
+            assert "left alone" in await gate.text("tool")
+            await asyncio.sleep(0.25)
+            assert [await gate.text("tool") for _ in range(3)] == ["good"] * 3
+    records = [record for record in caplog.records if record.name == "roundgate.backends"]
+    assert [record.getMessage() for record in records] == [
+        *["a host is left alone for a while"] * 2,
+        "a host is called again",
+    ]
+    assert records[0].fields["host"] == f"127.0.0.1:{port}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("status", ["400 Bad", "401 No", "404 No", "429 Slow", "500 Oops"])
+async def test_what_a_caller_can_bring_about_opens_nothing(status: str) -> None:
+    async with service(answer(b"", status)) as told:
+        async with gateway_to(told.url, {}, breaker={"failures": 1}) as gate:
+            for _ in range(3):
+                assert status in await gate.text("tool")
+        assert len(told.requests) == 3
+
+
+# ---- times of parts
+
+
+async def test_a_service_that_falls_silent_is_given_up_early() -> None:
+    times = {"timeouts": {"read_s": 0.1}, "timeout_s": 20}
+    async with service(GOOD, pause_s=1) as told, gateway_to(told.url, {}, **times) as gate:
+        assert await gate.text("tool") == (
+            "GET / of api failed: the service was silent for 0.1 s; try again later"
+        )
+
+
+async def test_a_tool_may_have_its_own_bound_of_an_answer() -> None:
+    tools = ({"name": "small", "max_response_bytes": 10}, {"name": "usual"})
+    async with (
+        service(answer(b'"' + b"x" * 100 + b'"')) as told,
+        gateway_to(told.url, *tools) as gate,
+    ):
+        assert "more than 10 bytes" in await gate.text("small")
+        assert len(await gate.text("usual")) == 100
