@@ -93,7 +93,7 @@ def raised(function: Any, *arguments: Any) -> BaseException:
     return caught.value.with_traceback(caught.value.__traceback__.tb_next)
 
 
-REQUEST = {"method": "tools/call", "name": "refund", "subject": "ada", "status": 200}
+REQUEST: dict[str, Any] = {"method": "tools/call", "name": "refund", "subject": "ada", "status": 200}
 
 
 def test_a_request_is_one_line_with_method_tool_status_and_time() -> None:
@@ -207,4 +207,4 @@ def test_text_is_for_terminals_unless_something_else_is_asked_for(
         root.handlers.clear()
         logs.configure("info", form, alone=alone)
         logs.RequestLog().write({"method": "ping", "outcome": "ok"})
-        assert sys.stderr.getvalue().startswith("{") is not is_text  # type: ignore[attr-defined]
+        assert sys.stderr.getvalue().startswith("{") is not is_text  # type: ignore[union-attr]
