@@ -93,7 +93,12 @@ def raised(function: Any, *arguments: Any) -> BaseException:
     return caught.value.with_traceback(caught.value.__traceback__.tb_next)
 
 
-REQUEST: dict[str, Any] = {"method": "tools/call", "name": "refund", "subject": "ada", "status": 200}
+REQUEST: dict[str, Any] = {
+    "method": "tools/call",
+    "name": "refund",
+    "subject": "ada",
+    "status": 200,
+}
 
 
 def test_a_request_is_one_line_with_method_tool_status_and_time() -> None:
