@@ -2,6 +2,7 @@
 
     scripts/bench-clients                 10,000 sequential calls of each, three rounds in turn
     scripts/bench-clients 2000            as many as that
+    scripts/bench-clients --commands      see `bench.commands`
 
 The server is the gateway of `bench/gateway.yaml` on a core of its own, each client a fresh process on the other one.
 A call is `tools/call` of `add`, each with other numbers, and every answer is checked. The start is from `exec` to the
@@ -29,6 +30,11 @@ PATIENCE_S = 600
 def main() -> int:
     if sys.argv[1:2] == ["--client"]:
         asyncio.run(_measure(sys.argv[2], sys.argv[3], int(sys.argv[4])))
+        return 0
+    if sys.argv[1:2] == ["--commands"]:
+        from bench.commands import measure
+
+        print(measure(int(sys.argv[2]) if sys.argv[2:] else 10))
         return 0
     calls = int(sys.argv[1]) if sys.argv[1:] else 10_000
     gateway = next(subject for subject in SUBJECTS if subject.name == "gateway")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import Server, running
+from tests.support.server import Server, serving
 from tests.support.terminal import Terminal, needs_tmux
 
 COMMAND = [sys.executable, "-m", "roundgate.cli"]
@@ -28,11 +27,7 @@ tasks: {poll_interval_ms: 100}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("cli")
-    (folder / "gateway.yaml").write_text(CONFIG)
-    shutil.copy(Path(__file__).parent / "served.py", folder / "served.py")
-    with running(
-        folder / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{folder / 'tasks.sqlite3'}"}
-    ) as server:
+    with serving(folder, CONFIG, Path(__file__).with_name("served.py")) as server:
         yield server
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from roundgate.cli.dialogue.history import MAX_LINES, FileHistory, default_path
 from roundgate.cli.dialogue.lines import Lines
 from roundgate.cli.shell import Shell
 from roundgate.client import Client
-from tests.support.server import Server, running
+from tests.support.server import Server, serving
 from tests.support.terminal import Terminal, needs_tmux
 
 CONFIG = """\
@@ -33,10 +32,7 @@ tasks: {poll_interval_ms: 100}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("shell")
-    (folder / "gateway.yaml").write_text(CONFIG)
-    shutil.copy(Path(__file__).parent / "served.py", folder / "served.py")
-    store = f"sqlite:///{folder / 'tasks.sqlite3'}"
-    with running(folder / "gateway.yaml", {"GATEWAY_STORE": store}) as server:
+    with serving(folder, CONFIG, Path(__file__).with_name("served.py")) as server:
         yield server
 
 

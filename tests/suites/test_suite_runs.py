@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from roundgate.client import Client, Question
 from roundgate.suites import CaseResult, Run, Secrets, Snapshots, Verdict
 from roundgate.suites.patterns import MAX_SHOWN, differences
 from roundgate.suites.script import Script
-from tests.support.server import Server, running
+from tests.support.server import Server, serving
 
 CONFIG = """\
 server: {name: tested, version: "1"}
@@ -26,10 +25,7 @@ tasks: {poll_interval_ms: 100}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("suites")
-    (folder / "gateway.yaml").write_text(CONFIG)
-    shutil.copy(Path(__file__).parent / "tested.py", folder / "tested.py")
-    store = f"sqlite:///{folder / 'tasks.sqlite3'}"
-    with running(folder / "gateway.yaml", {"GATEWAY_STORE": store}) as server:
+    with serving(folder, CONFIG, Path(__file__).with_name("tested.py")) as server:
         yield server
 
 

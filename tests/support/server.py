@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,3 +115,13 @@ def _wait_until_it_answers(server: Server) -> None:
             else:
                 return
     raise AssertionError(f"the server did not start: {server.log.read_text()}")
+
+
+@contextmanager
+def serving(folder: Path, config: str, tools: Path) -> Iterator[Server]:
+    """A gateway of a configuration and a module of tools, both copied to a folder, which its store is in, too."""
+    (folder / "gateway.yaml").write_text(config)
+    shutil.copy(tools, folder / tools.name)
+    store = f"sqlite:///{folder / 'tasks.sqlite3'}"
+    with running(folder / "gateway.yaml", {"GATEWAY_STORE": store}) as server:
+        yield server

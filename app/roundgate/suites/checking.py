@@ -10,7 +10,7 @@ from typing import Any, Final
 from roundgate.config import Origin
 from roundgate.errors import ParseError, Problem
 from roundgate.protocol import Schema
-from roundgate.suites import paths, patterns, variables
+from roundgate.suites import paths, patterns, regexes, variables
 from roundgate.suites.models import ACTIONS, AnswerRule, Expect, Save, SnapshotOf, Step, Suite
 
 _PATTERNS: Final = (
@@ -176,10 +176,8 @@ def _answers(given: Any, at: Origin) -> Iterator[Problem]:
 
 
 def _regex(rule: AnswerRule, at: Origin) -> Iterator[Problem]:
-    try:
-        re.compile(rule.message or "")
-    except re.error as error:
-        yield at.at("message").problem(f"is no regular expression: {error}", "correct it")
+    if (problem := regexes.problem(rule.message or "")) is not None:
+        yield at.at("message").problem(problem, "correct it")
 
 
 def _pattern(pattern: Any, at: Origin) -> Iterator[Problem]:

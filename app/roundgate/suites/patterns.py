@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from roundgate.protocol import Schema
+from roundgate.suites import regexes
 
 MAX_SHOWN: Final = 2_000
 MAX_DIFFERENCES: Final = 20
@@ -315,11 +315,7 @@ def _want(kind: str, words: str) -> Callable[[Any], str | None]:
 def _regex(operand: Any) -> str | None:
     if not isinstance(operand, str):
         return "needs a regular expression as text"
-    try:
-        re.compile(operand)
-    except re.error as error:
-        return f"is no regular expression: {error}"
-    return None
+    return regexes.problem(operand)
 
 
 def _size(operand: Any) -> str | None:
@@ -397,7 +393,7 @@ MATCHERS: Final[Mapping[str, Matcher]] = MappingProxyType(
         ),
         "$regex": _simple(
             "text that matches /{}/",
-            lambda operand, value: isinstance(value, str) and bool(re.search(operand, value)),
+            lambda operand, value: isinstance(value, str) and regexes.is_found(operand, value),
             _regex,
         ),
         "$schema": Matcher("what the schema {} allows", _schema, _usable),
