@@ -18,7 +18,7 @@ from roundgate.cli import (
     task_options,
 )
 from roundgate.errors import ConfigError, UsageError
-from roundgate.logs.escaping import escaped
+from roundgate.logs import escaped
 
 _GROUPS: Final = (
     repository_options,

@@ -44,8 +44,16 @@ _AT: Final = "\x00"
 
 def place_of(error: BaseException) -> str | None:
     """The innermost line of the user's own code that an exception passed, as `tools.py:14`; `None` without one."""
+    found = innermost(error)
+    return f"{shown(found[0])}:{found[1]}" if found else None
+
+
+def innermost(error: BaseException) -> tuple[str, int] | None:
+    """File and number of that line; of a syntax error, where that is."""
+    if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
+        return error.filename, error.lineno or 1
     own = [place for place in _places(error.__traceback__) if _is_own(place[0])]
-    return f"{shown(own[-1][0])}:{own[-1][1]}" if own else None
+    return own[-1][:2] if own else None
 
 
 def _chain(error: BaseException, seen: set[int], indent: str) -> Iterator[str]:

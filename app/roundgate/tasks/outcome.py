@@ -20,7 +20,7 @@ from roundgate.errors import (
     TaskTimeout,
     ToolError,
 )
-from roundgate.logs.frames import place_of
+from roundgate.logs import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
 from roundgate.replay import Completed, Failed
 
