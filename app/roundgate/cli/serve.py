@@ -18,8 +18,9 @@ from uvicorn.supervisors import Multiprocess
 
 from roundgate import main
 from roundgate.cli.arguments import into_environment
-from roundgate.config import ConfigFile, HttpConfig, Settings
-from roundgate.errors import ConfigError, UsageError
+from roundgate.cli.exposure import LOOPBACK, check_exposure
+from roundgate.cli.ports import bind
+from roundgate.config import HttpConfig
 from roundgate.http import server
 from roundgate.reload import terminal_watch
 from roundgate.startup import is_private, read_configuration
@@ -31,8 +32,6 @@ GRACEFUL_SHUTDOWN_S = 10
 ACCEPTS_AT_ONCE = 16
 log = logging.getLogger("roundgate")
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop.
@@ -43,13 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     into_environment(arguments)
     using, file = read_configuration(os.environ)
-    _check_exposure(file, using, arguments.host)
+    check_exposure(file, using, arguments.host)
     if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
         os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
         using = replace(using, show_errors="on")
     # with several workers each makes its own; this one finds the problems, once
     app = main.build_app(file, using)
-    bound = _bind(arguments.host, arguments.port)
+    bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
@@ -64,32 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _serve(uvicorn.Config(app, **options), bound)
     return 0
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket of this address; port 0 is one that the system chooses.
-
-    Raises:
-        UsageError: it cannot be had.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # a name such as localhost may stand for both: clients of either kind try IPv4
-        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"--host {host}: this is no address of this machine ({error})") from None
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise UsageError(
-            f"--port {port}: it cannot be had at {host} ({error.strerror}); "
-            "end what has it, or choose another (0: any that is free)"
-        ) from None
-    bound.set_inheritable(True)
-    return bound
 
 
 def url_of(bound: socket.socket, host: str, path: str) -> str:
@@ -141,16 +114,3 @@ def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
         running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])
     if not running.started:
         sys.exit(STARTUP_FAILURE)
-
-
-def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
-    """Without authentication everybody who reaches the gateway is its one local subject: not on a public address.
-
-    Raises:
-        ConfigError: nobody said that this is meant.
-    """
-    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
-        return
-    remedy = "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front authenticates"
-    message = f"there is no authentication, but --host {host} can be reached from outside"
-    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

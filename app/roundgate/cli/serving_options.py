@@ -19,7 +19,7 @@ EXAMPLES: Final = {
         "roundgate serve gateway.yaml --port 0 --log-level debug",
         "roundgate serve --host 0.0.0.0 --workers 4",
     ),
-    "check": ("roundgate check", "roundgate check deployments/prod.yaml"),
+    "check": ("roundgate check", "roundgate check --file-only deployments/prod.yaml"),
     "compile": ("roundgate compile gateway.yaml",),
     "keys": ("roundgate keys new", "roundgate keys rotate --stage 1"),
     "worker": ("roundgate worker gateway.yaml",),
@@ -83,6 +83,13 @@ def _add_check(commands: Commands) -> None:
         "check", help="find every problem in a configuration, and list what it serves"
     )
     check.add_argument("config", nargs="?", type=Path, help="as for serve")
+    check.add_argument(
+        "--file-only",
+        action="store_true",
+        help="do not look at this environment: the file is served somewhere else",
+    )
+    check.add_argument("--host", default="127.0.0.1", help="as for serve")
+    check.add_argument("--port", type=port, help="find out whether this port can be had, too")
 
 
 def _add_compile(commands: Commands) -> None:

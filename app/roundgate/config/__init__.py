@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from roundgate.config.base import TaskMode as TaskMode
     from roundgate.config.base import WithoutTasks as WithoutTasks
     from roundgate.config.loading import ConfigFile as ConfigFile
+    from roundgate.config.loading import Inspected as Inspected
+    from roundgate.config.loading import inspect as inspect
     from roundgate.config.loading import load as load
     from roundgate.config.models import AuthorizerConfig as AuthorizerConfig
     from roundgate.config.models import CacheHint as CacheHint
@@ -34,7 +36,7 @@ else:
         __name__,
         {
             ".base": "Model Origin TaskMode WithoutTasks",
-            ".loading": "ConfigFile load",
+            ".loading": "ConfigFile Inspected inspect load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
             "HttpConfig JwtAuthConfig LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
             ".settings": "Settings",

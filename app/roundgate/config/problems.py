@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from roundgate.backends import registry
 from roundgate.config.base import Origin
-from roundgate.config.models import GatewayConfig
 from roundgate.errors import Problem
 
 _REMEDIES: Final = {
@@ -27,7 +26,7 @@ _RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
 def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     """What the models refuse, as problems with a place and a remedy."""
     found: list[Problem] = []
-    for detail in error.errors(include_input=False, include_url=False):
+    for detail in error.errors(include_url=False):
         # pydantic puts what it calls a model of several into the location; the file has no such step
         loc = [step for step in detail["loc"] if not str(step).startswith("<")]
         message = detail["msg"].removeprefix("Value error, ")
@@ -36,21 +35,34 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
         )
         if detail["type"] == "extra_forbidden" and "tools" in loc and loc[-1] in _RENAMED:
             remedy = f"write {_RENAMED[str(loc[-1])]}, which is what it is called now"
+        if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
+            remedy = f'quote it: {_of_yaml(detail["input"])}, so write "…" around it'
         found.append(origin.at(*loc).problem(message, remedy))
     return found
 
 
-def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
-    """What is wrong between parts that are right by themselves."""
+def _of_yaml(given: float) -> str:
+    """What YAML makes of a text without quotes."""
+    if isinstance(given, bool):
+        return "YAML takes yes, no, on, off, true and false for a truth value"
+    return "YAML takes it for a number"
+
+
+def cross_checks(value: Any, origin: Origin) -> list[Problem]:
+    """What is wrong between parts of a file, whether they are right by themselves or not."""
     problems: list[Problem] = []
     seen: dict[str, int] = {}
-    for index, backend in enumerate(config.backends):
-        if backend.name in seen:
-            where = f"backends[{seen[backend.name]}]"
+    entries = value.get("backends") if isinstance(value, dict) else None
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            continue
+        if name in seen:
+            where = f"backends[{seen[name]}]"
             problems.append(
                 origin.at("backends", index, "name").problem(
                     f"is the name of {where} too", "choose another"
                 )
             )
-        seen.setdefault(backend.name, index)
+        seen.setdefault(name, index)
     return problems
