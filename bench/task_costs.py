@@ -46,6 +46,10 @@ class Consent(BaseModel):
     go: bool
 
 
+async def nobody_listens(method: str, uri: str | None) -> None:
+    """Where changes are published."""
+
+
 async def work(ctx: Context, size: int) -> dict[str, str]:
     """The tool."""
     made = await ctx.step("make", lambda: "x" * size)
@@ -78,7 +82,7 @@ class Shop:
         config, catalog = TasksConfig(), loading.apart(build([OneTool()], page_size=1))
         self.queue = queue
         self.tasks = Tasks(store, queue, clock, config)
-        self.worker = Worker(catalog, store, queue, clock, config, lambda method, uri: None)
+        self.worker = Worker(catalog, store, queue, clock, config, nobody_listens)
 
     async def begin(self, size: int) -> TaskRef:
         """A new task, whose step and result have that many characters."""

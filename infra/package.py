@@ -20,6 +20,7 @@ import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -176,10 +177,16 @@ def copy_app(function: Function, staging: Path) -> None:
 
 
 def compile_documents(config: Path) -> None:
-    """Indexes of the documents that back ends are described by, beside the configuration: a function fetches none."""
+    """Indexes of what describes back ends, beside the configuration: a function fetches nothing, and asks nobody."""
     declared = yaml.safe_load(config.read_text("utf-8")).get("backends") or []
-    if any(isinstance(entry, dict) and entry.get("kind") == "openapi" for entry in declared):
+    if any(isinstance(entry, dict) and is_described(entry) for entry in declared):
         subprocess.run([sys.executable, "-m", "roundgate.cli", "compile", str(config)], check=True)
+
+
+def is_described(entry: dict[str, Any]) -> bool:
+    """Whether the tools of a back end are in a document, or in a function."""
+    kind = entry.get("kind")
+    return kind == "openapi" or (kind == "lambda" and bool(entry.get("describe")))
 
 
 def copy_config(config: Path, staging: Path) -> None:

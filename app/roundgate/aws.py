@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -98,10 +99,10 @@ NOT_NOW: Final = frozenset(
 _making_clients = threading.Lock()  # a session must not make two at once
 
 
-def client(service: str, **config: Any) -> Any:
+def client(service: str, *, region: str | None = None, **config: Any) -> Any:
     """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
 
-    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise.
+    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise. Unset, the region is the environment's.
 
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
@@ -119,12 +120,13 @@ def client(service: str, **config: Any) -> Any:
         raise ConfigError([Problem("environment", service, missing, remedy)]) from None
     with _making_clients:
         session = _session()
-        if not session.get_config_variable("region"):
+        if region is None and not session.get_config_variable("region"):
             remedy = "set it to the region of the table and the queue, such as eu-central-1"
             raise ConfigError(
                 [Problem("environment", "AWS_DEFAULT_REGION", f"is needed for {service}", remedy)]
             )
-        made = session.create_client(service, config=Config(**{**PROMPT, **config}))
+        options = Config(**{**PROMPT, **config})
+        made = session.create_client(service, region_name=region, config=options)
         heed_deadline(made)
         return made
 
@@ -135,6 +137,41 @@ def _session() -> Any:
     import botocore.session
 
     return botocore.session.get_session()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call of boto3's client has no answer, for who has to know whether it may have had an effect."""
+
+    code: str
+    """Of the service's error, such as `TooManyRequestsException`; else the name of botocore's exception."""
+    message: str
+    status: int | None = None
+    """Of HTTP; `None`: the service did not answer."""
+    response: Mapping[str, Any] = field(default_factory=dict)
+    """The service's error, with the members that are its own."""
+    was_sent: bool = True
+    """Whether the service may have got the request."""
+
+
+def refusal(error: Exception) -> Refusal | None:
+    """What went wrong, if the exception is one of boto3's client."""
+    from botocore import exceptions
+
+    name = type(error).__name__
+    match error:
+        case exceptions.ClientError():
+            said = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            code, message = str(said.get("Code", name)), str(said.get("Message", ""))
+            return Refusal(code, message, status, error.response)
+        case exceptions.ConnectionError():
+            return Refusal(name, "", was_sent=False)
+        case exceptions.HTTPClientError() | exceptions.IncompleteReadError():
+            return Refusal(name, "")
+        case exceptions.BotoCoreError():  # credentials that are not there, parameters that are none
+            return Refusal(name, str(error), was_sent=False)
+    return None
 
 
 class Aws:

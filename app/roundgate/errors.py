@@ -24,6 +24,8 @@ Standard library only; the bottom of every import chain.
     │   ├── InternalError                 our own fault, or a handler's where the protocol has no tool error
     │   ├── ToolError                     a tool's own failure: a result with `isError`, not a JSON-RPC error
     │   │   ├── BackendError              what the service behind a tool did wrong
+    │   │   │   ├── FunctionAway          a function of AWS Lambda cannot be invoked just now, or has not answered
+    │   │   │   ├── FunctionFailed        a function of AWS Lambda ended with an error of its own
     │   │   │   ├── NoAnswer              it gave none, or not a whole one
     │   │   │   └── UnexpectedAnswer      its answer is not what was promised
     │   │   ├── CallTimeout               the call outlived its deadline
@@ -74,7 +76,7 @@ Standard library only; the bottom of every import chain.
         ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
         ├── UnreadableDocument            a document of OpenAPI cannot be had
         ├── UnresolvedReference           a `${…}` in the configuration leads to nothing, or is none
-        ├── UnusableIndex                 a compiled index of OpenAPI that is none of ours, or not whole
+        ├── UnusableIndex                 a compiled index that is none of ours, not whole, or of something else
         ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
         └── WorkerFault                   what is wrong with a worker rather than with the tool
@@ -298,6 +300,14 @@ class BackendError(ToolError):
         self.reason = reason
 
 
+class FunctionAway(BackendError):
+    """A function of AWS Lambda is throttled, away, not ready, or has not answered: another time may go better."""
+
+
+class FunctionFailed(BackendError):
+    """A function of AWS Lambda ended with an error of its own, or was ended."""
+
+
 class NoAnswer(BackendError):
     """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is whether the request
     may have come to it."""
@@ -519,7 +529,7 @@ class UnresolvedReference(Inside):
 
 
 class UnusableIndex(Inside):
-    """A compiled index of OpenAPI that is none, is not whole, or is of another version."""
+    """A compiled index that is none, is not whole, or is of another version or of something else."""
 
 
 class UnusableOperation(Inside):

@@ -41,7 +41,7 @@ class OlderClients:
         """Nothing is made yet.
 
         Args:
-            core: the stores, and the hub of changes.
+            core: the stores, and what tells of changes.
             ring: the keys for ids of sessions and streams.
             clock: of the process.
             config: the settings of the start; a reload does not change those that count here.
@@ -110,6 +110,7 @@ class OlderClients:
             tracing.set_up(),
             self._clock,
             answer_timeout_s=sessions.answer_timeout_s,
+            lifetime_s=self._config.state.lifetime_s,
             keep_alive_s=http.keep_alive_s,
             continue_tool=sessions.continue_tool,
         )
@@ -118,7 +119,7 @@ class OlderClients:
             calls,
             SessionSealer(self._ring, self._clock, sessions.lifetime_s),
             states,
-            self._core.hub,
+            self._core.changes,
             self._describe,
             self._clock,
             streams=self._streams,

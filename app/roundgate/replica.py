@@ -125,7 +125,7 @@ class Replica:
         made = Methods(
             config.model_copy(update={"server": server}),
             snapshot.catalog.of_view(view.name),
-            self.core.hub,
+            self.core.changes,
             view.rounds,
             view.once,
             view.tasks,
@@ -168,10 +168,10 @@ class Replica:
         for name in self._views:
             was, now = before.of_view(name), snapshot.catalog.of_view(name)
             for changed in now.lists_that_differ(was):
-                self.core.hub.publish_list(notifications.LIST_CHANGED[changed], name)
+                self.core.changes.hub.publish_list(notifications.LIST_CHANGED[changed], name)
 
     def _request_stop(self) -> None:
-        self.core.hub.close()
+        self.core.changes.hub.close()
         for view in self._views.values():
             view.older.close()
         if self._pool is not None:

@@ -14,7 +14,7 @@ from roundgate.backends import KeptTexts, Modules, Serving, loading
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, Settings, settings
 from roundgate.errors import ConfigError, Problem
-from roundgate.methods import Hub
+from roundgate.methods import Changes, Hub
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 from roundgate.tasks import Children, Pool, Sweep, Worker, child_command, watchdog_of
 from roundgate.watchdog import Watchdog
@@ -54,14 +54,15 @@ class Core:
     serving: Serving
     modules: Modules
     """The users' modules behind it."""
-    hub: Hub
+    changes: Changes
+    """What is told on the streams of all replicas."""
     stores: Stores
     shows_errors: bool = False
     """Whether callers see what unexpected exceptions say: in development."""
 
     def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
         """Takes turns at tasks."""
-        stores, publish = self.stores, self.hub.publish
+        stores, publish = self.stores, self.changes.publish
         return Worker(
             self.serving,
             stores.tasks,
@@ -117,6 +118,7 @@ class Core:
     async def aclose(self) -> None:
         """Let go of all connections."""
         await self.serving.aclose()
+        await self.changes.aclose()
         await self.stores.queue.aclose()
         await self.stores.sessions.aclose()
         await self.stores.tasks.aclose()
@@ -145,14 +147,22 @@ def build_core(
     shows = shows_errors(file, using)
     modules = Modules()
     names = () if file.config.limits.strict else [one.name for one in file.config.backends]
-    serving = Serving(loading.load(file, modules, may_be_missing=names))
+    snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
+    serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
     metrics.set_up().missing(len(serving.catalog.missing))
     stores = stores or make_stores(using, clock, file.config.tasks.shards)
     if not using.on_demand:
         stores.prepare()
     http = file.config.http
-    return Core(serving, modules, Hub(http.max_streams, http.max_streams_per_caller), stores, shows)
+    changes = Changes(
+        Hub(http.max_streams, http.max_streams_per_caller),
+        stores.sessions,
+        clock,
+        every_s=file.config.tasks.poll_interval_ms / 1000,
+        shares=using.streams,
+    )
+    return Core(serving, modules, changes, stores, shows)
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:

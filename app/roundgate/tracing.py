@@ -192,3 +192,13 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
     return {
         key: value for key, value in found.items() if isinstance(value, str) and len(value) <= 512
     }
+
+
+def outgoing(meta: Mapping[str, Any]) -> dict[str, str]:
+    """The trace context for what a request causes elsewhere: that of the span it is in, or else its own."""
+    carrier: dict[str, str] = {}
+    if "opentelemetry.sdk.trace" in sys.modules:
+        from opentelemetry.propagate import inject
+
+        inject(carrier)
+    return carrier or context_of(meta)

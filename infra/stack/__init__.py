@@ -3,6 +3,7 @@
 curl ──▶ front (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
                                       │ DynamoDB Local, SQS and Secrets Manager of moto
          poller (event source mapping) ◀── queue          schedule ──▶ worker functions
+         lambda_api (Invoke) ◀── back ends of the kind lambda: functions of a directory
 
 What AWS does and this does not:
 

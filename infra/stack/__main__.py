@@ -40,6 +40,11 @@ def main() -> int:
     parser.add_argument(
         "--directory", type=Path, help="for the functions and their logs (default: a temporary one)"
     )
+    parser.add_argument(
+        "--functions",
+        type=Path,
+        help="functions that back ends of the kind lambda invoke, such as functions.yaml",
+    )
     arguments = parser.parse_args()
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
@@ -59,7 +64,9 @@ async def run(arguments: argparse.Namespace) -> int:
             "workers": arguments.workers,
             "executions": arguments.executions,
         }
-        async with running(directory, zips, **counts, port=arguments.port) as stack:
+        async with running(
+            directory, zips, **counts, port=arguments.port, functions=arguments.functions
+        ) as stack:
             if arguments.demo:
                 from infra.stack.demo import show
 

@@ -38,7 +38,12 @@ INVOCATION = "/2015-03-31/functions/function/invocations"
 
 
 class InvocationFailed(Exception):
-    """The function raised, timed out, or its environment died; AWS says no more either."""
+    """The function raised, timed out, or its environment died. `said` is what AWS answers to who has
+    invoked it."""
+
+    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
 
 
 class PayloadTooLarge(InvocationFailed):
@@ -189,8 +194,10 @@ class Pool:
         for environment in self.environments:
             self._free.put_nowait(environment)
 
-    async def invoke(self, event: Any, trace: str | None = None) -> Any:
-        """What the function returns; `trace` is the header of what led to this.
+    async def invoke(
+        self, event: Any, trace: str | None = None, client_context: str | None = None
+    ) -> Any:
+        """What the function returns; `trace` is the header of what led to this, `client_context` is JSON.
 
         Raises:
             PayloadTooLarge, Throttled, InvocationFailed
@@ -198,7 +205,8 @@ class Pool:
         payload = json.dumps(event, ensure_ascii=False).encode()
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise PayloadTooLarge(f"{len(payload)} bytes")
-        running = asyncio.create_task(self._counted(payload, trace or new_trace()))
+        told = json.dumps({"trace": trace or new_trace(), "client": client_context})
+        running = asyncio.create_task(self._counted(payload, told))
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
@@ -208,11 +216,11 @@ class Pool:
         if not running.cancelled():
             running.exception()  # whoever asked may not be there any more
 
-    async def _counted(self, payload: bytes, trace: str) -> Any:
+    async def _counted(self, payload: bytes, told: str) -> Any:
         try:
             with self.account.execution():
                 self.counts["Invocations"] += 1
-                return await self._run(payload, trace)
+                return await self._run(payload, told)
         except Throttled:
             self.counts["Throttles"] += 1
             raise
@@ -220,22 +228,20 @@ class Pool:
             self.counts["Errors"] += 1
             raise
 
-    async def _run(self, payload: bytes, trace: str) -> Any:
+    async def _run(self, payload: bytes, told: str) -> Any:
         environment = await self._free.get()
         try:
             if not environment.is_alive:
                 await asyncio.to_thread(environment.start)
             environment.invocations += 1
             self.recent.append(environment.name)
-            return await self._invoke(environment, payload, trace)
+            return await self._invoke(environment, payload, told)
         finally:
             self._free.put_nowait(environment)
 
-    async def _invoke(self, environment: Environment, payload: bytes, trace: str) -> Any:
+    async def _invoke(self, environment: Environment, payload: bytes, told: str) -> Any:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
-        headers = {
-            "X-Amz-Client-Context": base64.b64encode(json.dumps({"trace": trace}).encode()).decode()
-        }
+        headers = {"X-Amz-Client-Context": base64.b64encode(told.encode()).decode()}
         timeout_s = environment.function.timeout_s + START_S
         try:
             response = await self.http.post(
@@ -244,9 +250,9 @@ class Pool:
         except httpx.HTTPError as error:
             raise InvocationFailed(f"{environment.name}: {type(error).__name__}") from None
         if len(response.content) > MAX_PAYLOAD_BYTES:
-            raise InvocationFailed(
-                f"{environment.name}: Response payload size exceeded: {len(response.content)} bytes"
-            )
+            message = f"Response payload size exceeded: {len(response.content)} bytes"
+            said = {"errorType": "Function.ResponseSizeTooLarge", "errorMessage": message}
+            raise InvocationFailed(f"{environment.name}: {message}", said)
         try:
             result = response.raise_for_status().json()
         except (
@@ -254,10 +260,11 @@ class Pool:
             ValueError,
         ):  # it is the emulator who speaks, such as "Task timed out after …"
             environment.kill()  # after a time-out or a crash of the runtime AWS begins with a fresh one
-            raise InvocationFailed(f"{environment.name}: {response.text[:500]}") from None
+            said = {"errorType": "Sandbox.Timedout", "errorMessage": response.text[:500]}
+            raise InvocationFailed(f"{environment.name}: {response.text[:500]}", said) from None
         if isinstance(result, dict) and "errorMessage" in result and "errorType" in result:
             raise InvocationFailed(
-                f"{environment.name}: {result['errorType']}: {result['errorMessage']}"
+                f"{environment.name}: {result['errorType']}: {result['errorMessage']}", result
             )
         return result
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import uvicorn
 from infra.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
 from infra.stack.front import INTEGRATION_S, Front
 from infra.stack.functions import Account, Environment, Pool, Tools, free_port, unpack
+from infra.stack.lambda_api import LambdaApi, functions_at
 from infra.stack.template import Template
 from infra.stack.triggers import Poller, Schedule
 
@@ -99,6 +100,8 @@ class Stack:
     aws: Aws
     resources: Mapping[str, str]
     deployment: Deployment
+    invoked: LambdaApi | None = None
+    """The functions that back ends of the kind lambda invoke."""
 
     @property
     def environments(self) -> list[Environment]:
@@ -117,9 +120,10 @@ async def running(
     port: int | None = None,
     times: Times = Times(),
     more: Mapping[str, str] | None = None,
+    functions: Path | None = None,
 ) -> AsyncIterator[Stack]:
     """The stack, as the template describes it, for as long as this lasts; `more` are variables for
-    both functions.
+    both functions, `functions` is a file of others that they may invoke.
 
     All functions together run `executions` at once at most. Nobody but this machine reaches it, so
     everybody may call.
@@ -134,9 +138,14 @@ async def running(
             Template(TEMPLATE, parameters, known),
             {**aws.environment, **(more or {})},
         )
-        async with httpx.AsyncClient(
-            trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
-        ) as http:
+        async with AsyncExitStack() as others:
+            invoked = None
+            if functions is not None:
+                at = functions_at(functions, directory, tools, more=more)
+                variables["AWS_ENDPOINT_URL_LAMBDA"], invoked = await others.enter_async_context(at)
+            http = await others.enter_async_context(
+                httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+            )
             deployment = Deployment(
                 template, zips, tools, variables, directory, http, times, Account(executions)
             )
@@ -144,11 +153,15 @@ async def running(
             poller, schedule = triggers(template, aws, resources, back, times)
             background = [asyncio.create_task(one.run()) for one in (poller, schedule)]
             api = deployment.api(front)
-            server = _Server(uvicorn.Config(api, port=port, log_level="warning", lifespan="off"))
+            server = QuietServer(
+                uvicorn.Config(api, port=port, log_level="warning", lifespan="off")
+            )
             background.append(asyncio.create_task(server.serve()))
             try:
                 await up(server)
-                yield Stack(f"{url}/mcp", api, front, back, poller, aws, resources, deployment)
+                yield Stack(
+                    f"{url}/mcp", api, front, back, poller, aws, resources, deployment, invoked
+                )
             finally:
                 server.should_exit = True
                 for one in background[:2]:
@@ -189,7 +202,7 @@ def rate_s(expression: str) -> float:
     return float(number) * {"minute": 60, "hour": 3600, "day": 86_400}[unit.rstrip("s")]
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """Signals belong to whoever runs the stack."""
 
     @contextmanager
@@ -232,9 +245,10 @@ def why_not() -> str | None:
     return None if shutil.which("java") else "DynamoDB Local needs Java 17"
 
 
-def find_tools() -> Tools:
+def find_tools(*, with_store: bool = True) -> Tools:
     """The emulator and the runtime's Python; with DynamoDB Local they are installed once."""
-    subprocess.run([ROOT / "scripts/dynamodb-local", "--install"], check=True)
+    if with_store:
+        subprocess.run([ROOT / "scripts/dynamodb-local", "--install"], check=True)
     subprocess.run([ROOT / "scripts/lambda-tools"], check=True)
     emulator = ROOT / ".cache/lambda/aws-lambda-rie"
     python = ROOT / ".cache/lambda/runtime/bin/python"

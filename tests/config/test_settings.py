@@ -13,6 +13,15 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from roundgate import config
+from roundgate.backends.aws_lambda.config import (
+    DurableConfig,
+    HttpEventConfig,
+    LambdaBackendConfig,
+    LambdaCallConfig,
+    LambdaJobConfig,
+    LambdaToolConfig,
+    PayloadConfig,
+)
 from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
@@ -176,6 +185,13 @@ PLACES: dict[type[Model], str] = {
     RemoteConfig: "### `kind: http`",
     ServiceConfig: "### `kind: http`",
     OpenApiBackendConfig: "### `kind: openapi`",
+    LambdaBackendConfig: "### `kind: lambda`",
+    LambdaToolConfig: "| setting of a function's tool",
+    LambdaCallConfig: "| setting of a function's tool",
+    PayloadConfig: "| setting of a function's payload",
+    HttpEventConfig: "| setting of a function's HTTP event",
+    LambdaJobConfig: "| setting of a function's job",
+    DurableConfig: "| setting of a durable execution",
     TlsConfig: "### `kind: http`",
     RetryConfig: "| setting of `retry`",
     LimitConfig: "| setting of `limit`",

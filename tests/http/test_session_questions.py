@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, Form, Roots, Sample, prompt, tool
 from roundgate.config.settings import Settings
-from roundgate.http import session_calls
+from roundgate.http.older import asking
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept, sampled
 from tests.support.sessions import Event, Session, calling, opened, request
@@ -527,7 +527,7 @@ def said_by(question: Event, name: str) -> dict[str, Any]:
 async def test_there_who_calls_too_early_is_told_that_it_is_pending_and_asked_nothing_twice(
     finite: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_calls, "CONTINUED_WAIT_S", 0.2)
+    monkeypatch.setattr(asking, "SHORT_WAIT_S", 0.2)
     session = await opened(finite, "2025-06-18")
     async with session.stream(finite, calling("greet")) as stream:
         question = await stream.asked()

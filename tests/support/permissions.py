@@ -63,8 +63,10 @@ OF_THE_MAPPING = {
 
 GATEWAY = (
     "app/roundgate/backends/bounded.py",
-    "app/roundgate/http/questions.py",
-    "app/roundgate/http/session_calls.py",
+    "app/roundgate/http/older/one_run.py",
+    "app/roundgate/http/older/open_calls.py",
+    "app/roundgate/http/older/questions.py",
+    "app/roundgate/methods/changes.py",
     "app/roundgate/methods/in_words.py",
     "app/roundgate/methods/once.py",
     "app/roundgate/methods/sessions.py",

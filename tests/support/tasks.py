@@ -76,7 +76,7 @@ def _tool(name: str, handler: Handler | None) -> Tool:
     return Tool(definition, call, task="optional")
 
 
-def nobody_listens(method: str, uri: str | None) -> None:
+async def nobody_listens(method: str, uri: str | None) -> None:
     """Where changes are published when nobody listens."""
 
 

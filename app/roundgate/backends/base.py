@@ -145,6 +145,8 @@ class Shared:
     """The Python modules that they have loaded."""
     fetches: bool = False
     """Whether what they are described by may be fetched: by a command, never by a gateway that starts."""
+    is_cold: bool = False
+    """Whether a caller waits while this process starts, as for a function of AWS Lambda: nobody is asked then."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]

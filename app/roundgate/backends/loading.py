@@ -34,6 +34,7 @@ def load(
     *,
     fetches: bool = False,
     may_be_missing: Collection[str] = (),
+    is_cold: bool = False,
 ) -> Snapshot:
     """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
 
@@ -42,11 +43,12 @@ def load(
         modules: the users' modules that are loaded already; a reload uses them again.
         fetches: whether documents that describe back ends are fetched where no index of them is kept.
         may_be_missing: back ends without which the rest is served; `Catalog.missing` has those that are.
+        is_cold: whether a caller waits for this start, so that no service is asked what it offers.
 
     Raises:
         ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
     """
-    made = _make(file, modules or Modules(), may_be_missing, fetches=fetches)
+    made = _make(file, modules or Modules(), may_be_missing, fetches=fetches, is_cold=is_cold)
     return apart(_offered(made, file, may_be_missing))
 
 
@@ -83,10 +85,16 @@ class _Made:
 
 
 def _make(
-    file: ConfigFile, modules: Modules, may_be_missing: Collection[str], *, fetches: bool = False
+    file: ConfigFile,
+    modules: Modules,
+    may_be_missing: Collection[str],
+    *,
+    fetches: bool = False,
+    is_cold: bool = False,
 ) -> _Made:
     limits = file.config.limits
-    shared = Shared(Threads(limits.threads, limits.threads_per_caller), modules, fetches)
+    threads = Threads(limits.threads, limits.threads_per_caller)
+    shared = Shared(threads, modules, fetches, is_cold)
     made = _Made()
     for index, entry in enumerate(file.config.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)

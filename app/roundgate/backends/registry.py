@@ -71,6 +71,11 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "roundgate.backends.openapi.backend:OpenApiBackend",
             "roundgate.backends.openapi.command:compile_to_file",
         ),
+        "lambda": Kind(
+            "roundgate.backends.aws_lambda.config:LambdaBackendConfig",
+            "roundgate.backends.aws_lambda.backend:LambdaBackend",
+            "roundgate.backends.aws_lambda.command:compile_to_file",
+        ),
     }
 )
 """By what `kind:` says."""

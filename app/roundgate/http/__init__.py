@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from roundgate.http.limits import BodyBudget as BodyBudget
     from roundgate.http.old_transport import OLD_TRANSPORT as OLD_TRANSPORT
     from roundgate.http.old_transport import not_served as not_served
-    from roundgate.http.older import OlderEndpoint as OlderEndpoint
-    from roundgate.http.questions import Questions as Questions
+    from roundgate.http.older.calls import SessionCalls as SessionCalls
+    from roundgate.http.older.endpoint import OlderEndpoint as OlderEndpoint
+    from roundgate.http.older.questions import Questions as Questions
     from roundgate.http.responder import GRACE_S as GRACE_S
-    from roundgate.http.session_calls import SessionCalls as SessionCalls
     from roundgate.http.shutdown import on_stop_signal as on_stop_signal
     from roundgate.http.stalls import telling_of_stalls as telling_of_stalls
 else:
@@ -41,10 +41,10 @@ else:
             ".hosting": "Hosting",
             ".limits": "BodyBudget",
             ".old_transport": "OLD_TRANSPORT not_served",
-            ".older": "OlderEndpoint",
-            ".questions": "Questions",
+            ".older.calls": "SessionCalls",
+            ".older.endpoint": "OlderEndpoint",
+            ".older.questions": "Questions",
             ".responder": "GRACE_S",
-            ".session_calls": "SessionCalls",
             ".shutdown": "on_stop_signal",
             ".stalls": "telling_of_stalls",
         },

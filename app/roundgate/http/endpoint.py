@@ -30,7 +30,7 @@ from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
 from roundgate.tracing import Tracing, context_of
 
 if TYPE_CHECKING:
-    from roundgate.http.older import OlderEndpoint
+    from roundgate.http.older.endpoint import OlderEndpoint
 
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536

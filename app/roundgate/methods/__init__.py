@@ -3,8 +3,8 @@
     table          method → who serves it, its params, what the client must have declared
     discovery, tools, prompts, resources, completion, tasks, subscriptions        the groups
     lists, calls, scopes, results                                                 what several groups use
-    rounds, once   a call over several requests; a round that happens once
-    hub            the open streams of this process
+    rounds, once   a call over several requests; a round that happens once, whose end is `kept`
+    hub, changes   the open streams of this process, and what other replicas tell
 
 Knows the catalog and the engine; knows nothing of HTTP and of sockets, and not which revision the client speaks.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
+    from roundgate.methods.changes import Changes as Changes
     from roundgate.methods.current import CurrentMethods as CurrentMethods
     from roundgate.methods.current import Use as Use
     from roundgate.methods.discovery import capabilities as capabilities
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from roundgate.methods.discovery import server_info as server_info
     from roundgate.methods.hub import Hub as Hub
     from roundgate.methods.hub import Subscription as Subscription
+    from roundgate.methods.kept import kept_error as kept_error
+    from roundgate.methods.kept import kept_reply as kept_reply
+    from roundgate.methods.kept import reply_of as reply_of
     from roundgate.methods.once import Once as Once
     from roundgate.methods.request import RequestContext as RequestContext
     from roundgate.methods.results import Reply as Reply
@@ -34,9 +38,11 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
+            ".changes": "Changes",
             ".current": "CurrentMethods Use",
             ".discovery": "capabilities makes_tasks server_info",
             ".hub": "Hub Subscription",
+            ".kept": "kept_error kept_reply reply_of",
             ".once": "Once",
             ".request": "RequestContext",
             ".results": "Reply Stream",

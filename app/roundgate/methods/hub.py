@@ -1,8 +1,9 @@
 """subscriptions/listen: who wants to hear of which changes, and the messages each gets (basic/patterns/subscriptions).
 
-The hub reaches the streams of this process. A stream holds at most one pending message per (method, uri or task), so a
-slow reader costs no more than what it subscribed to, and nothing that it must know is dropped: "the list changed" said
-twice means what it means said once, and the later state of a task replaces the earlier one.
+The hub reaches the streams of this process; `changes` has it told of what other replicas say. A stream holds at most
+one pending message per (method, uri or task), so a slow reader costs no more than what it subscribed to, and nothing
+that it must know is dropped: "the list changed" said twice means what it means said once, and the later state of a
+task replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from roundgate.auth import Principal
 from roundgate.errors import Unavailable
@@ -20,6 +21,8 @@ from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notificat
 
 Topic: TypeAlias = tuple[str, str | None]
 """A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""
+
+MAX_OTHERS: Final = 200
 
 _Caller: TypeAlias = tuple[str, str, str]
 """Issuer, subject, client."""
@@ -35,17 +38,41 @@ class Subscription:
     caller: Principal
     view: str = ""
     """The view at which it was opened."""
+    learns: bool = False
+    """Whether what it wants is found out now and then (`listen_to`): what changed until then is told as well."""
     ends: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done when it has ended."""
     _pending: dict[Topic, bytes | None] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
+    _others: set[Topic] = field(default_factory=set)
+    """What has changed that is not wanted as far as is known: more than `MAX_OTHERS` stand for everything."""
 
     def offer(self, topic: Topic, params: bytes | None = None) -> None:
         """Note a change, if it is wanted; `params` is a JSON object with what there is to say of it."""
         if topic in self.topics:
             self._pending[topic] = params
             self._wake.set()
+        elif self.learns and len(self._others) <= MAX_OTHERS:
+            self._others.add(topic)
+
+    def offer_everything(self) -> None:
+        """Note that all of what it listens to may have changed, but for tasks."""
+        for topic in self.topics:
+            if topic[0] != notifications.TASK:
+                self.offer(topic)
+        if self.learns:
+            self._others.update(
+                (notifications.RESOURCE_UPDATED, str(n)) for n in range(MAX_OTHERS + 1)
+            )
+
+    def listen_to(self, topics: frozenset[Topic]) -> None:
+        """Tell of these from now on, and of those of them that have changed since the last time this was said."""
+        known, self.topics = self.topics, topics
+        others, self._others = self._others, set()
+        for topic in topics - known:
+            if topic in others or len(others) > MAX_OTHERS:
+                self.offer(topic)
 
     def close(self) -> None:
         """End the stream gracefully once what is pending is told."""
@@ -174,6 +201,11 @@ class Hub:
         """
         for subscription in self._open:
             subscription.offer((method, uri))
+
+    def publish_everything(self) -> None:
+        """Tell every stream that all of what it listens to may have changed, but for tasks."""
+        for subscription in self._open:
+            subscription.offer_everything()
 
     def publish_list(self, method: str, view: str) -> None:
         """Tell every stream of a view that wants to know that a list of it has changed."""

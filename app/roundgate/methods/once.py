@@ -12,20 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-from roundgate import json
 from roundgate.clock import Clock
-from roundgate.errors import (
-    GatewayError,
-    InternalError,
-    InvalidParams,
-    MissingCapability,
-    ResourceNotFound,
-    ToolError,
-    Unavailable,
-)
+from roundgate.errors import GatewayError, ToolError, Unavailable
 from roundgate.json import digest
+from roundgate.methods.kept import kept_error, kept_reply, reply_of
 from roundgate.methods.results import Reply
 from roundgate.methods.rounds import Round
 from roundgate.protocol import InputParams
@@ -83,23 +75,22 @@ class Once:
         forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
         record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
         if record is not None:
-            return _unpacked(await self._outcome_of_twin(once_id, record, answers, call))
+            return reply_of(await self._outcome_of_twin(once_id, record, answers, call))
         # the client may hang up now: the round is served to its end all the same, so that its retry finds an outcome
         work = asyncio.ensure_future(self._serve_and_record(once_id, run))
         self._working.add(work)
         work.add_done_callback(self._working.discard)
-        return _unpacked(await asyncio.shield(work))
+        return reply_of(await asyncio.shield(work))
 
     async def _serve_and_record(self, token_id: str, run: Callable[[], Awaitable[Reply]]) -> bytes:
         try:
-            reply = await run()
-            outcome = b"%b %b" % (reply.label.encode(), reply.result)
+            outcome = kept_reply(await run())
         except Unavailable:  # what the handler did until then it may have done; its journal is gone
             with suppress(Unavailable):
-                await self._once.finish(token_id, _packed(ToolError(_UNKNOWN_OUTCOME)))
+                await self._once.finish(token_id, kept_error(ToolError(_UNKNOWN_OUTCOME)))
             raise
         except GatewayError as error:
-            outcome = _packed(error)
+            outcome = kept_error(error)
         await self._once.finish(token_id, outcome)
         return outcome
 
@@ -116,36 +107,3 @@ class Once:
             await self._clock.sleep(_POLL_S)
             record = await self._once.read(token_id) or record
         return record.outcome
-
-
-def _packed(error: GatewayError) -> bytes:
-    """An error as an outcome: what it takes to raise it again for a twin."""
-    match error:
-        case MissingCapability():
-            facts: list[Any] = ["MissingCapability", error.what_for, dict(error.missing)]
-        case ResourceNotFound():
-            facts = ["ResourceNotFound", error.uri]
-        case InternalError():
-            facts = ["InternalError", error.reference]
-        case ToolError():
-            facts = ["ToolError", str(error)]
-        case _:
-            facts = ["InvalidParams", str(error)]
-    return b"error " + json.encode(facts)
-
-
-def _unpacked(outcome: bytes) -> Reply:
-    """The reply that an outcome is.
-
-    Raises:
-        GatewayError: it is an error.
-    """
-    word, _, body = outcome.partition(b" ")
-    if word != b"error":
-        return Reply(body, word.decode())
-    name, *facts = json.decode(body)
-    kinds = {
-        kind.__name__: kind
-        for kind in (MissingCapability, ResourceNotFound, InternalError, ToolError, InvalidParams)
-    }
-    raise kinds[name](*facts)

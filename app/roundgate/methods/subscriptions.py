@@ -11,7 +11,8 @@ from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.errors import InsufficientScope, TaskNotFound
-from roundgate.methods.hub import Hub, Subscription
+from roundgate.methods.changes import Changes
+from roundgate.methods.hub import Subscription
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Results, Stream
 from roundgate.methods.scopes import Scopes
@@ -38,11 +39,11 @@ def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionF
 
 
 class SubscriptionMethods:
-    """Streams of what changes here, and of the caller's tasks wherever they change."""
+    """Streams of what changes, of lists, of resources and of the caller's tasks, at whatever replica."""
 
     def __init__(
         self,
-        hub: Hub,
+        changes: Changes,
         features: frozenset[str],
         tasks: NamedTasks,
         watch: Watch,
@@ -52,7 +53,7 @@ class SubscriptionMethods:
         catalog: Catalog,
         view: str = "",
     ) -> None:
-        self._hub = hub
+        self._changes = changes
         self._catalog = catalog
         self._view = view
         self._features = features
@@ -68,9 +69,12 @@ class SubscriptionMethods:
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, wanted.task_ids)
         task_ids = [task.id for task, _ in known]
-        subscription = self._hub.subscribe(
+        await self._changes.ready()
+        subscription = self._changes.hub.subscribe(
             inbound.id, context.principal, wanted, self._features, task_ids, self._view
         )
+        if any(method != notifications.TASK for method, _ in subscription.topics):
+            self._changes.follow(subscription)
         for task, view in known:
             self._follow(subscription, task, view)
         self._end_with_token(subscription, context.principal)

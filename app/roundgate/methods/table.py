@@ -13,9 +13,9 @@ from roundgate.backends import Catalog, Fallback
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
 from roundgate.methods.calls import Calls
+from roundgate.methods.changes import Changes
 from roundgate.methods.completion import CompletionMethods
 from roundgate.methods.discovery import DiscoveryMethods, features_of
-from roundgate.methods.hub import Hub
 from roundgate.methods.once import Once
 from roundgate.methods.prompts import PromptMethods
 from roundgate.methods.request import RequestContext
@@ -62,7 +62,7 @@ class Methods:
     Args:
         config: of what is served.
         catalog: tools, prompts and resources, of one view.
-        hub: streams of this process.
+        changes: what is told on streams.
         rounds: of this view.
         once: of this view.
         tasks: of this view.
@@ -77,7 +77,7 @@ class Methods:
         self,
         config: GatewayConfig,
         catalog: Catalog,
-        hub: Hub,
+        changes: Changes,
         rounds: Rounds,
         once: Once,
         tasks: NamedTasks,
@@ -94,13 +94,13 @@ class Methods:
     ) -> None:
         self.features = features_of(catalog, streams=streams)
         """What there is something to serve for."""
-        self._hub = hub
+        self._hub = changes.hub
         self._catalog = catalog
         caching, results = config.caching, Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
         calls = Calls(
             rounds,
-            hub.publish,
+            changes.publish,
             clock,
             config.limits.call_timeout_s * 1000,
             texts,
@@ -154,7 +154,7 @@ class Methods:
             PromptMethods(catalog, calls, rounds, results, caching.prompts),
             CompletionMethods(catalog, calls, results, clock),
             SubscriptionMethods(
-                hub, self.features, tasks, watch, scopes, results, clock, catalog, view
+                changes, self.features, tasks, watch, scopes, results, clock, catalog, view
             ),
             TaskMethods(tasks, scopes, results),
         )

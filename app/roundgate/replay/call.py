@@ -17,11 +17,11 @@ from roundgate.protocol import ClientCapabilities, Meta
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
 
-Publish: TypeAlias = Callable[[str, str | None], None]
+Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Tells every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
 
 
-def publish_nowhere(method: str, uri: str | None) -> None:
+async def publish_nowhere(method: str, uri: str | None) -> None:
     """Where nobody can listen."""
 
 

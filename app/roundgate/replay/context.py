@@ -511,20 +511,20 @@ class Context:
         await self._call.notify(notifications.MESSAGE, params)
 
     async def tools_changed(self) -> None:
-        """Tell listening clients that the list of tools has changed."""
-        self._call.publish(notifications.TOOLS_CHANGED, None)
+        """Tell listening clients, at all replicas, that the list of tools has changed."""
+        await self._call.publish(notifications.TOOLS_CHANGED, None)
 
     async def prompts_changed(self) -> None:
-        """Tell listening clients that the list of prompts has changed."""
-        self._call.publish(notifications.PROMPTS_CHANGED, None)
+        """Tell listening clients, at all replicas, that the list of prompts has changed."""
+        await self._call.publish(notifications.PROMPTS_CHANGED, None)
 
     async def resources_changed(self) -> None:
-        """Tell listening clients that the list of resources has changed."""
-        self._call.publish(notifications.RESOURCES_CHANGED, None)
+        """Tell listening clients, at all replicas, that the list of resources has changed."""
+        await self._call.publish(notifications.RESOURCES_CHANGED, None)
 
     async def resource_updated(self, uri: str) -> None:
-        """Tell clients that subscribed to this URI that what it holds has changed."""
-        self._call.publish(notifications.RESOURCE_UPDATED, uri)
+        """Tell clients that subscribed to this URI, at all replicas, that what it holds has changed."""
+        await self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 
 def run_of(context: Context) -> Run:

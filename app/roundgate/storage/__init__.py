@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roundgate.storage.once import OnceStore as OnceStore
     from roundgate.storage.queue import Message as Message
     from roundgate.storage.queue import TaskQueue as TaskQueue
+    from roundgate.storage.sessions import SessionRow as SessionRow
     from roundgate.storage.sessions import SessionStore as SessionStore
     from roundgate.storage.tasks import NOTHING as NOTHING
     from roundgate.storage.tasks import Added as Added
@@ -35,7 +36,7 @@ else:
         {
             ".once": "OnceRecord OnceStore",
             ".queue": "Message TaskQueue",
-            ".sessions": "SessionStore",
+            ".sessions": "SessionRow SessionStore",
             ".tasks": "Added Answered Claimed Lease Move NOTHING NewTask NotClaimed OpenTask "
             "TaskRecord TaskRef TaskStore",
         },

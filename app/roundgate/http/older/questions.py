@@ -11,10 +11,10 @@ process.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate import json
@@ -45,11 +45,6 @@ class Asked:
     """Until when somebody waits for the answers, in milliseconds since the epoch."""
 
 
-@dataclass(slots=True)
-class _Waiting:
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Questions:
     """The questions that this process has asked, and the answers that come to it, whoever asked.
 
@@ -75,7 +70,8 @@ class Questions:
         self._clock = clock
         self._max_open = max_open
         self._max_per_caller = max_per_caller
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        """By round; several requests may go on with the same."""
         self._of_caller: Counter[tuple[str, str, str]] = Counter()
         self._closing = False
 
@@ -92,8 +88,7 @@ class Questions:
     def close(self) -> None:
         """Have every call stop waiting."""
         self._closing = True
-        for waiting in self._waiting.values():
-            waiting.event.set()
+        self._wake(*self._waiting)
 
     def ask(self, asked: Asked, key_number: int, session: SessionFacts, owner: Principal) -> str:
         """The JSON-RPC id for one question of a round.
@@ -144,8 +139,7 @@ class Questions:
         """
         forget_ms = self._clock.now_ms() + int(keep_s * 1000)
         await self._rows.put_new(_cancel_key(session, request_id), b"{}", forget_ms)
-        for waiting in self._waiting.values():
-            waiting.event.set()
+        self._wake(*self._waiting)
 
     async def is_cancelled(self, request_id: RequestId, session: SessionFacts) -> bool:
         """Whether a call has been cancelled, at any replica. Raises Unavailable."""
@@ -164,11 +158,14 @@ class Questions:
                 " answer their questions, or cancel them, first"
             )
         self._of_caller[owner.identity] += 1
-        waiting = self._waiting[asked.round] = _Waiting()
+        news = asyncio.Event()
+        self._waiting[asked.round].add(news)
         try:
-            yield waiting.event
+            yield news
         finally:
-            self._waiting.pop(asked.round, None)
+            self._waiting[asked.round].discard(news)
+            if not self._waiting[asked.round]:
+                del self._waiting[asked.round]
             self._of_caller[owner.identity] -= 1
             if not self._of_caller[owner.identity]:
                 del self._of_caller[owner.identity]
@@ -228,9 +225,10 @@ class Questions:
         except Unavailable:  # for a moment; until when somebody waits is bounded
             return {}
 
-    def _wake(self, round_: str) -> None:
-        if (waiting := self._waiting.get(round_)) is not None:
-            waiting.event.set()
+    def _wake(self, *rounds: str) -> None:
+        for round_ in rounds:
+            for news in self._waiting.get(round_, ()):
+                news.set()
 
 
 def _results(said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

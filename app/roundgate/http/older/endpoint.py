@@ -12,9 +12,7 @@ Any replica serves any of it. Which requests come here, `roundgate.protocol.open
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.types import Receive
@@ -27,20 +25,21 @@ from roundgate.errors import (
     AuthError,
     GatewayError,
     InvalidParams,
-    InvalidRequest,
     ResourceNotFound,
     TransportError,
 )
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
+from roundgate.http.older.batches import Batches
+from roundgate.http.older.caller import Caller, Responded
+from roundgate.http.older.calls import SessionCalls
+from roundgate.http.older.changes import ChangeStreams
+from roundgate.http.older.stream import SessionStream
 from roundgate.http.responder import State, headers_of
-from roundgate.http.session_calls import Caller, Responded, SessionCalls
-from roundgate.http.session_stream import SessionStream
-from roundgate.methods import CurrentMethods, Hub, Sessions, Subscription, capabilities, server_info
+from roundgate.methods import Changes, CurrentMethods, Sessions, capabilities, server_info
 from roundgate.protocol import (
     LOG_LEVELS,
-    RESOURCE_UPDATED,
     SUPPORTED_VERSIONS,
     VERSION_HEADER,
     Notification,
@@ -48,7 +47,6 @@ from roundgate.protocol import (
     Request,
     RequestId,
     Response,
-    SubscriptionFilter,
     Uri,
     jsonrpc,
     messages,
@@ -62,11 +60,6 @@ from roundgate.tokens import SessionFacts, SessionSealer
 RESUMING: Final = "2025-11-25"
 """Clients that ask for this revision come back for the rest of a stream; of those that ask for an earlier one some do,
 and nobody can tell which."""
-LOOK_S: Final = 5.0
-"""How often a stream of changes looks at what its session has subscribed to."""
-_LISTS: Final = SubscriptionFilter.model_validate(
-    {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
-)
 _LAST_EVENT_ID: Final = b"last-event-id"
 
 
@@ -86,7 +79,7 @@ class OlderEndpoint:
         calls: runs what is asked of tools, prompts and resources.
         sealer: makes and opens ids of sessions.
         sessions: what sessions have changed.
-        hub: where changes are published.
+        changes: of lists and resources, at all replicas.
         describe: who the server is now.
         clock: of the process.
         streams: whether the platform can hold a stream open.
@@ -101,7 +94,7 @@ class OlderEndpoint:
         calls: SessionCalls,
         sealer: SessionSealer,
         sessions: Sessions,
-        hub: Hub,
+        changes: Changes,
         describe: Callable[[], ServerConfig],
         clock: Clock,
         *,
@@ -116,11 +109,13 @@ class OlderEndpoint:
         self._questions = calls.questions
         self._sealer = sealer
         self._sessions = sessions
-        self._hub = hub
+        self._batches = Batches(calls, self._of_session, self._take)
+        self._changes = ChangeStreams(
+            changes, sessions, clock, keep_alive_s=keep_alive_s, view=view
+        )
         self._describe = describe
         self._clock = clock
         self._streams = streams
-        self._keep_alive_s = keep_alive_s
         self._answer_timeout_s = answer_timeout_s
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
@@ -253,52 +248,11 @@ class OlderEndpoint:
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
         caller = await self._caller(exchange)
         exchange.method = "batch"
-        if not caller.revision.has_batches:
-            raise InvalidRequest(
-                f"Batches are not part of revision {caller.session.revision}: send each message as a POST of its own"
-            )
-        found = messages.batch_of(body)
         stream = self._stream(exchange, caller, in_batch=True)
         with DisconnectWatch(receive) as watch:
             exchange.responder.give_up = watch.hang_up
-            answers = await asyncio.gather(*(self._of_batch(one, caller, stream) for one in found))
-            responses = [answer for answer in answers if answer is not None]
-            if not responses:
-                await exchange.responder.accepted()
-            elif exchange.responder.state is State.STREAMING:
-                for response in responses:
-                    await stream.message(response)
-                await exchange.responder.end()
-            else:
-                as_event = exchange.accepted == {EVENT_STREAM}
-                await exchange.responder.answer(
-                    200, b"[%b]" % b",".join(responses), as_event=as_event
-                )
+            await self._batches.answer(body, caller, stream, exchange)
         await self._hung_up(watch, exchange)
-
-    async def _of_batch(
-        self, message: messages.Message | InvalidRequest, caller: Caller, stream: SessionStream
-    ) -> bytes | None:
-        """The response to one element, if it wants one."""
-        request_id = message.id if isinstance(message, Request) else None
-        try:
-            match message:
-                case InvalidRequest():
-                    raise message
-                case Request(method="initialize"):
-                    raise InvalidRequest("initialize must not be part of a batch")
-                case Request():
-                    own = await self._of_session(message, caller)
-                    if own is not None:
-                        return jsonrpc.result_response(message.id, own)
-                    return (await self._calls.respond(message, caller, stream)).response
-                case _:
-                    await self._take(message, caller)
-                    return None
-        except AuthError as error:  # the status is one for all of them
-            return jsonrpc.error_response(request_id, -32600, str(error))
-        except GatewayError as error:
-            return wire_errors.render(error, request_id)[1]
 
     async def _get(self, receive: Receive, exchange: Exchange) -> None:
         caller = await self._caller(exchange)
@@ -313,13 +267,14 @@ class OlderEndpoint:
             raise TransportError(405, message, [(b"allow", b"POST, DELETE")])
         with DisconnectWatch(receive) as watch:
             exchange.responder.give_up = watch.hang_up
-            await self._changes(caller, exchange)
+            features = self._methods[caller.session.revision].features
+            await self._changes.tell(caller, exchange.responder, features)
         await self._hung_up(watch, exchange)
 
     async def _resume(
         self, last_event_id: str, caller: Caller, receive: Receive, exchange: Exchange
     ) -> None:
-        call, told = await self._calls.reopened(last_event_id, caller)
+        call, told = await self._calls.open_calls.reopened(last_event_id, caller)
         exchange.request_id, exchange.method = call.request.id, call.request.method
         exchange.name = _name(call.request)
         stream = self._stream(exchange, caller, is_resumed=True)
@@ -332,44 +287,6 @@ class OlderEndpoint:
                 responded = Responded(wire_errors.render(error, call.request.id)[1], "error")
             await self._send(responded, exchange, as_event=True)
         await self._hung_up(watch, exchange)
-
-    async def _changes(self, caller: Caller, exchange: Exchange) -> None:
-        """Tell of changes until the client has had enough, its session ends, or its token expires."""
-        responder, principal = exchange.responder, caller.principal
-        features = self._methods[caller.session.revision].features
-        subscription = self._hub.subscribe(0, principal, _LISTS, features, view=self._view)
-        try:
-            await self._look(subscription, caller)
-            await responder.event(None)
-            told_ms = self._clock.monotonic_ms()
-            async with aclosing(subscription.changes(min(LOOK_S, self._keep_alive_s))) as changes:
-                async for change in changes:
-                    if change is not None:
-                        (method, uri), _ = change
-                        await responder.event(
-                            jsonrpc.notification(method, {} if uri is None else {"uri": uri})
-                        )
-                        continue
-                    await self._look(subscription, caller)
-                    if self._is_over(caller):
-                        break
-                    if self._clock.monotonic_ms() - told_ms >= self._keep_alive_s * 1000:
-                        await responder.event(None)
-                        told_ms = self._clock.monotonic_ms()
-            await responder.end()
-        finally:
-            self._hub.unsubscribe(subscription)
-
-    async def _look(self, subscription: Subscription, caller: Caller) -> None:
-        state = await self._sessions.state(caller.session, caller.principal)
-        lists = {topic for topic in subscription.topics if topic[1] is None}
-        subscription.topics = frozenset(lists | {(RESOURCE_UPDATED, uri) for uri in state.uris})
-
-    def _is_over(self, caller: Caller) -> bool:
-        now_ms, until_s = self._clock.now_ms(), caller.principal.expires_at_s
-        return now_ms > caller.session.expires_ms or (
-            until_s is not None and now_ms > until_s * 1000
-        )
 
     async def _caller(self, exchange: Exchange) -> Caller:
         """Who is calling, in which session.

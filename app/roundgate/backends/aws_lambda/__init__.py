@@ -1,0 +1,1 @@
+"""Functions of AWS Lambda as tools, declared in gateway.yaml or described by the function itself."""

@@ -1,0 +1,139 @@
+"""Functions of AWS Lambda as tools.
+
+A call becomes one invocation: `payload` and `context` make what is sent (pure), `Functions.invoke` does the I/O within
+the back end's limits, `results` reads what comes back (pure). `dialogue`, `job` and `durable` make more of it, where
+the tool says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from roundgate.backends.aws_lambda import describing
+from roundgate.backends.aws_lambda.calling import Calling, caller_of
+from roundgate.backends.aws_lambda.command import unasked
+from roundgate.backends.aws_lambda.config import LambdaBackendConfig, LambdaToolConfig
+from roundgate.backends.aws_lambda.index import index_path, read
+from roundgate.backends.aws_lambda.invoking import Functions
+from roundgate.backends.aws_lambda.target import target_of
+from roundgate.backends.aws_lambda.tools import definition_of
+from roundgate.backends.base import CallTool, Offering, Shared, Tool
+from roundgate.backends.policy import with_approval, with_questions
+from roundgate.config import Origin
+from roundgate.errors import BackendError, ConfigError, Problem, UnusableIndex
+
+log = logging.getLogger("roundgate.backends")
+
+
+class LambdaBackend:
+    """Functions and their tools."""
+
+    def __init__(self, config: LambdaBackendConfig, origin: Origin, shared: Shared) -> None:
+        self.name = config.name
+        self.prefix = config.effective_prefix
+        self._config = config
+        self._origin = origin
+        self._shared = shared
+        self._functions = Functions(config.max_connections, config.max_response_bytes)
+
+    async def offer(self) -> Offering:
+        """The tools as declared, and as the function tells them.
+
+        Raises:
+            ConfigError: boto3 is missing, a declaration contradicts itself, or the function does not tell.
+        """
+        if find_spec("botocore") is None:
+            message, remedy = "needs boto3, which is not installed", "pip install 'roundgate[aws]'"
+            raise ConfigError([self._origin.at("kind").problem(message, remedy)])
+        described, left_out, files = await self._described()
+        declared, problems = self._made(self._config.tools, self._origin.at("tools"))
+        if problems:
+            raise ConfigError(problems)
+        told, unusable = self._made(described, None)
+        left_out += unusable
+        if left_out:
+            fields = {"backend": self.name, "n": len(left_out)}
+            log.warning("tools are left out", extra={"fields": fields})
+        if not self._shared.is_cold:
+            await asyncio.to_thread(self._prepare)
+        return Offering([*declared, *told], files=files, left_out=left_out)
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        await self._functions.aclose()
+
+    def _prepare(self) -> None:
+        """Find out now whether there is a region, and have the first call find the client ready."""
+        for tool in self._config.tools:
+            region = target_of(tool, self._config).region
+            self._functions.prepare(region, tool.timeout_s or self._config.timeout_s)
+
+    async def _described(
+        self,
+    ) -> tuple[list[LambdaToolConfig], list[Problem], frozenset[Path]]:
+        """What the function tells, what of it is left out, and the file that it is from."""
+        config = self._config
+        if not config.describe:
+            return [], [], frozenset()
+        path = index_path(config, self._origin)
+        told = None
+        with suppress(UnusableIndex, OSError):
+            told = read(path, config)
+        if told is None:
+            told = await self._asked(path)
+        return *describing.read(told, config, self._origin), frozenset({path})
+
+    async def _asked(self, path: Path) -> list[Any]:
+        """What the function tells when it is asked now.
+
+        Raises:
+            ConfigError: it does not, or may not be asked.
+        """
+        if self._shared.is_cold:
+            problem = self._origin.at("describe").problem(
+                f"{path.name} is no index of {self._config.function}, and a cold start invokes nothing",
+                "run `roundgate compile` with this file, and keep what it writes beside it",
+            )
+            raise ConfigError([problem])
+        try:
+            return await describing.ask(self._config)
+        except BackendError as error:
+            raise ConfigError([unasked(error, self._config, self._origin)]) from None
+
+    def _made(
+        self, tools: list[LambdaToolConfig], place: Origin | None
+    ) -> tuple[list[Tool], list[Problem]]:
+        """The tools, and what is wrong with others; without a place, they are the function's."""
+        made: list[Tool] = []
+        problems: list[Problem] = []
+        for index, config in enumerate(tools):
+            try:
+                made.append(self._tool(config))
+            except ValueError as error:
+                if place is None:
+                    where, said = self._origin.at("describe"), f"tool {config.name!r}: {error}"
+                else:
+                    where, said = place.at(index), str(error)
+                problems.append(where.problem(said, "correct the tool's schemas, payload or job"))
+        return made, problems
+
+    def _tool(self, config: LambdaToolConfig) -> Tool:
+        tool = Tool(
+            definition_of(config),
+            self._caller(config),
+            scopes=frozenset(config.scopes),
+            once=config.once,
+            task=config.task,
+            approval=config.approval,
+        )
+        # the form first: what the user approves is the call with everything that was filled in
+        return with_questions(with_approval(tool, self._config), config.ask_for)
+
+    def _caller(self, config: LambdaToolConfig) -> CallTool:
+        calling = Calling.of(self._functions, config, self._config)
+        return caller_of(calling)

@@ -1,0 +1,257 @@
+"""What can be set of a back end of the kind lambda: functions, their tools, and how they are invoked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.config import Model, TaskMode
+
+NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
+MAX_PAYLOAD_BYTES: Final = 6_291_456
+"""Of a synchronous invocation, both ways (AWS Lambda quotas: 6 MB)."""
+OBJECT: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+FUNCTION_PATTERN: Final = (
+    r"^(arn:aws[a-zA-Z-]*:lambda:[a-z]{2,8}(-[a-z]+)+-\d:\d{12}:function:|\d{12}:function:)?"
+    r"[A-Za-z0-9_-]{1,140}(:(\$LATEST|[A-Za-z0-9_-]+))?$"
+)
+"""A name, an ARN, or an ARN without its first half; each may end in a version or an alias (API `Invoke`)."""
+
+FunctionName: TypeAlias = Annotated[str, Field(pattern=FUNCTION_PATTERN, max_length=256)]
+Qualifier: TypeAlias = Annotated[str, Field(pattern=r"^(\$LATEST|[A-Za-z0-9_-]{1,128})$")]
+
+
+def is_qualified(function: str) -> bool:
+    """Whether a name or ARN ends in a version or an alias."""
+    return ":" in function.rpartition(":function:")[2]
+
+
+class PayloadConfig(Model):
+    """What a function gets besides the arguments, and where it gets them."""
+
+    arguments_in: str | None = Field(
+        None,
+        description="Member of the payload that has the arguments. Unset, they are the payload.",
+        min_length=1,
+    )
+    fixed: dict[str, Any] = Field({}, description="Members that are always sent.")
+    context_in: str | None = Field(
+        None,
+        description="Member of the payload that has what the client context says, which an asynchronous invocation"
+        " does not bring to the function.",
+        min_length=1,
+    )
+
+    @model_validator(mode="after")
+    def _has_room(self) -> PayloadConfig:
+        taken = [name for name in (self.arguments_in, self.context_in, *self.fixed) if name]
+        if twice := sorted({name for name in taken if taken.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)}: two things would be under one name")
+        return self
+
+
+class HttpEventConfig(Model):
+    """The payload is an event of an HTTP API (payload format 2.0), for a function that is behind one."""
+
+    method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(
+        description="HTTP method."
+    )
+    path: str = Field(
+        description="Path; {name} stands for an argument. The others go into the query for GET, HEAD and DELETE, else"
+        " into a JSON body.",
+        pattern=r"^/",
+    )
+    headers: dict[str, str] = Field({}, description="Fixed headers.")
+
+
+class LambdaJobConfig(JobConfig):
+    """How to follow a job that an invocation has started: further invocations poll it and fetch its result."""
+
+    poll: dict[str, Any] = Field(
+        description='Payload of an invocation that tells how the job is, such as {"job": "{id}"}; {name} stands for a'
+        " variable."
+    )
+    fetch: dict[str, Any] | None = Field(
+        None,
+        description="Payload of the one that returns the result. Unset: the last poll's answer is the result.",
+    )
+    function: FunctionName | None = Field(
+        None, description="The function that is asked. Unset: the one that has started the job."
+    )
+
+
+class DurableConfig(Model):
+    """The invocation starts an execution of a durable function, which is followed at AWS Lambda."""
+
+    every_s: float = Field(
+        5, description="Seconds between two looks; no worker waits meanwhile.", ge=1, le=86_400
+    )
+
+
+class LambdaCallConfig(Model):
+    """How a function is called, whoever says so."""
+
+    interactive: bool = Field(
+        False,
+        description="Whether the function may ask for input itself, with the envelope of docs/rounds.md.",
+    )
+    asynchronous: bool = Field(
+        False,
+        description="Whether AWS Lambda only takes the call (Event): the result says that it is accepted.",
+    )
+    job: LambdaJobConfig | None = Field(
+        None, description="The invocation only starts a job, which is to be followed."
+    )
+    durable: DurableConfig | None = Field(
+        None, description="The function is a durable one, and its execution is to be followed."
+    )
+    once: bool = Field(
+        False, description="Whether a round that is sent again must not be run again."
+    )
+    task: TaskMode = Field(
+        "forbidden",
+        description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
+    )
+    result: JsonPointer = Field(
+        "",
+        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
+    )
+    timeout_s: float | None = Field(
+        None, description="Overrides the back end's, for each invocation.", gt=0, le=900
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> LambdaCallConfig:
+        ways = [
+            name
+            for name in ("interactive", "asynchronous", "job", "durable")
+            if getattr(self, name) not in (None, False)
+        ]
+        if len(ways) > 1:
+            raise ValueError(
+                f"{' and '.join(ways)} are ways to go on after an invocation; choose one"
+            )
+        if self.asynchronous and self.result:
+            raise ValueError("asynchronous has no result; remove `result`")
+        return self
+
+
+class LambdaToolConfig(LambdaCallConfig):
+    """One tool, which invokes a function."""
+
+    name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
+    title: str | None = Field(None, description="Name for people.")
+    description: str = Field(
+        description="What it does and when to use it, for the model.", min_length=1
+    )
+    function: FunctionName | None = Field(
+        None, description="The function, by name or ARN. Unset: the back end's."
+    )
+    qualifier: Qualifier | None = Field(
+        None,
+        description="A version or an alias. Unset: the back end's, if `function` is unset too.",
+    )
+    input_schema: dict[str, Any] = Field(
+        OBJECT, description="JSON Schema of the arguments, of type object."
+    )
+    output_schema: dict[str, Any] | None = Field(
+        None, description="JSON Schema of the result, checked and advertised."
+    )
+    payload: PayloadConfig = Field(
+        PayloadConfig(), description="What the function gets, if not the arguments alone."
+    )
+    http: HttpEventConfig | None = Field(
+        None, description="Have the function get an event of an HTTP API, and answer as to one."
+    )
+    ask_for: list[str] = Field(
+        [], description="Arguments for which the user is asked with a form when they are missing."
+    )
+    scopes: list[str] = Field(
+        [], description="Scopes that the caller's token must grant to see and call it."
+    )
+    approval: str | None = Field(
+        None,
+        description="What the user reads above the arguments where calls have to be approved.",
+        max_length=1_000,
+    )
+    read_only: bool | None = Field(None, description="readOnlyHint.")
+    destructive: bool | None = Field(
+        None, description="destructiveHint; unset, clients and `approve` take it for true."
+    )
+    idempotent: bool | None = Field(
+        None,
+        description="idempotentHint; true: an invocation that may have happened is tried again.",
+    )
+
+    @model_validator(mode="after")
+    def _is_callable(self) -> LambdaToolConfig:
+        if self.http is not None and (self.payload.model_fields_set or self.interactive):
+            raise ValueError("http is an event of its own: without payload, and not interactive")
+        if self.asynchronous and self.output_schema is not None:
+            raise ValueError("asynchronous has no result; remove `output_schema`")
+        if self.qualifier is not None and self.function is not None and is_qualified(self.function):
+            raise ValueError("function ends in a qualifier; remove it there, or `qualifier`")
+        return self
+
+
+class LambdaBackendConfig(BackendConfig):
+    """Functions of AWS Lambda. Credentials are those of boto3: a role, a profile, the environment."""
+
+    kind: Literal["lambda"]
+    function: FunctionName | None = Field(
+        None, description="The function of tools that name none, by name or ARN."
+    )
+    qualifier: Qualifier | None = Field(None, description="A version or an alias of it.")
+    region: str | None = Field(
+        None,
+        description="Region of functions that are named without one. Unset: AWS_DEFAULT_REGION.",
+        pattern=r"^[a-z]{2,8}(-[a-z]+)+-\d$",
+    )
+    describe: bool = Field(
+        False,
+        description="Whether `function` tells its tools itself, as docs/lambda.md says; those of `tools` come first.",
+    )
+    index: str | None = Field(
+        None,
+        description="Where `roundgate compile` keeps what it told, relative to gateway.yaml. Unset: NAME.index.",
+    )
+    output_schemas: list[str] = Field(
+        [],
+        description='Tools that it told of (names without prefix, "*" for any text) that advertise the schema of their'
+        " result.",
+    )
+    client_context: bool = Field(
+        True,
+        description="Whether functions are told who calls, and the trace: the subject, never the token.",
+    )
+    timeout_s: float = Field(
+        25, description="Seconds within which an invocation has to be answered.", gt=0, le=900
+    )
+    max_response_bytes: int = Field(
+        MAX_PAYLOAD_BYTES,
+        description="Larger answers are a tool error.",
+        ge=1,
+        le=MAX_PAYLOAD_BYTES,
+    )
+    max_connections: int = Field(
+        50, description="Invocations that one process waits for at once.", ge=1
+    )
+    tools: list[LambdaToolConfig] = Field([], description="The tools that are declared here.")
+
+    @model_validator(mode="after")
+    def _has_functions(self) -> LambdaBackendConfig:
+        if not self.tools and not self.describe:
+            raise ValueError("has no tools: list them in `tools`, or set `describe`")
+        if self.describe and self.function is None:
+            raise ValueError("describe needs `function`: the one that is asked")
+        if without := [one.name for one in self.tools if (one.function or self.function) is None]:
+            raise ValueError(f"no function for {', '.join(without)}: name one there, or for all")
+        if self.qualifier is not None and self.function is not None and is_qualified(self.function):
+            raise ValueError("function ends in a qualifier; remove it there, or `qualifier`")
+        return self

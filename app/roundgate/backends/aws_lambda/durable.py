@@ -1,0 +1,98 @@
+"""Executions of durable functions, started and followed as jobs (API `Invoke`, `GetDurableExecution`).
+
+    Invoke, Event, under a name ──▶ ARN of the execution     GetDurableExecution … RUNNING … SUCCEEDED ──▶ its result
+
+The name follows from the call: however often it is started, there is one execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from roundgate.backends.aws_lambda.config import DurableConfig
+from roundgate.backends.aws_lambda.invoking import Invoked
+from roundgate.backends.aws_lambda.results import answer_of
+from roundgate.backends.config import JobConfig
+from roundgate.backends.exchange import Kept
+from roundgate.backends.http.messages import Answer
+from roundgate.errors import BackendError, FunctionAway, NotNow
+
+_ENDED_BADLY: Final = ["FAILED", "TIMED_OUT", "STOPPED", "DELETING"]
+
+Begin: TypeAlias = Callable[[], Awaitable[Invoked]]
+Look: TypeAlias = Callable[[str], Awaitable[Mapping[str, Any]]]
+"""What AWS Lambda says of the execution with an ARN."""
+Cleaned: TypeAlias = Callable[[bytes], bytes]
+
+
+def config_of(durable: DurableConfig) -> JobConfig:
+    """What AWS Lambda's words mean."""
+    return JobConfig(
+        variables={"execution": "/execution"},
+        every_s=durable.every_s,
+        status="/status",
+        succeeded=["SUCCEEDED"],
+        failed=_ENDED_BADLY,
+        error="/reason",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """An execution as a job (`roundgate.backends.exchange.Job`)."""
+
+    config: JobConfig
+    begin: Begin
+    look: Look
+    cleaned: Cleaned
+    """Takes secrets out of what a function says."""
+
+    @property
+    def has_result(self) -> bool:
+        """The last look has it."""
+        return False
+
+    async def start(self) -> Any:
+        """Start it, or find that it has been started.
+
+        Raises:
+            BackendError: the function is not durable, or cannot be invoked.
+        """
+        invoked = await self.begin()
+        if invoked.execution_arn is None:
+            raise BackendError(
+                "AWS Lambda started no durable execution: the function has to be a durable one, and named with a"
+                " version or an alias"
+            )
+        return {"execution": invoked.execution_arn}
+
+    async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
+        """Look at it.
+
+        Raises:
+            NotNow: AWS Lambda cannot be asked just now.
+            BackendError: there is no such execution, or the gateway may not look.
+        """
+        try:
+            said = await self.look(values["execution"])
+        except FunctionAway as error:
+            raise NotNow(str(error)) from None
+        answer = self._result(said)
+        return {"status": said.get("Status"), "reason": _reason(said)}, answer.kept()
+
+    async def fetch(self, values: Mapping[str, str]) -> Kept:
+        """The last look has it."""
+        raise AssertionError("an execution has no result but that of the last look")
+
+    def _result(self, said: Mapping[str, Any]) -> Answer:
+        if said.get("Status") != "SUCCEEDED":
+            return Answer(200, "OK", "application/json", b"null")
+        return answer_of(self.cleaned(str(said.get("Result") or "null").encode()))
+
+
+def _reason(said: Mapping[str, Any]) -> str | None:
+    error = said.get("Error") or {}
+    told = [str(error[name]) for name in ("ErrorType", "ErrorMessage") if error.get(name)]
+    return " ".join(": ".join(told).split()) or None

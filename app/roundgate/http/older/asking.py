@@ -1,0 +1,152 @@
+"""The questions of a round: sent on the stream of the call, and what its request waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from roundgate import json
+from roundgate.errors import ToolError
+from roundgate.http.older.caller import Caller
+from roundgate.http.older.open_calls import OpenCall, OpenCalls, after
+from roundgate.http.older.questions import Asked, Questions
+from roundgate.http.older.stream import SessionStream
+from roundgate.protocol.v2025.asking import answer_of, request_params
+
+SHORT_WAIT_S: Final = 3.0
+"""How long a request waits where no stream can be held: clients give up reading after 5 s."""
+LEAVE_MS: Final = 2_000
+"""What is left of the environment's time when a stream that is held there ends."""
+
+
+class Asking:
+    """Asks clients on the streams of their calls.
+
+    Args:
+        questions: makes their ids, and waits for answers.
+        calls: makes the ids of the events that ask.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
+    """
+
+    def __init__(self, questions: Questions, calls: OpenCalls, *, keep_alive_s: float) -> None:
+        self._questions = questions
+        self._calls = calls
+        self._keep_alive_s = keep_alive_s
+
+    async def answers(
+        self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
+    ) -> dict[str, Any] | None:
+        """The answers to what the client is asked; `None` where the stream has ended before they came.
+
+        Args:
+            call: with the questions.
+            caller: who is asked.
+            stream: where they are asked.
+            told: how many of them the client has seen.
+
+        Raises:
+            ToolError: there will be none, with what to do about it.
+            CallCancelled: nobody waits for the call any more.
+            Unavailable: too many calls wait.
+        """
+        _check(call, stream)
+        asked = Asked(call.round, call.requests, call.until_ms)
+        with self._questions.waiting(asked, caller.principal) as news:
+            await self._tell(asked, call, caller, stream, told)
+            if stream.is_finite and told < len(call.requests):
+                return None
+            # what waits for the body gets it when it has ended
+            if not stream.holds and stream.resumes and not stream.is_resumed:
+                await stream.responder.end()
+                return None
+            found = await self._wait(asked, news, call, caller, stream)
+        if found is None:
+            await self.leave(call, caller, stream)
+            return None
+        return {key: _answer(call, caller, key, result) for key, result in found.items()}
+
+    async def leave(self, call: OpenCall, caller: Caller, stream: SessionStream) -> None:
+        """End a stream on which this call cannot go on.
+
+        Raises:
+            ToolError: its client would not come back.
+        """
+        if stream.is_finite:
+            return
+        if not stream.resumes:
+            raise ToolError("The server is being restarted; call again to be asked again")
+        await stream.leave(await self._calls.event_id(call, caller, len(call.requests)))
+
+    def patience_s(self, caller: Caller, stream: SessionStream) -> float:
+        """Seconds that a request waits before it says something, or ends."""
+        if stream.holds:
+            return self._keep_alive_s
+        left_ms = caller.deadline.remaining_ms() if stream.is_finite else None
+        return SHORT_WAIT_S if left_ms is None else min(SHORT_WAIT_S, left_ms / 2000)
+
+    async def goes_on(self, caller: Caller, stream: SessionStream) -> bool:
+        """Whether a request may wait once more; its client has heard something then."""
+        left_ms = caller.deadline.remaining_ms()
+        is_late = left_ms is not None and left_ms < LEAVE_MS
+        if not stream.holds or self._questions.is_closing or is_late:
+            return False
+        await stream.keep_alive()
+        return True
+
+    async def _tell(
+        self, asked: Asked, call: OpenCall, caller: Caller, stream: SessionStream, told: int
+    ) -> None:
+        if told >= len(call.requests):
+            return
+        event_id = await self._calls.event_id(call, caller)
+        for number, request in enumerate(call.requests.values()):
+            if number >= told:
+                message = self._question(asked, number, request, caller)
+                await stream.message(message, after(event_id, number + 1))
+
+    def _question(
+        self, asked: Asked, number: int, request: Mapping[str, Any], caller: Caller
+    ) -> bytes:
+        """A question as a request to the client."""
+        question_id = self._questions.ask(asked, number, caller.session, caller.principal)
+        params = request_params(
+            caller.revision, request["method"], request.get("params", {}), question_id
+        )
+        message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
+        return json.encode({**message, "params": params} if params else message)
+
+    async def _wait(
+        self,
+        asked: Asked,
+        news: asyncio.Event,
+        call: OpenCall,
+        caller: Caller,
+        stream: SessionStream,
+    ) -> dict[str, dict[str, Any]] | None:
+        """The answers; `None` if this request must not wait for them any longer."""
+        wait_s = self.patience_s(caller, stream)
+        while True:
+            found = await self._questions.answers(
+                asked, news, call.request.id, caller.session, wait_s=wait_s
+            )
+            if found is not None:
+                return found
+            if not await self.goes_on(caller, stream):
+                return None
+
+
+def _check(call: OpenCall, stream: SessionStream) -> None:
+    """Raises ToolError: nothing can be asked here."""
+    is_call = call.request.method == "tools/call"
+    if not stream.can_tell or (stream.is_finite and not is_call):
+        raise ToolError(
+            "This has to ask the user something, and this client cannot be asked here: it would have to take event"
+            " streams and resume them, as clients of revision 2025-11-25 do"
+        )
+
+
+def _answer(call: OpenCall, caller: Caller, key: str, result: dict[str, Any]) -> dict[str, Any]:
+    """What a client answered, as an answer of the engine."""
+    request = call.requests[key]
+    return answer_of(caller.revision, request["method"], request.get("params", {}), result)

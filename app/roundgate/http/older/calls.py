@@ -1,0 +1,244 @@
+"""Requests of a session that run something: round after round until there is a result.
+
+The methods answer a round as they do for any revision. Where one ends with questions, a client of today is told so and
+sends the call again; a client of a session is asked here, on the stream of its request (`asking`), and the next round
+begins here with what it answers. What is needed to go on is in the id of the event (`open_calls`), so another process
+can do so as well:
+
+    POST  tools/call          ─▶ question, id: T.1 ─▶ (holder dies)
+    GET   Last-Event-ID: T.1  ─▶ any replica: the answers' rows ─▶ replay ─▶ result
+
+Where no stream can be held, a body ends with the question, and each GET waits for the answer for a moment; a client
+that resumes nothing calls again (`continued`). If several requests go on with one call, each of its rounds is run once
+all the same (`one_run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from roundgate.carrier import carrier
+from roundgate.clock import Clock
+from roundgate.errors import CallCancelled, MissingCapability, ToolError
+from roundgate.http.older.asking import Asking
+from roundgate.http.older.caller import Caller, Responded
+from roundgate.http.older.cancelling import CancelWatch
+from roundgate.http.older.continued import ContinueTool
+from roundgate.http.older.notices import Notices
+from roundgate.http.older.one_run import OneRun, Ran
+from roundgate.http.older.open_calls import OpenCall, OpenCalls
+from roundgate.http.older.questions import Questions
+from roundgate.http.older.stream import SessionStream
+from roundgate.methods import CurrentMethods, Reply, RequestContext, Sessions, Stream
+from roundgate.protocol import ClientCapabilities, Inbound, Request, RequestId, ToolResult, jsonrpc
+from roundgate.protocol.v2025 import Results, Revision, inbound_of
+from roundgate.protocol.v2025.results import asked as read_asked
+from roundgate.storage import SessionStore
+from roundgate.tracing import Span, Tracing, context_of
+
+_INTERRUPTED: Final = (
+    "The connection was lost while this ran, and it is not known how far it came;"
+    " find out whether it took effect before calling again"
+)
+
+
+@carrier
+class _Going:
+    """A request that is being answered."""
+
+    caller: Caller
+    stream: SessionStream
+    span: Span
+    notify: Callable[[str, dict[str, Any]], Awaitable[None]] | None
+
+
+class SessionCalls:
+    """Runs requests of sessions to their responses.
+
+    Args:
+        methods: those of each revision, by its version.
+        sessions: what sessions have changed.
+        questions: asks clients and waits for answers.
+        store: keeps what several replicas have to know of a call.
+        tracing: makes the span of a request.
+        clock: of the process.
+        answer_timeout_s: seconds that a user has for an answer.
+        lifetime_s: seconds for which the state of a round is good.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
+        continue_tool: name of the tool that takes the token of a call that is not over.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, CurrentMethods],
+        sessions: Sessions,
+        questions: Questions,
+        store: SessionStore,
+        tracing: Tracing,
+        clock: Clock,
+        *,
+        answer_timeout_s: float,
+        lifetime_s: float,
+        keep_alive_s: float,
+        continue_tool: str,
+    ) -> None:
+        self.questions = questions
+        keep_s = max(lifetime_s, answer_timeout_s) * 2
+        self.open_calls = OpenCalls(store, questions.ids, clock, keep_s=keep_s)
+        self._asking = Asking(questions, self.open_calls, keep_alive_s=keep_alive_s)
+        self._continue_tool = ContinueTool(continue_tool, self.open_calls)
+        self._methods = methods
+        self._sessions = sessions
+        self._rows = store
+        self._tracing = tracing
+        self._clock = clock
+        self._wait_ms = int(answer_timeout_s * 1000)
+        self._keep_ms = int(keep_s * 1000)
+
+    async def respond(self, request: Request, caller: Caller, stream: SessionStream) -> Responded:
+        """The response to a request that has just come.
+
+        Raises:
+            GatewayError: anything that is answered as an error.
+            AuthError: the caller may not do this.
+        """
+        call, told = OpenCall(request, {}, None, "", 0), 0
+        if self._continue_tool.is_called(request, stream):
+            try:
+                call, told = await self._continue_tool.call_of(request, caller)
+            except ToolError as error:
+                return _responded(request.id, _tool_error(caller.revision, str(error)))
+        elif stream.resumes:
+            stream.token = lambda: self.open_calls.event_id(call, caller)
+        return await self._respond(call, caller, stream, told)
+
+    async def resume(
+        self, call: OpenCall, told: int, caller: Caller, stream: SessionStream
+    ) -> Responded:
+        """Go on with a call whose stream broke. Raises as `respond`.
+
+        Args:
+            call: as `OpenCalls.reopened` returned it.
+            told: how many of its questions have reached the client.
+            caller: who resumes it.
+            stream: where the rest of it is written.
+        """
+        if call.state is None and call.request.method == "tools/call":  # it may have done anything
+            return _responded(call.request.id, _tool_error(caller.revision, _INTERRUPTED))
+        return await self._respond(call, caller, stream, told)
+
+    async def _respond(
+        self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
+    ) -> Responded:
+        inbound = self._inbound(call, caller)
+        trace = context_of(inbound.meta.raw)
+        with self._tracing.request(inbound.method, inbound.name, trace, inbound.version) as span:
+            notify = Notices(stream, self._sessions, caller).notify if stream.can_tell else None
+            try:
+                reply = await self._rounds(
+                    call, inbound, _Going(caller, stream, span, notify), told
+                )
+            except CallCancelled:
+                span.end("cancelled", None)
+                return Responded(None, "cancelled")
+            except ToolError as error:
+                if inbound.method != "tools/call":
+                    raise
+                reply = _tool_error(caller.revision, str(error))
+            if reply is None:
+                span.end("input_required", None)
+                return Responded(None, "input_required")
+            span.end(reply.label, None)
+        return _responded(call.request.id, reply)
+
+    async def _rounds(
+        self, call: OpenCall, inbound: Inbound, going: _Going, told: int
+    ) -> Reply | None:
+        """The result; `None` where the stream has ended before."""
+        caller, stream, own = going.caller, going.stream, inbound.params
+        while True:
+            if call.state is not None:
+                answers: dict[str, Any] | None = {}
+                if call.requests:
+                    answers = await self._asking.answers(call, caller, stream, told)
+                if answers is None:
+                    return await self._later(call, going)
+                more = {"inputResponses": answers, "requestState": call.state}
+                inbound, told = replace(inbound, params={**own, **more}), 0
+            ran = await self._ran(call, inbound, going)
+            if ran is None:  # by another request, which takes its time
+                await self._asking.leave(call, caller, stream)
+                return await self._later(call, going)
+            if ran.reply.label != "input_required":
+                is_list = inbound.method == "tools/list" and stream.is_finite
+                return self._continue_tool.listed(ran.reply) if is_list else ran.reply
+            requests, state = read_asked(ran.reply.result)
+            call = OpenCall(call.request, requests, state, ran.next_round, ran.until_ms)
+            # its handler wants a turn of its own
+            if not requests and stream.can_tell and stream.resumes:
+                await stream.leave(await self.open_calls.event_id(call, caller))
+                return None
+            if not requests and stream.is_finite and caller.is_nearly_over:
+                return await self._later(call, going)
+
+    async def _ran(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran | None:
+        """How a round ended; `None` if another request runs it, and this one must wait no longer."""
+
+        async def serve() -> Reply:
+            return await self._served(call, inbound, going)
+
+        caller, stream = going.caller, going.stream
+        if call.state is None:
+            until_ms = self._clock.now_ms() + self._wait_ms
+            return Ran(await serve(), self._clock.new_id(), until_ms)
+        run = OneRun(
+            self._rows,
+            self._clock,
+            f"{caller.session.id}.{call.round}",
+            keep_ms=self._keep_ms,
+            wait_ms=self._wait_ms,
+        )
+        while True:
+            ran = await run.of(serve, self._asking.patience_s(caller, stream))
+            if ran is not None or not await self._asking.goes_on(caller, stream):
+                return ran
+
+    async def _served(self, call: OpenCall, inbound: Inbound, going: _Going) -> Reply:
+        """One round; what a tool cannot do with this client is an error that its model reads."""
+        caller = going.caller
+        left_ms = caller.deadline.remaining_ms()
+        context = RequestContext(inbound, caller.principal, going.notify, going.span, left_ms)
+        request_id, session = call.request.id, caller.session
+        try:
+            with CancelWatch(lambda: self.questions.is_cancelled(request_id, session)):
+                answer = await self._methods[session.revision].serve(context)
+        except MissingCapability as error:
+            if inbound.method != "tools/call":
+                raise
+            return _tool_error(caller.revision, str(error))
+        assert not isinstance(answer, Stream), "no method of these revisions is one"
+        return answer
+
+    async def _later(self, call: OpenCall, going: _Going) -> Reply | None:
+        """What a request is answered with whose call goes on: with a token, or not at all."""
+        if not going.stream.is_finite or call.request.method != "tools/call":
+            return None
+        methods = self._methods[going.caller.session.revision]
+        is_error = methods.has_output_schema(str(call.request.params.get("name")))
+        return await self._continue_tool.pending(call, going.caller, is_error=is_error)
+
+    def _inbound(self, call: OpenCall, caller: Caller) -> Inbound:
+        session = caller.session
+        declared = ClientCapabilities(session.capabilities)
+        features = self._methods[session.revision].features
+        return inbound_of(call.request, caller.revision, declared, session.client_info, features)
+
+
+def _tool_error(revision: Revision, text: str) -> Reply:
+    return Reply(Results(revision).write(ToolResult.error(text).to_wire()), "tool_error")
+
+
+def _responded(request_id: RequestId, reply: Reply) -> Responded:
+    return Responded(jsonrpc.result_response(request_id, reply.result), reply.label, reply.reason)

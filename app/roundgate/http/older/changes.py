@@ -1,0 +1,100 @@
+"""The stream of a session's GET: what changes, of the lists and of the resources that it has subscribed to."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Final
+
+from roundgate.clock import Clock
+from roundgate.http.older.caller import Caller
+from roundgate.http.responder import Responder
+from roundgate.methods import Changes, Sessions, Subscription
+from roundgate.protocol import RESOURCE_UPDATED, SubscriptionFilter, jsonrpc
+
+LOOK_S: Final = 5.0
+"""How often a stream of changes looks at what its session has subscribed to."""
+_LISTS: Final = SubscriptionFilter.model_validate(
+    {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+)
+
+
+class ChangeStreams:
+    """Tells sessions of changes.
+
+    Args:
+        changes: those of all replicas.
+        sessions: what sessions have subscribed to.
+        clock: of the process.
+        keep_alive_s: seconds between comments on a stream on which nothing happens.
+        view: which view is asked; that of everything has no name.
+    """
+
+    def __init__(
+        self, changes: Changes, sessions: Sessions, clock: Clock, *, keep_alive_s: float, view: str
+    ) -> None:
+        self._changes = changes
+        self._sessions = sessions
+        self._clock = clock
+        self._keep_alive_s = keep_alive_s
+        self._view = view
+
+    async def tell(self, caller: Caller, responder: Responder, features: frozenset[str]) -> None:
+        """Tell of changes until the client has had enough, its session ends, or its token expires.
+
+        Args:
+            caller: whose session it is.
+            responder: where they are told.
+            features: what there is to be told of.
+
+        Raises:
+            Unavailable: there are too many streams, or the store cannot be reached.
+            SessionNotFound: the session has been ended.
+            ClientDisconnect: the client does not read.
+        """
+        hub = self._changes.hub
+        await self._changes.ready()
+        subscription = hub.subscribe(0, caller.principal, _LISTS, features, view=self._view)
+        self._changes.follow(subscription)
+        subscription.learns = True
+        try:
+            await self._look(subscription, caller)
+            await responder.event(None)
+            await self._tell(subscription, caller, responder)
+            await responder.end()
+        finally:
+            hub.unsubscribe(subscription)
+
+    async def _tell(self, subscription: Subscription, caller: Caller, responder: Responder) -> None:
+        every_s = min(LOOK_S, self._keep_alive_s)
+        told_ms = looked_ms = self._clock.monotonic_ms()
+        async with aclosing(subscription.changes(every_s)) as changes:
+            async for change in changes:
+                now_ms = self._clock.monotonic_ms()
+                if change is not None:
+                    await responder.event(_message(*change[0]))
+                    told_ms = now_ms
+                elif now_ms - told_ms >= self._keep_alive_s * 1000:
+                    await responder.event(None)
+                    told_ms = now_ms
+                # also where something changes all the time
+                if change is None or now_ms - looked_ms >= every_s * 1000:
+                    await self._look(subscription, caller)
+                    looked_ms = now_ms
+                    if self._is_over(caller):
+                        return
+
+    async def _look(self, subscription: Subscription, caller: Caller) -> None:
+        state = await self._sessions.state(caller.session, caller.principal)
+        lists = {topic for topic in subscription.topics if topic[1] is None}
+        uris = {(RESOURCE_UPDATED, uri) for uri in state.uris}
+        subscription.listen_to(frozenset(lists | uris))
+
+    def _is_over(self, caller: Caller) -> bool:
+        now_ms, until_s = self._clock.now_ms(), caller.principal.expires_at_s
+        return now_ms > caller.session.expires_ms or (
+            until_s is not None and now_ms > until_s * 1000
+        )
+
+
+def _message(method: str, uri: str | None) -> bytes:
+    return jsonrpc.notification(method, {} if uri is None else {"uri": uri})

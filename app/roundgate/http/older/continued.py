@@ -1,0 +1,108 @@
+"""Where no stream can be held and a client resumes nothing: a call goes on when its client calls again.
+
+    POST  tools/call X           ─▶ question; result: PENDING T           one body
+    POST  the answer             ─▶ 202
+    POST  tools/call continue T  ─▶ the answers' rows ─▶ replay ─▶ result, or PENDING T
+
+T is the id of an event (`open_calls`), short enough for a model to copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from roundgate import json
+from roundgate.errors import InvalidRequest, ToolError
+from roundgate.http.older.caller import Caller
+from roundgate.http.older.open_calls import OpenCall, OpenCalls
+from roundgate.http.older.stream import SessionStream
+from roundgate.methods import Reply
+from roundgate.protocol import Request, ToolResult
+from roundgate.protocol.v2025 import Results
+
+MAX_COPIED: Final = 1_000
+"""Characters of a token that a model has to copy."""
+PENDING: Final = "PENDING"
+"""The first word of a result that is none yet."""
+_DEFINITION: Final = {
+    "description": f"The result of a call that was answered with {PENDING}: takes the token that stands behind it.",
+    "inputSchema": {
+        "type": "object",
+        "properties": {"token": {"type": "string", "description": "The token, copied exactly."}},
+        "required": ["token"],
+    },
+}
+
+
+class ContinueTool:
+    """The tool that takes the token of a call that is not over.
+
+    Args:
+        name: of the tool.
+        calls: makes and reads the tokens.
+    """
+
+    def __init__(self, name: str, calls: OpenCalls) -> None:
+        self._name = name
+        self._calls = calls
+
+    def is_called(self, request: Request, stream: SessionStream) -> bool:
+        """Whether a request is a call of this tool, by a client that has it."""
+        return (
+            stream.is_finite
+            and request.method == "tools/call"
+            and request.params.get("name") == self._name
+        )
+
+    async def call_of(self, request: Request, caller: Caller) -> tuple[OpenCall, int]:
+        """The call behind the token of a request that goes on with it, and how many of its questions have been asked.
+
+        Raises:
+            ToolError: the token is none of this session's.
+            Unavailable: what it stands for cannot be read just now.
+        """
+        arguments = request.params.get("arguments")
+        token = arguments.get("token") if isinstance(arguments, dict) else None
+        given = token if isinstance(token, str) else ""
+        event_id = given.strip().removeprefix(f"{PENDING} ")
+        try:
+            call, told = await self._calls.reopened(event_id, caller)
+        except InvalidRequest:
+            raise ToolError(
+                "This token is not valid: it is too old, of another session, or not copied exactly."
+                " Call the first tool again"
+            ) from None
+        return replace(call, request=replace(call.request, id=request.id)), told
+
+    async def pending(self, call: OpenCall, caller: Caller, *, is_error: bool) -> Reply:
+        """The result of a call that goes on when its client calls again.
+
+        Args:
+            call: as it is now.
+            caller: whose it is.
+            is_error: the tool has an output schema, which clients hold every result to that is no error.
+
+        Raises:
+            Unavailable: it is too long for a token, and cannot be kept just now.
+        """
+        token = await self._calls.event_id(call, caller, len(call.requests), MAX_COPIED)
+        why = (
+            "The user is being asked." if call.requests else "This takes longer than one call may."
+        )
+        text = (
+            f"{PENDING} {token}\n{why} Call the tool {self._name} with this token for the result,"
+            f" and again for as long as it says {PENDING}. Do not call {call.request.params.get('name')} again."
+        )
+        written = Results(caller.revision).write(ToolResult([text], is_error=is_error).to_wire())
+        return Reply(written, "input_required")
+
+    def listed(self, reply: Reply) -> Reply:
+        """A page of tools/list, with this tool at the end of the last one."""
+        if not reply.result.endswith(b"]}"):
+            return reply
+        definition = json.encode({"name": self._name, **_DEFINITION})
+        comma = b"" if reply.result.endswith(b"[]}") else b","
+        return Reply(
+            b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label, reply.reason
+        )

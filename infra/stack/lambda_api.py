@@ -1,0 +1,229 @@
+"""The API of AWS Lambda, as far as a gateway needs it: `Invoke` of functions in a directory, each by its name.
+
+    functions.yaml    orders: {handler: orders.handler, timeout_s: 3, environments: 2, reserved: 2}
+    orders.py         beside it
+
+boto3 finds it by `AWS_ENDPOINT_URL_LAMBDA`. An asynchronous invocation is tried three times, as AWS
+does it, but a second apart. What AWS has and this has not: versions and aliases (all are the same
+code), durable functions, permissions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import uvicorn
+import yaml
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from infra.stack.functions import (
+    MAX_PAYLOAD_BYTES,
+    Account,
+    Environment,
+    InvocationFailed,
+    Pool,
+    Throttled,
+    Tools,
+    free_port,
+)
+from infra.stack.template import Function
+
+MAX_EVENT_BYTES: Final = 1024 * 1024
+MAX_CLIENT_CONTEXT: Final = 3_583
+ASYNCHRONOUS_TRIES: Final = 3
+BETWEEN_TRIES_S: Final = 1.0
+PATH: Final = "/2015-03-31/functions/"
+
+
+@dataclass
+class LambdaApi:
+    """Invokes functions by name."""
+
+    pools: Mapping[str, Pool]
+    _asynchronous: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            response = await self._answer(Request(scope, receive))
+            await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.url.path
+        if request.method != "POST" or not (
+            path.startswith(PATH) and path.endswith("/invocations")
+        ):
+            return refused(404, "UnknownOperationException", "There is no such operation here")
+        name = path.removeprefix(PATH).removesuffix("/invocations")
+        name = name.rpartition("function:")[2].partition(":")[0]
+        if name not in self.pools:
+            return refused(404, "ResourceNotFoundException", f"Function not found: {name}")
+        body = await request.body()
+        is_event = request.headers.get("x-amz-invocation-type") == "Event"
+        if len(body) > (MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES):
+            return refused(413, "RequestTooLargeException", f"{len(body)} bytes are too many")
+        if "x-amz-durable-execution-name" in request.headers:
+            return refused(400, "InvalidParameterValueException", "There are no durable functions")
+        return await self._invoke(self.pools[name], body, request, is_event=is_event)
+
+    async def _invoke(
+        self, pool: Pool, body: bytes, request: Request, *, is_event: bool
+    ) -> Response:
+        context = request.headers.get("x-amz-client-context", "")
+        if len(context) > MAX_CLIENT_CONTEXT:
+            return refused(400, "InvalidRequestContentException", "Client context is too long")
+        try:
+            event = json.loads(body or b"null")
+        except ValueError:
+            return refused(400, "InvalidRequestContentException", "Could not parse request body")
+        if is_event:
+            running = asyncio.create_task(self._later(pool, event))
+            self._asynchronous.add(running)
+            running.add_done_callback(self._asynchronous.discard)
+            return Response(b"", 202, identified())
+        try:
+            told = base64.b64decode(context).decode() or None
+            return JSONResponse(await pool.invoke(event, client_context=told), 200, identified())
+        except Throttled:
+            more = {"Reason": "ReservedFunctionConcurrentInvocationLimitExceeded"}
+            return refused(
+                429, "TooManyRequestsException", "Rate Exceeded.", {"retry-after": "1"}, more
+            )
+        except InvocationFailed as error:
+            headers = {"x-amz-function-error": "Unhandled"} | identified()
+            return JSONResponse(dict(error.said), 200, headers)
+
+    async def _later(self, pool: Pool, event: Any) -> None:
+        for _ in range(ASYNCHRONOUS_TRIES):
+            with suppress(InvocationFailed):
+                await pool.invoke(event)
+                return
+            await asyncio.sleep(BETWEEN_TRIES_S)
+
+    def close(self) -> None:
+        """End all functions."""
+        for running in self._asynchronous:
+            running.cancel()
+        for pool in self.pools.values():
+            pool.close()
+
+
+def identified() -> dict[str, str]:
+    """The headers of every answer."""
+    return {"x-amzn-requestid": str(uuid.uuid4())}
+
+
+def refused(
+    status: int,
+    code: str,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Response:
+    """An error of the API's own."""
+    body = {"Type": "User", "message": message, **(more or {})}
+    return JSONResponse(body, status, {"x-amzn-errortype": code, **identified(), **(headers or {})})
+
+
+def pools_of(
+    file: Path, directory: Path, tools: Tools, http: httpx.AsyncClient, more: Mapping[str, str]
+) -> dict[str, Pool]:
+    """The functions of a file, each with environments and, where it says so, a concurrency of its own; `more` are
+    variables for all of them."""
+    declared: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
+    pools = {}
+    for name, one in declared.items():
+        count = int(one.get("environments", 2))
+        function = Function(
+            name=name,
+            handler=one["handler"],
+            zip=file,
+            timeout_s=int(one.get("timeout_s", 3)),
+            memory_mb=128,
+            runtime="python3.13",
+            environment={key: str(value) for key, value in one.get("environment", {}).items()},
+            events={},
+            allows_loops=False,
+        )
+        environments = [
+            Environment(
+                function,
+                number,
+                file.parent.resolve(),
+                tools,
+                more,
+                directory / f"{name}-{number}.log",
+            )
+            for number in range(1, count + 1)
+        ]
+        pools[name] = Pool(environments, http, Account(int(one.get("reserved", 1_000))))
+    return pools
+
+
+@asynccontextmanager
+async def functions_at(
+    file: Path,
+    directory: Path,
+    tools: Tools,
+    *,
+    port: int | None = None,
+    more: Mapping[str, str] | None = None,
+) -> AsyncIterator[tuple[str, LambdaApi]]:
+    """The API with the functions of a file, for as long as this lasts: its URL, and itself."""
+    from infra.stack.stack import QuietServer, up
+
+    port = port or free_port()
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(trust_env=False, limits=limits) as http:
+        api = LambdaApi(pools_of(file, directory, tools, http, more or {}))
+        config = uvicorn.Config(api, port=port, log_level="warning", lifespan="off")
+        server = QuietServer(config)
+        serving = asyncio.create_task(server.serve())
+        try:
+            await up(server)
+            yield f"http://127.0.0.1:{port}", api
+        finally:
+            server.should_exit = True
+            api.close()
+            await serving
+
+
+def main() -> int:
+    from infra.stack.stack import find_tools
+
+    parser = argparse.ArgumentParser(
+        prog="scripts/functions", description="Functions of AWS Lambda on this machine."
+    )
+    parser.add_argument("file", type=Path, help="what functions there are, such as functions.yaml")
+    parser.add_argument("--port", type=int, help="default: any free one")
+    arguments = parser.parse_args()
+    try:
+        asyncio.run(_serve(arguments.file, arguments.port, find_tools(with_store=False)))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _serve(file: Path, port: int | None, tools: Tools) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        own = {name: value for name, value in os.environ.items() if name.startswith("EXAMPLE_")}
+        async with functions_at(file, Path(directory), tools, port=port, more=own) as (url, api):
+            print(f"functions: {', '.join(api.pools)}\nAWS_ENDPOINT_URL_LAMBDA={url}", flush=True)
+            await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,493 @@
+"""What AWS Lambda may say, byte for byte, and what is sent to it; and declarations that contradict themselves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate.auth.principal import Principal
+from roundgate.backends.aws_lambda import context, results
+from roundgate.backends.aws_lambda.config import LambdaBackendConfig
+from roundgate.backends.aws_lambda.index import FORMAT, write
+from roundgate.backends.aws_lambda.payload import MAX_EVENT_BYTES, bytes_of
+from roundgate.backends.aws_lambda.target import target
+from roundgate.config import GatewayConfig
+from roundgate.config.base import Origin
+from roundgate.config.loading import ConfigFile
+from roundgate.config.settings import Settings
+from roundgate.config.yaml_file import Located
+from roundgate.errors import ConfigError, ToolError
+from roundgate.main import build_app
+from tests.support.lambdas import entry, gateway_with, refused, said, use
+from tests.support.services import Service, answer, service
+from tests.support.task_client import TaskClient
+
+ANY = {"type": "object", "properties": {}}
+SENTENCES = {
+    "404 Not Found ResourceNotFoundException": "AWS Lambda refuses the function desk: it does not exist",
+    "403 Forbidden AccessDeniedException": "the gateway may not use it. Its role needs",
+    "403 Forbidden UnrecognizedClientException": "The gateway has no AWS credentials that hold",
+    "413 Too_Large RequestTooLargeException": "takes no payload of this size",
+    "400 Bad RecursiveInvocationException": "has found a loop",
+    "400 Bad SomethingNewException": "it was refused with SomethingNewException",
+    "500 Error ServiceException": "it may have run",
+}
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+async def called(
+    patch: pytest.MonkeyPatch,
+    directory: Path,
+    *answers: bytes,
+    arguments: dict[str, Any] | None = None,
+    backend: dict[str, Any] | None = None,
+    **tool: Any,
+) -> tuple[Service, dict[str, Any]]:
+    """A call of a tool whose function says these answers."""
+    async with service(*answers) as told:
+        use(patch, told.url)
+        declared = entry({"input_schema": ANY, **tool}, **(backend or {}))
+        async with gateway_with(directory, declared) as mcp:
+            return told, await mcp.call("tool", arguments)
+
+
+def error_of(result: dict[str, Any]) -> str:
+    """The text of an error."""
+    assert result["isError"], result
+    text: str = result["content"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize("refusal", SENTENCES)
+async def test_what_aws_refuses_is_said_once_with_what_is_known_of_effects(
+    patch: pytest.MonkeyPatch, tmp_path: Path, refusal: str
+) -> None:
+    status, _, code = refusal.rpartition(" ")
+    told, result = await called(patch, tmp_path, refused(status, code, "arn:secret of AWS"))
+    assert SENTENCES[refusal] in error_of(result)
+    assert "arn:secret" not in error_of(result)
+    assert len(told.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        refused("429 Throttled", "TooManyRequestsException", Retry_After="0"),
+        refused("502 Bad", "ENINotReadyException"),
+        refused("409 Conflict", "CodeArtifactUserPendingException"),
+    ],
+    ids=["throttled", "no network yet", "being made"],
+)
+async def test_what_was_not_begun_is_tried_again(
+    patch: pytest.MonkeyPatch, tmp_path: Path, first: bytes
+) -> None:
+    told, result = await called(patch, tmp_path, first, first, said({"n": 1}))
+    assert result["structuredContent"] == {"n": 1}
+    assert len(told.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "lost", [answer(b"{}", length=500, connection="close"), refused("500 Oh", "ServiceException")]
+)
+async def test_an_invocation_that_may_have_happened_is_tried_again_only_if_it_is_idempotent(
+    patch: pytest.MonkeyPatch, tmp_path: Path, lost: bytes
+) -> None:
+    told, result = await called(patch, tmp_path, lost, said(1))
+    assert "it may have run" in error_of(result)
+    assert len(told.requests) == 1
+    told, result = await called(patch, tmp_path, lost, said(1), idempotent=True)
+    assert result["structuredContent"] == 1
+    assert len(told.requests) == 2
+
+
+async def test_an_answer_that_does_not_come_is_given_up_in_time(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with service(said(1), pause_s=2) as told:
+        use(patch, told.url)
+        async with gateway_with(tmp_path, entry({"input_schema": ANY, "timeout_s": 0.3})) as mcp:
+            text = error_of(await mcp.call("tool"))
+    assert text.startswith(
+        "The function desk did not answer within 0.3 s, and may still be at work"
+    )
+
+
+async def test_nothing_that_listens_is_an_error_that_says_that_nothing_was_done(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with service() as told:
+        url = told.url
+    use(patch, url)
+    async with gateway_with(tmp_path, entry({"input_schema": ANY, "timeout_s": 1})) as mcp:
+        assert "could not be reached" in error_of(await mcp.call("tool"))
+
+
+async def test_a_qualifier_a_region_and_the_caller_are_in_the_request_and_no_token(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arn = "arn:aws:lambda:us-east-2:123456789012:function:pay:live"
+    told, _ = await called(patch, tmp_path, said(1), arguments={"a": 1}, function=arn)
+    line = told.request_lines[0]
+    assert line.startswith("POST /2015-03-31/functions/arn%3Aaws%3Alambda%3Aus-east-2")
+    assert "pay%3Alive/invocations" in line
+    assert "/us-east-2/lambda/" in told.header("authorization")[0]
+    assert json.loads(told.body()) == {"a": 1}
+    (encoded,) = told.header("x-amz-client-context")
+    facts = json.loads(base64.b64decode(encoded))["custom"]["roundgate"]
+    assert facts.keys() == {"tool", "subject", "issuer", "key", "exchange"}
+
+
+async def test_who_calls_is_kept_to_itself_where_that_is_wanted(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told, _ = await called(patch, tmp_path, said(1), backend={"client_context": False})
+    assert told.header("x-amz-client-context") == []
+
+
+async def test_an_asynchronous_invocation_is_told_in_its_payload(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    payload = {"arguments_in": "input", "context_in": "caller"}
+    accepted = answer(b"", "202 Accepted", x_amzn_requestid="r-1")
+    told, result = await called(
+        patch, tmp_path, accepted, arguments={"a": 1}, asynchronous=True, payload=payload
+    )
+    assert told.header("x-amz-invocation-type") == ["Event"]
+    sent = json.loads(told.body())
+    assert sent["input"] == {"a": 1}
+    assert sent["caller"]["subject"] == "local"
+    assert result["structuredContent"] == {"accepted": True, "requestId": "r-1"}
+
+
+async def test_secrets_that_are_sent_do_not_come_back(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fixed = {"fixed": {"auth": {"key": "opensesame-77"}, "kind": "harmless-text"}}
+    echo = {"errorType": "E", "errorMessage": "opensesame-77 harmless-text"}
+    _, result = await called(patch, tmp_path, said(echo, failed=True), payload=fixed)
+    assert error_of(result) == "The function desk failed: E: [redacted] harmless-text"
+    _, result = await called(patch, tmp_path, said(["opensesame-77"]), payload=fixed)
+    assert result["structuredContent"] == ["[redacted]"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b'{"errorMessage": "a\\n b\\u001b[31m", "stackTrace": ["secret"]}', "a b[31m"),
+        (b'{"errorType": 7}', "it did not say why"),
+        (b"[]", "it did not say why"),
+        (b"not JSON", "it did not say why"),
+        (b'{"errorType": "E", "errorMessage": "%b"}' % (b"x" * 9_999), "x" * 500 + "…"),
+    ],
+)
+def test_what_a_function_says_of_its_failure_is_one_line_whatever_it_is(
+    payload: bytes, shown: str
+) -> None:
+    text = str(results.failure_of(payload, target("desk", None, None)))
+    assert text.endswith(shown)
+    assert "secret" not in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("payload", "status", "media_type", "body"),
+    [
+        (b'"text"', 200, "application/json", b'"text"'),
+        (b"", 200, "application/json", b"null"),
+        (b'{"statusCode": 404, "body": "gone"}', 404, "text/plain", b"gone"),
+        (b'{"statusCode": 200, "body": "{}"}', 200, "application/json", b"{}"),
+        (
+            b'{"statusCode": 200, "headers": {"Content-Type": "text/csv"}, "body": "a,b"}',
+            *(200, "text/csv", b"a,b"),
+        ),
+        (b'{"statusCode": 99, "body": ""}', 502, "text/plain", b""),
+        (b'{"isBase64Encoded": true, "body": "AA=="}', 200, "application/octet-stream", b"\0"),
+        # an answer of its own that only looks like a response
+        (
+            b'{"statusCode": 404, "count": 1}',
+            *(200, "application/json", b'{"statusCode": 404, "count": 1}'),
+        ),
+        (
+            b'{"statusCode": true, "body": ""}',
+            *(200, "application/json", b'{"statusCode": true, "body": ""}'),
+        ),
+    ],
+)
+def test_an_answer_is_what_it_is(payload: bytes, status: int, media_type: str, body: bytes) -> None:
+    read = results.answer_of(payload)
+    assert (read.status, read.media_type, read.body) == (status, media_type, body)
+
+
+async def test_bytes_that_are_no_base64_and_json_that_is_none_are_errors(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, result = await called(patch, tmp_path, said({"isBase64Encoded": True, "body": "!"}))
+    assert error_of(result) == "The function says that its answer is base64, and it is not"
+    _, result = await called(patch, tmp_path, answer(b'{"n": NaN}'))
+    assert "not JSON" in error_of(result)
+
+
+async def test_an_event_of_an_http_api_has_the_arguments_where_the_path_says(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "tag": {"type": "array"}},
+        "required": ["id"],
+    }
+    http = {"method": "GET", "path": "/orders/{id}", "headers": {"X-Team": "ops"}}
+    answered = said({"statusCode": 409, "body": "taken"})
+    arguments = {"id": "a b", "tag": ["x", "y"]}
+    told, result = await called(
+        patch, tmp_path, answered, arguments=arguments, http=http, input_schema=schema
+    )
+    event = json.loads(told.body())
+    assert event["version"] == "2.0"
+    assert event["rawPath"] == "/orders/a b"
+    assert event["queryStringParameters"] == {"tag": "x,y"}
+    assert event["headers"] == {"x-team": "ops"}
+    assert event["requestContext"]["authorizer"]["lambda"]["roundgate"]["subject"] == "local"
+    assert error_of(result) == "The service answered 409 Conflict: taken"
+
+
+# Limits
+
+
+def test_a_payload_that_aws_would_not_take_is_not_sent() -> None:
+    assert len(bytes_of("x" * (MAX_EVENT_BYTES - 2), is_event=True)) == MAX_EVENT_BYTES
+    with pytest.raises(ToolError, match="AWS Lambda takes 1048576 at most; nothing was done"):
+        bytes_of("x" * MAX_EVENT_BYTES, is_event=True)
+    with pytest.raises(ToolError, match="6291456"):
+        bytes_of("ä" * 3_200_000, is_event=False)
+
+
+def test_who_calls_is_told_whole_or_not_at_all_and_the_trace_goes_first() -> None:
+    meta = {"traceparent": "00-1", "baggage": "x" * 500, "tracestate": "y" * 500}
+    ann = Principal("https://issuer.example.com", "ann" * 200, "app")
+    told = context.facts("t", ann, "k", 1, meta)
+    assert told["baggage"]
+    long = context.facts("t", Principal("i" * 800, "ann" * 300, "c" * 400), "k", 1, meta)
+    text = context.encoded(long)
+    assert len(text) <= context.MAX_CHARS
+    kept = json.loads(base64.b64decode(text))["custom"]["roundgate"]
+    assert kept["subject"] == "ann" * 300
+    assert "baggage" not in kept
+    with pytest.raises(ToolError, match="client_context: false"):
+        context.encoded(context.facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
+
+
+async def test_an_answer_over_the_limit_of_the_back_end_is_an_error(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, result = await called(
+        patch, tmp_path, said("x" * 2_000), backend={"max_response_bytes": 1_000}
+    )
+    assert error_of(result) == "The function desk answered more than 1000 bytes; ask for less"
+
+
+# Durable functions
+
+ARN = "arn:aws:lambda:eu-central-1:123456789012:function:desk:7/durable-execution/k/1"
+
+
+def execution(status: str, **members: Any) -> bytes:
+    """What AWS Lambda says of an execution."""
+    known = {"DurableExecutionArn": ARN, "DurableExecutionName": "k", "StartTimestamp": 1.0}
+    return answer(
+        json.dumps({**known, "FunctionArn": "arn:f", "Status": status, **members}).encode()
+    )
+
+
+STARTED = answer(b"", "202 Accepted", X_Amz_Durable_Execution_Arn=ARN)
+
+
+async def test_an_execution_of_a_durable_function_is_started_under_a_name_and_followed(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    busy = refused("429 Throttled", "TooManyRequestsException", Retry_After="60")
+    running, done = execution("RUNNING"), execution("SUCCEEDED", Result='{"total": 3}')
+    async with service(STARTED, running, busy, execution("PAUSED"), done) as told:
+        use(patch, told.url)
+        durable = {"durable": {"every_s": 1}, "task": "required", "qualifier": "live"}
+        declared = entry({"input_schema": ANY, "function": "desk", **durable})
+        async with gateway_with(tmp_path, declared) as mcp:
+            tasks = TaskClient(mcp)
+            ended = await tasks.over(await tasks.begin("tool", a=1))
+    assert ended["result"]["structuredContent"] == {"total": 3}
+    assert told.request_lines[0].startswith("POST /2015-03-31/functions/desk%3Alive/invocations")
+    assert told.header("x-amz-invocation-type", 0) == ["Event"]
+    (name,) = told.header("x-amz-durable-execution-name", 0)
+    assert 1 <= len(name) <= 64
+    looks = [line for line in told.request_lines if line.startswith("GET")]
+    assert len(looks) == 4
+    assert set(looks) == {
+        "GET /2025-12-01/durable-executions/arn%3Aaws%3Alambda%3Aeu-central-1%3A123456789012%3Afunction%3A"
+        "desk%3A7%2Fdurable-execution%2Fk%2F1 HTTP/1.1"
+    }
+
+
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        (
+            execution(
+                "FAILED", Error={"ErrorType": "E", "ErrorMessage": "no", "StackTrace": ["s"]}
+            ),
+            "The job ended as FAILED: E: no",
+        ),
+        (execution("TIMED_OUT"), "The job ended as TIMED_OUT"),
+        (refused("404 No", "ResourceNotFoundException"), "does not exist"),
+    ],
+)
+async def test_an_execution_that_ends_badly_is_an_error(
+    patch: pytest.MonkeyPatch, tmp_path: Path, last: bytes, text: str
+) -> None:
+    _, result = await called(patch, tmp_path, STARTED, last, durable={"every_s": 1})
+    assert error_of(result).startswith(text) or text in error_of(result)
+
+
+async def test_a_function_that_is_not_durable_is_named(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, result = await called(patch, tmp_path, answer(b"", "202 Accepted"), durable={})
+    assert "started no durable execution" in error_of(result)
+
+
+# Declarations
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({"tools": []}, "has no tools: list them in `tools`, or set `describe`"),
+    "describes itself, whoever that is": (
+        {"describe": True, "function": None},
+        "describe needs `function`",
+    ),
+    "no function": ({"function": None}, "no function for tool: name one there, or for all"),
+    "two qualifiers": ({"function": "desk:live", "qualifier": "7"}, "function ends in a qualifier"),
+    "a name that is none": ({"function": "desk/../pay"}, "pattern"),
+}
+OF_TOOLS: dict[str, tuple[dict[str, Any], str]] = {
+    "two ways": ({"interactive": True, "durable": {}}, "interactive and durable are ways to go on"),
+    "a result of nothing": ({"asynchronous": True, "result": "/a"}, "asynchronous has no result"),
+    "http with a payload": (
+        {"http": {"method": "GET", "path": "/"}, "payload": {"fixed": {"a": 1}}},
+        "without payload",
+    ),
+    "one name for two": (
+        {"payload": {"arguments_in": "a", "fixed": {"a": 1}}},
+        "two things would be under one name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*CONTRADICTIONS, *OF_TOOLS])
+def test_settings_that_contradict_each_other_are_refused(name: str) -> None:
+    if name in OF_TOOLS:
+        changes, message = OF_TOOLS[name]
+        given = entry(changes)
+    else:
+        changes, message = CONTRADICTIONS[name]
+        given = {**entry({}), **changes}
+    with pytest.raises(ValueError, match=message):
+        LambdaBackendConfig.model_validate(given)
+
+
+DECLARED: dict[str, tuple[dict[str, Any], str]] = {
+    "no object": ({"input_schema": {"type": "array"}}, '"type": "object"'),
+    "no schema": (
+        {"input_schema": {"type": "object", "properties": 7}},
+        "not a usable JSON Schema",
+    ),
+    "a name that is taken": (
+        {
+            "input_schema": {"type": "object", "properties": {"inputResponses": {}}},
+            "interactive": True,
+        },
+        "inputResponses is the gateway's own name",
+    ),
+    "a variable of nothing": (
+        {"job": {"poll": {"job": "{name}"}, "succeeded": ["done"]}},
+        "job needs name, which job.variables does not have",
+    ),
+    "an argument to ask for that there is none of": ({"ask_for": ["x"]}, "ask_for names x"),
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_tool_that_cannot_be_offered_is_a_problem_at_its_place(
+    patch: pytest.MonkeyPatch, name: str
+) -> None:
+    use(patch, "http://127.0.0.1:1")
+    changes, message = DECLARED[name]
+    with pytest.raises(ConfigError) as raised:
+        build(entry({}, changes | {"name": "second"}))
+    (problem,) = raised.value.problems
+    assert problem.path == "backends[0].tools[1]"
+    assert message in problem.message
+
+
+def build(backend: dict[str, Any], where: Path = Path(), **settings: Any) -> Any:
+    """An app with this back end."""
+    config = GatewayConfig.model_validate({"backends": [backend], "limits": {"strict": True}})
+    file = ConfigFile(config, Origin(Located(where / "gateway.yaml", {}, {})))
+    return build_app(file, Settings(**settings))
+
+
+@pytest.mark.parametrize("kept", [None, b"", b"{}", b"[]", b"roundgate-index 1\n"])
+def test_a_cold_start_invokes_nothing(
+    patch: pytest.MonkeyPatch, tmp_path: Path, kept: bytes | None
+) -> None:
+    use(patch, "http://127.0.0.1:1")
+    if kept is not None:
+        (tmp_path / "desk.index").write_bytes(kept)
+    from roundgate.backends import loading
+
+    backend = {**entry(describe=True)}
+    config = GatewayConfig.model_validate({"backends": [backend]})
+    file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
+    with pytest.raises(ConfigError, match="a cold start invokes nothing") as raised:
+        loading.load(file, is_cold=True)
+    assert "roundgate compile" in raised.value.problems[0].remedy
+
+
+def test_an_index_is_of_one_function_and_what_is_declared_comes_first(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from roundgate.backends import loading
+
+    told = [
+        {"name": name, "description": "From it.", "inputSchema": ANY} for name in ("tool", "b", "b")
+    ]
+    backend = entry({}, describe=True)
+    (tmp_path / "desk.index").write_bytes(write(told, LambdaBackendConfig.model_validate(backend)))
+    assert FORMAT.encode() in (tmp_path / "desk.index").read_bytes()
+    config = GatewayConfig.model_validate({"backends": [backend]})
+    file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
+    served = loading.load(file, is_cold=True).catalog
+    assert {name: one.tool.definition["description"] for name, one in served.tools.items()} == {
+        "tool": "A tool.",
+        "b": "From it.",
+    }
+    assert ["another one has the same name" in str(one) for one in served.left_out] == [True]
+    other = GatewayConfig.model_validate({"backends": [{**backend, "function": "other"}]})
+    with pytest.raises(ConfigError, match="is no index of other"):
+        loading.load(ConfigFile(other, file.origin), is_cold=True)
+
+
+async def test_nothing_that_is_sent_or_said_is_in_the_log(
+    patch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    failed = said({"errorType": "E", "errorMessage": "quite private"}, failed=True)
+    await called(patch, tmp_path, failed, arguments={"note": "very private"})
+    assert "private" not in caplog.text

@@ -1,0 +1,170 @@
+"""A round behind a question is run once, by whoever comes first and lives, on each kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from roundgate.clock import Clock
+from roundgate.errors import InvalidParams, ToolError, Unavailable
+from roundgate.http.older import one_run
+from roundgate.http.older.one_run import OneRun
+from roundgate.methods import Reply
+from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+from roundgate.storage.sessions import SessionStore
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.sessions import SqliteSessions
+from tests.support.dynamodb import Emulator
+from tests.support.dynamodb import dynamodb as dynamodb
+
+Serve = Callable[[], Awaitable[Reply]]
+
+
+class Work:
+    """A round that counts how often it is run, and goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.begun: asyncio.Queue[int] = asyncio.Queue()
+        self.may_end = asyncio.Event()
+
+    async def __call__(self) -> Reply:
+        self.times += 1
+        mine = self.times
+        self.begun.put_nowait(mine)
+        await self.may_end.wait()
+        return Reply(b'{"n": %d}' % mine)
+
+
+@pytest.fixture(params=["sqlite", "dynamodb"])
+async def another(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[Callable[[], OneRun]]:
+    """Makes the part of another request in the same round, at another replica."""
+    async with AsyncExitStack() as stack:
+        if request.param == "dynamodb":
+            emulator: Emulator = request.getfixturevalue("dynamodb")
+            table = stack.enter_context(emulator.table())
+
+        def make() -> OneRun:
+            store: SessionStore
+            if request.param == "dynamodb":
+                store = DynamoDbSessions(emulator.open(table), Clock())
+            else:
+                store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
+            stack.push_async_callback(store.aclose)
+            return OneRun(store, Clock(), "session.round", keep_ms=60_000, wait_ms=1_000)
+
+        yield make
+
+
+async def begun(work: Work) -> None:
+    async with asyncio.timeout(30):
+        await work.begun.get()
+
+
+async def test_of_many_at_once_one_runs_it_and_all_have_its_end(
+    another: Callable[[], OneRun],
+) -> None:
+    work = Work()
+    several = [asyncio.create_task(another().of(work, 30)) for _ in range(6)]
+    await begun(work)
+    work.may_end.set()
+    ends = await asyncio.gather(*several)
+    assert work.times == 1
+    assert len({(one.reply.result, one.next_round, one.until_ms) for one in ends if one}) == 1
+    late = await another().of(work, 30)
+    assert late is not None
+    assert (late.reply.result, work.times) == (b'{"n": 1}', 1)
+
+
+async def test_who_waits_too_long_is_told_and_may_ask_again(another: Callable[[], OneRun]) -> None:
+    work, second = Work(), another()
+    first = asyncio.create_task(another().of(work, 30))
+    await begun(work)
+    assert await second.of(work, 0.1) is None
+    work.may_end.set()
+    ends = await first, await second.of(work, 30)
+    assert ends[0] == ends[1]
+    assert work.times == 1
+
+
+async def test_an_error_is_the_end_for_all(another: Callable[[], OneRun]) -> None:
+    async def refuse() -> Reply:
+        raise InvalidParams("no such thing")
+
+    for _ in range(2):
+        with pytest.raises(InvalidParams, match="no such thing"):
+            await another().of(refuse, 30)
+
+
+async def test_what_could_not_be_done_just_now_is_done_by_the_next(
+    another: Callable[[], OneRun],
+) -> None:
+    async def fail() -> Reply:
+        raise Unavailable("not now")
+
+    work = Work()
+    work.may_end.set()
+    with pytest.raises(Unavailable):
+        await another().of(fail, 30)
+    assert await another().of(work, 30) is not None
+    assert work.times == 1
+
+
+async def test_who_is_cut_off_leaves_the_round_to_the_next_at_once(
+    another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_run, "LOST_MS", 600_000)
+    work = Work()
+    first = asyncio.create_task(another().of(work, 30))
+    await begun(work)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    work.may_end.set()
+    ran = await another().of(work, 30)
+    assert ran is not None
+    assert ran.reply.result == b'{"n": 2}'
+
+
+async def test_who_runs_it_says_so_and_when_nobody_does_the_next_runs_it(
+    another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_run, "BEAT_S", 0.05)
+    monkeypatch.setattr(one_run, "LOST_MS", 1_000)
+    work, second = Work(), another()
+    dying = another()
+    first = asyncio.create_task(dying.of(work, 30))
+    await begun(work)
+    assert await second.of(work, 1.5) is None  # longer than that without a word would be
+    monkeypatch.setattr(one_run, "BEAT_S", 3_600)  # its process stands still from here on
+    work.may_end.clear()
+    taken = asyncio.create_task(second.of(work, 60))
+    await begun(work)
+    work.may_end.set()  # both come to their end: one of them counts, for both
+    ends = await first, await taken
+    assert ends[0] == ends[1]
+
+
+async def test_an_error_of_who_was_taken_for_dead_is_not_what_counts(
+    another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_run, "BEAT_S", 3_600)
+    monkeypatch.setattr(one_run, "LOST_MS", 50)
+    work, may_fail = Work(), asyncio.Event()
+    work.may_end.set()
+
+    async def fail() -> Reply:
+        await may_fail.wait()
+        raise ToolError("too late")
+
+    first = asyncio.create_task(another().of(fail, 30))
+    async with asyncio.timeout(30):
+        while (ran := await another().of(work, 1)) is None:
+            pass
+    may_fail.set()
+    assert await first == ran
