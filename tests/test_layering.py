@@ -45,10 +45,10 @@ LAYERS = [
 that has a layer of its own, below its package's, imports nothing of the package that is above it."""
 
 HOMES = {
-    "fastapi": {"main"},
+    "fastapi": {"main", "http.shortcut"},
     "starlette": {"main", "http", "lambda_http"},
     "mangum": {"lambda_http"},
-    "uvicorn": {"cli.serve", "http.server"},
+    "uvicorn": {"cli.serve", "http.server", "http.cycle"},
     "httpx": {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session"),

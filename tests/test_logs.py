@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from logging.handlers import BufferingHandler
 from typing import Any
@@ -228,3 +231,77 @@ def test_a_stream_that_is_closed_fails_no_request(
     monkeypatch.setattr(handler, "stream", stream)
     RequestLog().write(FIELDS)
     assert "ValueError" in capsys.readouterr().err  # as `logging` tells of it
+
+
+# --- lines that wait ---
+
+
+async def test_lines_of_requests_are_written_together_after_a_moment(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root.handlers.clear()  # pytest's own want records
+    logs.configure("info")
+    for _ in range(3):
+        RequestLog().write(FIELDS)
+    assert capsys.readouterr().err == ""
+    await asyncio.sleep(4 * logs.FLUSH_S)
+    assert len(request_lines(capsys)) == 3
+
+
+async def test_a_record_comes_behind_the_lines_before_it(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root.handlers.clear()  # pytest's own want records
+    logs.configure("info")
+    RequestLog().write(FIELDS)
+    logging.getLogger("roundgate.http").error("request failed")
+    assert [one["msg"] for one in request_lines(capsys)] == ["request", "request failed"]
+    logs.flush()
+    assert capsys.readouterr().err == ""
+
+
+async def test_no_more_lines_wait_than_there_is_room_for(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root.handlers.clear()  # pytest's own want records
+    logs.configure("info")
+    for _ in range(logs.MAX_WAITING):
+        RequestLog().write(FIELDS)
+    assert len(request_lines(capsys)) == logs.MAX_WAITING
+
+
+async def test_on_aws_lambda_no_line_waits(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("info", alone=True)
+    RequestLog().write(FIELDS)
+    assert len(request_lines(capsys)) == 1
+
+
+def test_each_event_loop_writes_what_waits_in_it(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(stays_s: float) -> None:
+        RequestLog().write(FIELDS)
+        await asyncio.sleep(stays_s)
+
+    root.handlers.clear()  # pytest's own want records
+    logs.configure("info")
+    asyncio.run(serve(0))
+    asyncio.run(serve(4 * logs.FLUSH_S))
+    assert len(request_lines(capsys)) == 2
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError", "return"])
+def test_a_process_that_ends_has_written_all_its_lines(end: str) -> None:
+    code = f"""
+import asyncio, sys
+from roundgate import logs
+async def serve():
+    logs.RequestLog().write({{"status": 200}})
+    {end}
+logs.configure("info")
+asyncio.run(serve())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert '"msg":"request","status":200' in ended.stderr

@@ -52,7 +52,7 @@ def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
 
 def test_every_member_of_a_request_line_is_in_the_documentation() -> None:
     source = (ROOT / "app" / "roundgate" / "http" / "exchange.py").read_text()
-    members = set(re.findall(r'^ {12}"(\w+)":', source, re.MULTILINE))
+    members = set(re.findall(r'^ +fields\["(\w+)"\] =', source, re.MULTILINE))
     table = PAGE.partition("### A request")[2].partition("###")[0]
     told = {
         word

@@ -34,6 +34,7 @@ from roundgate.http import (
     HeadMiddleware,
     McpEndpoint,
     ProtectedResource,
+    ShortcutApp,
     default_hosts,
     not_served,
     public_origins,
@@ -83,7 +84,8 @@ def build_app(
         file, using, clock, build_core(file, using, clock, stores), owns_process=owns_process
     )
     resources = make_resources(file, using, replica.core.serving)
-    app = FastAPI(
+    app = ShortcutApp(
+        endpoints_of(file.config),
         title=file.config.server.name,
         version=file.config.server.version,
         lifespan=replica.lifespan,

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
+from roundgate import logs
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, Settings
@@ -182,6 +183,8 @@ class Replica:
         """Around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
+            # not every server lets Python end in an orderly way
+            stack.callback(logs.flush)
             # last to first
             for aclose in (
                 self.core.aclose,

@@ -304,6 +304,35 @@ async def test_a_path_may_have_several_variables_from_anywhere_in_the_answer(
     assert task["result"]["content"][0]["text"] == "done"
 
 
+async def test_a_job_lives_under_what_the_call_names(tmp_path: Path) -> None:
+    tool: dict[str, Any] = {
+        "path": "/projects/{what}/jobs",
+        "arguments": {"what": {}, "zone": {"in": "query", "default": "eu"}},
+        "job": {**JOB, "poll": "/{zone}/projects/{what}/jobs/{id}", "fetch": "/{what}/{id}/out"},
+        "result_headers": {"count": "X-Count"},
+    }
+    out = answer(b"[7]", X_Count="1")
+    async with house(tmp_path, STARTED, RUNNING, DONE, out, **tool) as one:
+        task = await one.ann.over(await one.ann.begin("run", what="a b"))
+        assert one.told.request_lines == [
+            "POST /projects/a%20b/jobs?zone=eu HTTP/1.1",
+            *["GET /eu/projects/a%20b/jobs/j-1 HTTP/1.1"] * 2,
+            "GET /a%20b/j-1/out HTTP/1.1",
+        ]
+    assert task["result"]["structuredContent"] == {"result": [7], "count": "1"}
+
+
+async def test_a_job_that_could_not_be_followed_is_not_started(tmp_path: Path) -> None:
+    tool: dict[str, Any] = {
+        "arguments": {"what": {}, "zone": {"required": True}},
+        "job": {**JOB, "poll": "/{zone}/{id}"},
+    }
+    async with house(tmp_path, STARTED, **tool) as one:
+        result = await one.ann.mcp.call("run", {"what": "x", "zone": "../a"})
+        assert result["content"][0]["text"].startswith("arguments.zone: may not have")
+        assert one.told.requests == []
+
+
 # ---- plain calls as tasks
 
 
@@ -442,11 +471,15 @@ backends:
     [
         (
             "job: {poll: '/jobs/{job}', succeeded: [ok]}",
-            "needs job, which job.variables does not have",
+            "needs job, which neither job.variables nor",
         ),
         (
             "job: {poll: '/jobs/{id}', fetch: '/x/{y}', succeeded: [ok]}",
-            "needs y, which job.variables does not have",
+            "needs y, which neither job.variables nor",
+        ),
+        (
+            "arguments: {p: {}}, job: {poll: '/{p}/{id}', succeeded: [ok]}",
+            "needs the argument p, which a call may lack",
         ),
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true",

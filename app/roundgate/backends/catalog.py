@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,14 +51,19 @@ class ServedTool:
     """The name of its back end."""
     _arguments: Schema | None = None
 
-    async def call(self, context: Context, arguments: dict[str, Any]) -> Returned:
+    def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
         """What the tool returns, as much of it as the model is to have at once."""
-        returned = await self.tool.call(context, arguments)
         if self.tool.max_result is None:
-            return returned
+            return self.tool.call(context, arguments)
+        return self._bounded_call(context, arguments, self.tool.max_result)
+
+    async def _bounded_call(
+        self, context: Context, arguments: dict[str, Any], limit: int
+    ) -> Returned:
         from roundgate.backends.bounded import bounded
 
-        return await bounded(returned, self.tool.max_result, self.tool.scopes, context)
+        returned = await self.tool.call(context, arguments)
+        return await bounded(returned, limit, self.tool.scopes, context)
 
     @property
     def arguments(self) -> Schema:

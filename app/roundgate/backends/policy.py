@@ -5,17 +5,19 @@ Both wrap a tool's `call`, whatever back end it belongs to; the questions go thr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from roundgate.backends.base import CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
-from roundgate.backends.shown import shown
+from roundgate.backends.shown import shown, shown_in_line
 from roundgate.errors import ToolError
 from roundgate.protocol import Schema, visible
 from roundgate.replay import Context, Form, form_schema
 
+_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _APPROVAL: Final = {
     "type": "object",
     "properties": {"approve": {"type": "boolean", "title": "Go ahead", "default": False}},
@@ -23,18 +25,26 @@ _APPROVAL: Final = {
 }
 
 
-def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
+def with_approval(
+    tool: Tool, backend: BackendConfig, approve: Literal["never", "always"] | None = None
+) -> Tool:
     """The tool, asking the user first if its back end's policy says so. A client that cannot ask gets -32021.
 
     Where the policy does not say so the question is made ready all the same, for a view that wants it.
+
+    Args:
+        tool: without the question.
+        backend: its settings; an override of the tool goes before everything else.
+        approve: what the tool's own declaration says.
     """
     own = tool.definition["name"]
     override = backend.override.get(own, ToolOverride.model_construct(_fields_set=set()))
     call, name = tool.call, backend.effective_prefix + (override.name or own)
     text = tool.approval if override.approval is None else override.approval
+    known = frozenset(tool.definition["inputSchema"].get("properties", ()))
 
     async def approved(context: Context, arguments: dict[str, Any]) -> Returned:
-        question = _question(name, text, arguments)
+        question = _question(name, text, arguments, known)
         asked = {"approve": Form(question, _APPROVAL, is_approval=True)}
         answer = (await context.ask(asked))["approve"].get()
         if not answer["approve"]:
@@ -42,7 +52,8 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
         return await call(context, arguments)
 
     ready = replace(tool, approvable=approved)
-    return asking_first(ready) if _is_to_be_approved(tool, backend, override) else ready
+    wanted = override.approve or approve
+    return asking_first(ready) if _is_to_be_approved(tool, backend, override, wanted) else ready
 
 
 def asking_first(tool: Tool) -> Tool:
@@ -67,9 +78,11 @@ def is_approval(request: Mapping[str, Any]) -> bool:
     return isinstance(params, Mapping) and params.get("requestedSchema") == _APPROVAL
 
 
-def _is_to_be_approved(tool: Tool, backend: BackendConfig, override: ToolOverride) -> bool:
-    if override.approve is not None:
-        return override.approve == "always"
+def _is_to_be_approved(
+    tool: Tool, backend: BackendConfig, override: ToolOverride, wanted: str | None
+) -> bool:
+    if wanted is not None:
+        return wanted == "always"
     return backend.approve == "always" or (
         backend.approve == "destructive" and is_destructive(tool, override)
     )
@@ -89,17 +102,64 @@ def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
     return read_only is not True and destructive is not False
 
 
-def _question(name: str, text: str | None, arguments: Mapping[str, Any]) -> str:
+def _question(
+    name: str, text: str | None, arguments: Mapping[str, Any], known: Container[str]
+) -> str:
     """What the user is asked.
 
     Raises:
         ToolError: the arguments are more than can be shown.
     """
-    own = [] if text is None else [visible(line) for line in text.strip().split("\n")]
+    own = (
+        []
+        if text is None
+        else [_filled(line, arguments, known) for line in text.strip().split("\n")]
+    )
     listed = (
         f"It is called with\n{shown(arguments)}" if arguments else "It is called without arguments."
     )
     return "\n".join([f"Run {name}?", *own, "", listed])
+
+
+def check_approval(text: str | None, arguments: Sequence[str]) -> None:
+    """Do nothing if the text above an approval speaks of arguments that there are.
+
+    Raises:
+        ValueError: names those that there are not.
+    """
+    named = set(_VARIABLE.findall(text or ""))
+    if unknown := sorted(named - set(arguments)):
+        raise ValueError(
+            f"approval speaks of {', '.join(unknown)}, but the arguments are {', '.join(arguments)}"
+        )
+
+
+def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> str:
+    """A line of the configuration's text with values as JSON has them: within quotes none can pass for more of the
+    text. All of them stand below once more, whole."""
+
+    def said(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in arguments:
+            return shown_in_line(arguments[name])
+        return "(not given)" if name in known else found[0]
+
+    return _VARIABLE.sub(said, visible(line))
+
+
+def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
+    """The tool, called with these values where a call has none: the user is shown them before they approve it."""
+    if not defaults:
+        return tool
+
+    def completed(call: CallTool) -> CallTool:
+        async def with_all(context: Context, arguments: dict[str, Any]) -> Returned:
+            return await call(context, {**defaults, **arguments})
+
+        return with_all
+
+    approvable = None if tool.approvable is None else completed(tool.approvable)
+    return replace(tool, call=completed(tool.call), approvable=approvable)
 
 
 def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:

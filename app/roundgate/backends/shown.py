@@ -49,6 +49,16 @@ def shown(arguments: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def shown_in_line(value: Any) -> str:
+    """A value within a sentence: a text in quotes, what is long shortened, a long list or object by its size."""
+    if isinstance(value, str) and len(value) > _ONE_LINE:
+        return _shortened(value)
+    if isinstance(value, (dict, list)) and _room_after(value, _ONE_LINE) < 0:
+        kind = "members" if isinstance(value, dict) else "items"
+        return f"({len(value):,} {kind}, see below)"
+    return visible_json(value)
+
+
 def _lines(path: str, value: Any) -> Iterator[str]:
     if isinstance(value, str) and len(value) > MAX_TEXT:
         yield f"- {path}: {_shortened(value)}"

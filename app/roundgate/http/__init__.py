@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from roundgate.http.older.endpoint import OlderEndpoint as OlderEndpoint
     from roundgate.http.older.questions import Questions as Questions
     from roundgate.http.responder import GRACE_S as GRACE_S
+    from roundgate.http.shortcut import ShortcutApp as ShortcutApp
     from roundgate.http.shutdown import on_stop_signal as on_stop_signal
     from roundgate.http.stalls import telling_of_stalls as telling_of_stalls
 else:
@@ -45,6 +46,7 @@ else:
             ".older.endpoint": "OlderEndpoint",
             ".older.questions": "Questions",
             ".responder": "GRACE_S",
+            ".shortcut": "ShortcutApp",
             ".shutdown": "on_stop_signal",
             ".stalls": "telling_of_stalls",
         },

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, GatewayError, InternalError
 from roundgate.http import early
+from roundgate.http import exchange as exchanges
 from roundgate.http.challenge import ProtectedResource
 from roundgate.http.exchange import Exchange
 from roundgate.http.responder import Responder, State
@@ -84,6 +85,7 @@ class ExceptionMiddleware:
         finally:
             if exchange.is_mcp or exchange.error is not None:
                 exchange.write_line((time.perf_counter() - started) * 1000)
+            exchanges.leave(scope)
 
     async def _find_id(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         """What is refused before it was read is answered under its id all the same, where that is easily had."""

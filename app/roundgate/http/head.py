@@ -18,9 +18,10 @@ from roundgate.http import exchange
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import opening
 
+JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream"
 MAX_KEPT_BYTES: Final = 256
-_BOTH: Final = frozenset({b"application/json", EVENT_STREAM})
+_BOTH: Final = frozenset({JSON, EVENT_STREAM})
 
 
 class HeadMiddleware:
@@ -56,7 +57,10 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
             [(b"allow", b"POST")],
         )
     content_type = headers.get(b"content-type", b"")
-    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+    if (
+        content_type != JSON  # what nearly everybody sends
+        and content_type.partition(b";")[0].strip().lower() != JSON
+    ):
         raise TransportError(415, "Content-Type must be application/json")
     accepted = (
         _BOTH

@@ -22,9 +22,11 @@ from roundgate.protocol import RequestId, Revision, jsonrpc, sse
 JSON: Final = b"application/json"
 REFUSED: Final = -32600
 """The code of an error whose reason is a status of HTTP: every revision has it."""
+_TYPED: Final = (b"content-type", JSON)
 GRACE_S: Final = 5.0
 """What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
 _STREAM_HEADERS: Final = (
+    (b"content-type", sse.CONTENT_TYPE),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
@@ -80,7 +82,7 @@ class Responder:
         try:
             with Limit(self._send_s):
                 if self.state is State.NOTHING_SENT:
-                    await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
+                    await self._start_stream()
                     # only now: a call can be ended while it waits for a slow client
                     self.state = State.STREAMING
                 await self._body(event, more=True)
@@ -190,21 +192,20 @@ class Responder:
         streaming, self.state = self.state is State.STREAMING, State.DONE
         if as_event and not streaming:
             streaming = True
-            await self._start(200, sse.CONTENT_TYPE, _STREAM_HEADERS)
+            await self._start_stream()
         if streaming:
             await self._body(sse.event(body), more=False)
         else:
-            await self._start(
-                status, JSON if body else b"", (*headers, (b"content-length", b"%d" % len(body)))
-            )
-            await self._body(body, more=False)
+            self.status, self.bytes_sent = status, len(body)
+            length = (b"content-length", b"%d" % len(body))
+            typed = [_TYPED, *headers, length] if body else [*headers, length]
+            await self._send({"type": "http.response.start", "status": status, "headers": typed})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    def _start(
-        self, status: int, content_type: bytes, headers: Sequence[tuple[bytes, bytes]]
-    ) -> Awaitable[None]:
-        self.status = status
-        typed = ((b"content-type", content_type), *headers) if content_type else headers
-        return self._send({"type": "http.response.start", "status": status, "headers": list(typed)})
+    def _start_stream(self) -> Awaitable[None]:
+        self.status = 200
+        headers = list(_STREAM_HEADERS)
+        return self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _body(self, body: bytes, more: bool) -> Awaitable[None]:
         self.bytes_sent += len(body)

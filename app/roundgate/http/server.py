@@ -20,18 +20,18 @@ from enum import Enum, auto
 from functools import partial
 from math import inf
 from typing import Any, Final, cast
+from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
-from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from httptools import HttpParserError, HttpParserUpgrade, parse_url
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from roundgate.config import HttpConfig
 from roundgate.errors import TransportError, Unavailable
+from roundgate.http.cycle import Cycle
 from roundgate.http.responder import headers_of
 from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import NEWEST
@@ -110,6 +110,9 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._bounds = bounds
+        proxied = isinstance(self.app, ProxyHeadersMiddleware)
+        self._app = self.app.app if proxied else self.app
+        """Without uvicorn's middleware for the headers of proxies, which goes through those of every request."""
         self._part = _Part.NONE
         self._has_begun = False
         """Whether a request began in the bytes that are being read: how many of them belong to it, nobody knows."""
@@ -117,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether there is a piece of a body in these bytes."""
         self._loose_bytes = 0
         """Received for a head that is not complete, or behind a body for trailers and the like."""
-        self._due = inf
+        self._due = self._idle_until = inf
         self._has_asked = False
         self._refusal: TransportError | None = None
         self._is_over = False
@@ -128,7 +131,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """When its last request began to arrive or was answered; before that, when it was opened."""
         self._address = ""
         self._unread: tuple[int, float] | None = None
-        self._running: RequestResponseCycle | None = None
+        self._running: Cycle | None = None
+        self._known_url: bytes | None = None
+        self._address_of_url = ("", b"", b"")
 
     # the transport calls these
 
@@ -153,7 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_over:
             return
         self._has_begun = self._has_body = False
-        self._unset_keepalive_if_required()
+        self._idle_until = inf
         try:
             self.parser.feed_data(data)
         except HttpParserError:
@@ -177,13 +182,58 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._part, self._has_begun = _Part.HEAD, True
+        now = self.loop.time()
         if not self._is_answering():
-            self._since = self.loop.time()
-        self._due = self.loop.time() + self._bounds.head_s
+            self._since = now
+        self._due = now + self._bounds.head_s
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """uvicorn's own, without what it looks at in vain here (WebSockets, `limit_concurrency`, a root path), and with
+        a cycle of ours."""
+        expects_continue, app = self._check_head()
+        self._part, self._has_asked = _Part.BODY, True
+        self._due = self.loop.time() + self._bounds.body_s
+        scope, version = self.scope, self.parser.get_http_version()
+        scope["method"], scope["http_version"] = self.parser.get_method().decode("ascii"), version
+        if self.url != self._known_url:  # on one connection it is nearly always the same
+            self._known_url, self._address_of_url = self.url, _address_of(self.url)
+        scope["path"], scope["raw_path"], scope["query_string"] = self._address_of_url
+        before = self.cycle
+        self.cycle = cycle = Cycle(
+            scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.server_state.default_headers,
+            self.on_response_complete,
+            expects_continue=expects_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+        )
+        self.headers = []  # what follows a chunked body is not part of the head, whatever it is called
+        if before is None or before.response_complete:
+            self._running = cycle
+            self._start_asgi_task(cycle, app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, app))
+
+    def _check_head(self) -> tuple[bool, Any]:
+        """Whether its client waits to be told to go on, and who serves it.
+
+        Raises:
+            HttpParserError: there is too much of it; `_refusal` says of what.
+        """
         bounds, headers = self._bounds, self.headers
-        size = len(self.url) + sum(len(name) + len(value) for name, value in headers)
+        expects_continue, app, size = False, self._app, len(self.url)
+        for name, value in headers:
+            size += len(name) + len(value)
+            if name == b"expect":
+                expects_continue |= value.lower() == b"100-continue"
+            elif name.startswith(b"x-forwarded-"):
+                app = self.app
         if size > bounds.header_bytes or len(headers) > bounds.headers:
             self._refusal = self._too_much()
             raise HttpParserError
@@ -192,26 +242,40 @@ class BoundedProtocol(HttpToolsProtocol):
                 503, "Too many requests were sent without waiting for an answer"
             )
             raise HttpParserError
-        self._part, self._has_asked = _Part.BODY, True
-        self._due = self.loop.time() + bounds.body_s
-        super().on_headers_complete()
-        if not self.pipeline:  # else `cycle` waits for the answer to an earlier request
-            self._running = self.cycle
-        self.headers = []  # what follows a chunked body is not part of the head, whatever it is called
+        return expects_continue, app
 
     def on_body(self, body: bytes) -> None:
         self._has_body = True
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._part, self._due = _Part.NONE, inf
-        super().on_message_complete()
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_response_complete(self) -> None:
+        """uvicorn's own, without a timer for each connection that is idle: `look` ends those, too."""
+        self.server_state.total_requests += 1
         self._since = self.loop.time()
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
         if self.pipeline:
-            self._running = self.pipeline[-1][0]
-        super().on_response_complete()
+            cycle, app = self.pipeline.pop()
+            self._running = cast("Cycle", cycle)
+            self._start_asgi_task(cycle, app)
+        else:
+            self._idle_until = self._since + self.timeout_keep_alive
+            if self._part is _Part.NONE:  # what was due was only that something comes
+                self._due = inf
 
     # once a second
 
@@ -224,6 +288,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._cut_off_if_unread(now)
             return
         self._unread = None
+        if now >= self._idle_until:
+            self.transport.close()
         if now < self._due:
             return
         if self._is_over:
@@ -327,6 +393,17 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         self.flow.resume_reading()
         self.transport.write_eof()
+
+
+def _address_of(url: bytes) -> tuple[str, bytes, bytes]:
+    """The path, the path as it was sent, and the query of what stands on a request line.
+
+    Raises:
+        HttpParserError: it is no URL.
+    """
+    parsed = parse_url(url)
+    path = parsed.path.decode("ascii")
+    return unquote(path) if "%" in path else path, parsed.path, parsed.query or b""
 
 
 class _Watch:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from roundgate.logs.lines import LogFormat as LogFormat
     from roundgate.logs.lines import RequestLog as RequestLog
     from roundgate.logs.lines import configure as configure
+    from roundgate.logs.lines import flush as flush
 else:
     __getattr__, __all__ = face(
         __name__,
@@ -22,6 +23,6 @@ else:
             ".colours": "Style",
             ".escaping": "escaped",
             ".frames": "innermost place_of",
-            ".lines": "JsonFormatter LogFormat RequestLog configure",
+            ".lines": "JsonFormatter LogFormat RequestLog configure flush",
         },
     )

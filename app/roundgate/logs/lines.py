@@ -8,10 +8,12 @@ among them. Characters that a terminal would act on, or that turn text around, a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from roundgate.clock import iso
@@ -23,6 +25,10 @@ LogFormat: TypeAlias = Literal["auto", "text", "json"]
 """How lines are written; `auto` is text on a terminal, JSON anywhere else."""
 
 _REQUEST: Final = "roundgate.request"
+FLUSH_S: Final = 0.05
+"""For how long the line of a request may wait to be written together with others, in seconds."""
+MAX_WAITING: Final = 1_000
+"""So many lines are written at once, whenever that is."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -51,8 +57,7 @@ class RequestLog:
     """Writes the line of each request: what its logger would write, and where.
 
     Where the handler of `configure` is the only one, no `LogRecord` is made. One finds out its file, function, thread
-    and process, which nobody reads, and that takes longer than all the rest of a line. Each line is handed to the
-    operating system at once, so none is lost when a process crashes or AWS Lambda freezes it.
+    and process, which nobody reads, and that takes longer than all the rest of a line.
     """
 
     def __init__(self) -> None:
@@ -66,26 +71,42 @@ class RequestLog:
     def write(self, fields: Mapping[str, Any]) -> None:
         """Write a line with these members."""
         handler = self._only_handler()
-        if handler is None or not handler.write(
-            _line(time.time_ns() // 1_000_000, "info", "request", fields)
-        ):
+        if handler is None:
             self._logger.info("request", extra={"fields": fields})
+        else:
+            handler.write(_line(time.time_ns() // 1_000_000, "info", "request", fields))
 
     def _only_handler(self) -> _LineHandler | None:
         """The one of `configure`, if it would get the record as it is, and no other would."""
         if self._logger.filters:
             return None
-        found: list[logging.Handler] = []
+        found: logging.Handler | None = None
         logger: logging.Logger | None = self._logger
         while logger is not None:
-            found += logger.handlers
+            for handler in logger.handlers:
+                if found is not None:
+                    return None
+                found = handler
             logger = logger.parent if logger.propagate else None
-        handler = found[0] if len(found) == 1 else None
-        return handler if isinstance(handler, _LineHandler) and handler.takes_every_line else None
+        return found if isinstance(found, _LineHandler) and found.takes_every_line else None
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """A stream handler that takes lines too, beside records."""
+    """A stream handler that takes lines too, beside records.
+
+        line ─▶ waiting ─▶ written    after `FLUSH_S`, with the next record, or when the process ends
+
+    To hand each line to the operating system at once costs as much as to make it. A record is written at once, and so
+    are the lines before it. What waits is lost only where a process is ended without a chance to write: by SIGKILL, by
+    a crash of the interpreter. AWS Lambda stops a process between two events, so there nothing waits.
+    """
+
+    def __init__(self, stream: TextIO, *, keeps: bool) -> None:
+        super().__init__(stream)
+        self._keeps = keeps
+        self._waiting: list[str] = []
+        self._flushed_by: asyncio.AbstractEventLoop | None = None
+        """The loop that is about to write what waits."""
 
     @property
     def takes_every_line(self) -> bool:
@@ -96,17 +117,43 @@ class _LineHandler(logging.StreamHandler[TextIO]):
             and type(self.formatter) is JsonFormatter
         )
 
-    def write(self, line: str) -> bool:
-        """Write one line; false if its stream does not take it."""
-        self.acquire()
-        try:
-            self.stream.write(line + self.terminator)
-            self.stream.flush()
-        except (OSError, ValueError):
-            return False
-        finally:
-            self.release()
-        return True
+    def write(self, line: str) -> None:
+        """Write one line, soon."""
+        loop = asyncio._get_running_loop() if self._keeps else None
+        with self.lock or nullcontext():
+            self._waiting.append(line)
+        if loop is None or len(self._waiting) >= MAX_WAITING:
+            self.flush()
+        elif self._flushed_by is not loop:
+            self._flushed_by = loop
+            loop.call_later(FLUSH_S, self.flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, behind the lines that came before it."""
+        self._write_waiting()
+        super().emit(record)
+
+    def flush(self) -> None:
+        """Write what waits. `logging` calls this when the process ends, too."""
+        self._flushed_by = None
+        self._write_waiting()
+        super().flush()
+
+    def _write_waiting(self) -> None:
+        with self.lock or nullcontext():
+            lines, self._waiting = self._waiting, []
+            try:
+                if lines:
+                    self.stream.write(self.terminator.join([*lines, ""]))
+            except (OSError, ValueError):
+                self.handleError(logging.makeLogRecord({"name": _REQUEST, "msg": "request"}))
+
+
+def flush() -> None:
+    """Write the lines that wait: the app is about to end, or its process to be stopped for a while."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _LineHandler):
+            handler.flush()
 
 
 def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> None:
@@ -119,7 +166,7 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
     if alone:
         root.handlers.clear()
     found = [one for one in root.handlers if isinstance(one, _LineHandler)]
-    handler = found[0] if found else _LineHandler(sys.stderr)
+    handler = found[0] if found else _LineHandler(sys.stderr, keeps=not alone)
     if handler.stream.closed:  # whoever runs several commands in one process may have replaced it
         handler.stream = sys.stderr
     handler.setFormatter(_formatter(form, level, handler.stream, alone=alone))

@@ -167,7 +167,8 @@ class Rounds:
         keyed_id = None if key is None else _id_for_key(key, target, principal, self._view)
         if asked.request_state is None:
             journal = Journal()
-            journal.receive_unasked(responses)
+            if responses:
+                journal.receive_unasked(responses)
             make_id = self._clock.new_id if keyed_id is None else lambda: keyed_id
             return Round(1, journal, target, None, origin, make_id, keyed_id is not None)
         return self._later(target, asked.request_state, responses, principal, keyed_id)

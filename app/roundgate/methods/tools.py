@@ -136,6 +136,8 @@ class ToolMethods:
     ) -> Reply:
         """What is said of how a round ended; a task where it has to go on as one, or must be one."""
         match outcome:
+            case Completed(ToolResult() as result) if served.tool.task != "required":
+                return self._results.tool(result)  # nearly always
             case InputRequired():
                 return self._results.input_required(outcome)
             case BecomesTask(journal, message):

@@ -335,6 +335,10 @@ class TaskFactory:
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         place = here.get()
         if not isinstance(place, Branch):
+            if (
+                self._before is None
+            ):  # nearly always: this is how a server makes a task for a request
+                return asyncio.Task(coroutine, loop=loop, **options)
             return self._make(loop, coroutine, options)
         branch = _branch_of(place, coroutine)
         context = options.pop("context", None)

@@ -7,7 +7,8 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from roundgate.backends.aws_lambda.config import HttpEventConfig, LambdaToolConfig
-from roundgate.backends.http.endpoint import PATH_VARIABLE, Argument, Endpoint, Location
+from roundgate.backends.http.arguments import PATH_VARIABLE, Argument, Location
+from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Outgoing
 
 
@@ -44,7 +45,7 @@ def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
 def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """A request as the event of an HTTP API (payload format 2.0); what a function is told stands where the claims of
     an AWS Lambda authorizer would."""
-    query = urlencode(outgoing.query)
+    query = "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query)))
     body = {} if outgoing.body is None else {"body": outgoing.body.decode()}
     path = unquote(outgoing.path)
     return {

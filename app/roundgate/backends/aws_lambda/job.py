@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from roundgate import json
 from roundgate.backends.aws_lambda.config import LambdaJobConfig
 from roundgate.backends.exchange import Kept
-from roundgate.backends.http.endpoint import PATH_VARIABLE
+from roundgate.backends.http.arguments import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, NotNow, ParseError
 

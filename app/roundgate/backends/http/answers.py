@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from roundgate import json
 from roundgate.backends.http.body import decoded
@@ -11,6 +12,7 @@ from roundgate.backends.http.messages import Answer
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, ParseError, UnexpectedAnswer
 from roundgate.protocol import (
+    ABSENT,
     AudioContent,
     BlobResourceContents,
     ContentBlock,
@@ -70,6 +72,45 @@ def result_of(
             )
         _warn(tool, f"The service answered {what} where JSON was expected")
     return ToolResult(content=_blocks(tool, media_type, answer))
+
+
+def with_headers(
+    result: ToolResult, answer: Answer, members: Mapping[str, str], output: Schema | None = None
+) -> ToolResult:
+    """A result with headers of its answer: members of an object; beside `result` where it is none, or has them already.
+
+    Args:
+        result: without them.
+        answer: that has them.
+        members: names of headers by those of members.
+        output: what all of it has to be.
+
+    Raises:
+        UnexpectedAnswer: it is not.
+    """
+    found = {
+        member: answer.headers[name.lower()]
+        for member, name in members.items()
+        if name.lower() in answer.headers
+    }
+    value = _beside(result, answer, found, frozenset(members))
+    if output is not None and (problems := output.problems(value, "result")):
+        raise UnexpectedAnswer(f"The service's answer is not as declared: {'; '.join(problems)}")
+    shown = TextContent(json.encode(value).decode())
+    kept = tuple(one for one in result.content if not isinstance(one, TextContent))
+    return ToolResult(content=(*kept, shown), structured_content=value)
+
+
+def _beside(
+    result: ToolResult, answer: Answer, found: dict[str, str], members: frozenset[str]
+) -> dict[str, Any]:
+    value = result.structured_content
+    if isinstance(value, dict) and not members & value.keys():
+        return {**value, **found}
+    if value is ABSENT:
+        texts = [one.text for one in result.content if isinstance(one, TextContent)]
+        return {"result": texts[0], **found} if texts and answer.body else dict(found)
+    return {"result": value, **found}
 
 
 def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:

@@ -7,6 +7,7 @@ end's limits, `Endpoint.result` reads the answer (pure). `dialogue` and `job` ma
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
@@ -16,12 +17,17 @@ from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
 from roundgate.backends.http.endpoint import Endpoint
-from roundgate.backends.http.job import HttpJob, check_job
+from roundgate.backends.http.job import HttpJob, check_job, parents
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
-from roundgate.backends.policy import with_approval, with_questions
+from roundgate.backends.policy import (
+    check_approval,
+    with_approval,
+    with_defaults,
+    with_questions,
+)
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import ToolResult
@@ -76,7 +82,7 @@ class HttpBackend:
     def _tool(self, config: HttpToolConfig) -> Tool:
         endpoint = endpoint_of(config, taken_by(self._config, config))
         if config.job is not None:
-            check_job(config.job)
+            check_job(config.job, endpoint.arguments)
         made = Tool(
             endpoint.definition(),
             self._caller(config, endpoint),
@@ -85,8 +91,10 @@ class HttpBackend:
             task=config.task,
             approval=config.approval,
         )
+        check_approval(config.approval, [one.name for one in endpoint.arguments])
         # the form first: what the user approves is the call with everything that was filled in
-        return with_questions(with_approval(made, self._config), config.ask_for)
+        approved = with_approval(made, self._config, config.approve)
+        return with_questions(with_defaults(approved, endpoint.defaults), config.ask_for)
 
     def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
         timeout_s = config.timeout_s or self._config.timeout_s
@@ -95,7 +103,9 @@ class HttpBackend:
             self._config.idempotency_key if config.method in KEYED else None
         )
 
-        async def exchange(outgoing: Outgoing, context: Context) -> Answer:
+        async def exchange(
+            outgoing: Outgoing, context: Context, given: Mapping[str, str]
+        ) -> Answer:
             async def send(one: Outgoing) -> Answer:
                 return await self._service.send(one, timeout_s, context.deadline)
 
@@ -103,7 +113,7 @@ class HttpBackend:
             if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
-                job = HttpJob(config.job, send, outgoing, key)
+                job = HttpJob(config.job, send, outgoing, key, given)
                 return Answer.revived(await follow(job, context))
             answer = await send(with_key(outgoing, key))
             await context.log(
@@ -113,8 +123,9 @@ class HttpBackend:
 
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             outgoing = endpoint.request(arguments)
+            given = {} if config.job is None else parents(config.job, endpoint.defaults | arguments)
             await context.continue_as_task()
-            answer = await exchange(outgoing, context)
+            answer = await exchange(outgoing, context, given)
             if len(answer.body) > _LARGE:
                 return await asyncio.to_thread(endpoint.result, answer)
             return endpoint.result(answer)

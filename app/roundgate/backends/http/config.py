@@ -38,6 +38,12 @@ def _fit_for_a_header(value: SecretStr) -> SecretStr:
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
+MediaType: TypeAlias = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(; ?[A-Za-z0-9_-]+=[^;\r\n\x00-\x1f]+)*$"
+    ),
+]
 NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
@@ -204,13 +210,35 @@ class HttpArgument(Model):
     schema_: dict[str, Any] = Field(
         {"type": "string"}, alias="schema", description="JSON Schema of its value."
     )
+    default: Any = Field(
+        None, description="What is sent where the model gives nothing; the model is told of it."
+    )
+    list_: Literal["repeat", "comma", "pipe", "space", "brackets", "json"] | None = Field(
+        None,
+        alias="list",
+        description="How a list is written: repeat (a=1&a=2), brackets (a[]=1&a[]=2), comma (a=1,2), pipe, space, or"
+        " json. Unset: repeat in a query or form, json in a path or header.",
+    )
+    send_empty: bool = Field(
+        False,
+        description="Whether an empty list in a query or form is sent as a= instead of not at all.",
+    )
+    file: bool = Field(
+        False,
+        description="Whether it is a file, with its name and type: a part of a multipart body, or the whole body. With"
+        " the schema {type: array}: several.",
+    )
+    content_type: MediaType | None = Field(
+        None, description="Media type of its part, or of the whole body; a file's own goes before."
+    )
 
 
 class HttpJobConfig(JobConfig):
     """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
 
     poll: str = Field(
-        description="Path below base_url that tells how the job is, such as /jobs/{id}.",
+        description="Path below base_url that tells how the job is, such as /projects/{project}/jobs/{id}; names are"
+        " those of variables and of the tool's arguments.",
         pattern=r"^/",
     )
     fetch: str | None = Field(
@@ -241,10 +269,23 @@ class HttpToolConfig(Model):
         {}, description="Fixed request headers of this tool."
     )
     query: dict[str, str] = Field({}, description="Fixed query parameters.")
-    body: Literal["json", "form"] = Field("json", description="How body arguments are sent.")
+    body: Literal["json", "form", "multipart"] | dict[str, Any] = Field(
+        "json",
+        description="How body arguments are sent: json, form or multipart; or the JSON body itself, in which {name}"
+        " stands for an argument.",
+    )
+    fixed: dict[str, Any] = Field({}, description="Members of the body that are always sent.")
+    content_type: MediaType | None = Field(
+        None,
+        description="Content-Type of the body, instead of the usual one: application/merge-patch+json, text/csv.",
+    )
     result: JsonPointer = Field(
         "",
         description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
+    )
+    result_headers: dict[str, HeaderName] = Field(
+        {},
+        description="Headers of the answer that belong to the result, by the names of members: {next: Link}.",
     )
     output_schema: dict[str, Any] | None = Field(
         None, description="JSON Schema of the result, checked and advertised."
@@ -264,9 +305,14 @@ class HttpToolConfig(Model):
     scopes: list[str] = Field(
         [], description="Scopes that the caller's token must grant to see and call it."
     )
+    approve: Literal["never", "always"] | None = Field(
+        None,
+        description="Whether the user is asked before it runs; unset: what holds for the back end.",
+    )
     approval: str | None = Field(
         None,
-        description="What the user reads above the arguments where calls have to be approved.",
+        description="What the user reads above the arguments where calls have to be approved; {name} stands for an"
+        " argument.",
         max_length=1_000,
     )
     once: bool = Field(
@@ -290,11 +336,18 @@ class HttpToolConfig(Model):
     )
 
     @model_validator(mode="after")
+    def _keeps_cookies(self) -> HttpToolConfig:
+        if any(name.lower() == "set-cookie" for name in self.result_headers.values()):
+            raise ValueError(
+                "Set-Cookie in result_headers would hand a session of the gateway's to the model"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _can_ask(self) -> HttpToolConfig:
         has_text = any(argument.location == "whole_body" for argument in self.arguments.values())
-        if self.interactive and (
-            self.method not in ("POST", "PUT", "PATCH") or self.body != "json" or has_text
-        ):
+        is_other = self.body in ("form", "multipart") or has_text
+        if self.interactive and (self.method not in ("POST", "PUT", "PATCH") or is_other):
             raise ValueError(
                 "interactive needs a method with a JSON body (POST, PUT or PATCH, without whole_body)"
             )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from roundgate.backends.http.arguments import FRAMING, PATH_VARIABLE, Argument, Location, Taken
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig, ServiceConfig
-from roundgate.backends.http.endpoint import (
-    FRAMING,
-    PATH_VARIABLE,
-    Argument,
-    Endpoint,
-    Location,
-    Taken,
-)
+from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.files import FILE
+from roundgate.backends.http.template import Template
+from roundgate.backends.http.writing import BodyPlan
+from roundgate.protocol import ABSENT
 
 
 def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
@@ -20,8 +20,11 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         ValueError: see `Endpoint`.
     """
     variables = PATH_VARIABLE.findall(tool.path)
+    template = Template(tool.body) if isinstance(tool.body, dict) else None
+    placed = frozenset() if template is None else template.names
     given = [
-        _argument(name, argument, variables, tool) for name, argument in tool.arguments.items()
+        _argument(name, argument, variables, tool, placed)
+        for name, argument in tool.arguments.items()
     ]
     known = {
         argument.wire_name for argument in given if argument.location == "path"
@@ -33,16 +36,25 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         description=tool.description,
         method=tool.method,
         path=tool.path,
-        arguments=(*(_argument(name, HttpArgument(), variables, tool) for name in implied), *given),
+        arguments=(
+            *(_argument(name, HttpArgument(), variables, tool, placed) for name in implied),
+            *given,
+        ),
         headers={name: value.get_secret_value() for name, value in tool.headers.items()},
         query=tool.query,
-        body=tool.body,
+        body=BodyPlan(
+            "json" if isinstance(tool.body, dict) else tool.body,
+            tool.content_type,
+            template,
+            tool.fixed,
+        ),
         pointer=tool.result,
         output_schema=tool.output_schema,
         read_only=tool.read_only,
         destructive=tool.destructive,
         idempotent=tool.idempotent,
         taken=taken or Taken(),
+        result_headers=tool.result_headers,
         max_bytes=tool.max_response_bytes,
     )
 
@@ -59,21 +71,50 @@ def taken_by(service: ServiceConfig, tool: HttpToolConfig) -> Taken:
 
 
 def _argument(
-    name: str, argument: HttpArgument, variables: list[str], tool: HttpToolConfig
+    name: str,
+    argument: HttpArgument,
+    variables: list[str],
+    tool: HttpToolConfig,
+    in_template: frozenset[str],
 ) -> Argument:
     wire_name = argument.wire_name or name
+    location = argument.location or _usual_location(name, wire_name, variables, tool, in_template)
+    if location in ("path", "header") and argument.list_ in ("repeat", "brackets"):
+        raise ValueError(f"argument {name!r}: a list in a {location} is comma, pipe, space or json")
     return Argument(
         name=name,
-        location=argument.location or _usual_location(wire_name, variables, tool),
+        location=location,
         wire_name=wire_name,
-        schema=argument.schema_,
+        schema=_schema(argument),
         required=argument.required,
         allow_slash=argument.allow_slash,
         description=argument.description,
+        default=argument.default if "default" in argument.model_fields_set else ABSENT,
+        style=argument.list_ or ("json" if location in ("path", "header") else "repeat"),
+        sends_empty=argument.send_empty,
+        is_file=argument.file,
+        content_type=argument.content_type
+        or (tool.content_type if location == "whole_body" else None),
     )
 
 
-def _usual_location(wire_name: str, variables: list[str], tool: HttpToolConfig) -> Location:
+def _schema(argument: HttpArgument) -> dict[str, Any]:
+    if not argument.file:
+        return argument.schema_
+    if argument.schema_.get("type") == "array":
+        return {**argument.schema_, "items": dict(FILE)}
+    return dict(FILE)
+
+
+def _usual_location(
+    name: str,
+    wire_name: str,
+    variables: list[str],
+    tool: HttpToolConfig,
+    in_template: frozenset[str],
+) -> Location:
     if wire_name in variables:
         return "path"
+    if name in in_template:
+        return "template"
     return "query" if tool.method in ("GET", "HEAD", "DELETE") else "body"

@@ -10,61 +10,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
-from urllib.parse import quote, urlencode
 
-from roundgate import json
-from roundgate.backends.http.answers import result_of
+from roundgate.backends.http.answers import result_of, with_headers
+from roundgate.backends.http.arguments import (
+    PATH_VARIABLE,
+    Argument,
+    Taken,
+    check_body,
+    check_places,
+)
+from roundgate.backends.http.lists import in_header, in_path, pairs, text
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.paths import path_text
+from roundgate.backends.http.writing import BodyPlan, Member, body_of, whole_body
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
 
-FRAMING: Final = frozenset(
-    {
-        "host",
-        "connection",
-        "content-length",
-        "transfer-encoding",
-        "te",
-        "trailer",
-        "upgrade",
-        "keep-alive",
-        "expect",
-    }
-)
-"""Headers that say where a request goes and where it ends, which no argument may decide."""
-PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
-
-Location: TypeAlias = Literal["path", "query", "header", "body", "whole_body"]
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An argument and its place in the request."""
-
-    name: str
-    location: Location
-    """`body` is a member of the JSON or form body, `whole_body` the body itself."""
-    wire_name: str
-    """Its name in the request."""
-    schema: Mapping[str, Any]
-    required: bool = False
-    """Whether a call needs it; a path argument always is."""
-    allow_slash: bool = False
-    """Whether a path argument may be several segments."""
-    description: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Names in a request that no argument may have, because something else has them."""
-
-    headers: frozenset[str] = FRAMING
-    """In small letters."""
-    query: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +49,7 @@ class Endpoint:
     """Fixed request headers."""
     query: Mapping[str, str] = field(default_factory=dict)
     """Fixed query parameters."""
-    body: Literal["json", "form"] = "json"
+    body: BodyPlan = field(default_factory=BodyPlan)
     """How body arguments are sent."""
     pointer: str = ""
     """JSON Pointer to the part of a JSON answer that is the result."""
@@ -95,7 +58,9 @@ class Endpoint:
     """`readOnlyHint`; `None`: what the method says. So for the next two."""
     destructive: bool | None = None
     idempotent: bool | None = None
-    taken: Taken = Taken()
+    taken: Taken = field(default_factory=Taken)
+    result_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of an answer, by the members of the result that they become."""
     max_bytes: int | None = None
     """Of an answer; `None`: what holds for the back end."""
     _output: Schema | None = field(init=False, default=None, repr=False)
@@ -106,19 +71,13 @@ class Endpoint:
             raise ValueError(
                 f"path {self.path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
             )
-        _check_places(self.arguments, self.taken)
+        check_places(self.arguments, self.taken)
         in_path = {argument.wire_name for argument in self.arguments if argument.location == "path"}
         if in_path != set(variables):
             raise ValueError(
                 f"path {self.path!r} needs {sorted(variables)}, but the arguments in path are {sorted(in_path)}"
             )
-        whole = [argument for argument in self.arguments if argument.location == "whole_body"]
-        if len(whole) > 1 or (
-            whole and any(argument.location == "body" for argument in self.arguments)
-        ):
-            raise ValueError(
-                "whole_body is for one argument, and leaves no room for others in body"
-            )
+        check_body(self.body, self.arguments)
         if self.output_schema is not None:
             object.__setattr__(self, "_output", Schema.compile(self.output_schema))
 
@@ -150,15 +109,32 @@ class Endpoint:
 
     def _input_schema(self) -> dict[str, Any]:
         properties = {
-            argument.name: {**argument.schema, **without_none(description=argument.description)}
+            argument.name: {
+                **argument.schema,
+                **without_none(description=argument.description),
+                **({} if argument.default is ABSENT else {"default": argument.default}),
+            }
             for argument in self.arguments
         }
-        required = [a.name for a in self.arguments if a.required or a.location == "path"]
+        required = [
+            a.name
+            for a in self.arguments
+            if (a.required or a.location == "path") and a.default is ABSENT
+        ]
         return {
             "type": "object",
             "properties": properties,
             "required": required,
             "additionalProperties": False,
+        }
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """What is sent where a call does not have it, by argument."""
+        return {
+            argument.name: argument.default
+            for argument in self.arguments
+            if argument.default is not ABSENT
         }
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
@@ -167,38 +143,59 @@ class Endpoint:
         Raises:
             ToolError: a value cannot stand where it has to go.
         """
+        arguments = {**self.defaults, **arguments}
+        given = [(one, arguments[one.name]) for one in self.arguments if one.name in arguments]
         path = self.path
-        query = list(self.query.items())
         headers = dict(self.headers)
-        members: dict[str, Any] = {}
-        whole: Any = ABSENT
-        for placed in self.arguments:
-            if placed.name not in arguments:
-                continue
-            value = arguments[placed.name]
-            if value is None and placed.location == "header":
-                continue  # it cannot say null
-            match placed.location:
-                case "path":
-                    path = path.replace(f"{{{placed.wire_name}}}", _path_text(placed, value))
-                case "query":
-                    query.extend(_pairs(placed.wire_name, value))
-                case "header":
-                    headers[placed.wire_name] = _header_value(placed.name, value)
-                case "body":
-                    members[placed.wire_name] = value
-                case _:
-                    whole = value
-        body, content_type = self._body(members, whole)
+        query, raw_query = list(self.query.items()), list[str]()
+        for placed, value in given:
+            if placed.location == "path":
+                path = path.replace(f"{{{placed.wire_name}}}", _path_text(placed, value))
+            elif placed.location == "header" and value is not None:  # it cannot say null
+                headers[placed.wire_name] = _header_value(placed, value)
+            elif placed.location == "query" and placed.style == "repeat" and value != []:
+                query.extend(_pairs(placed.wire_name, value))
+            elif placed.location == "query":
+                name, style = placed.wire_name, placed.style
+                raw_query += pairs(name, value, style, sends_empty=placed.sends_empty)
+        body, content_type = self._body(given, arguments)
+        if content_type is not None and "content-type" not in map(str.lower, headers):
+            headers["content-type"] = content_type
         return Outgoing(
             self.method,
             path,
             query,
-            headers | content_type,
+            headers,
             body,
+            "&".join(raw_query),
             is_repeatable=self._is_repeatable(),
+            wants=tuple(name.lower() for name in self.result_headers.values()),
             max_bytes=self.max_bytes,
         )
+
+    def _body(
+        self, given: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
+    ) -> tuple[bytes | None, str | None]:
+        for one, value in given:
+            if one.location == "whole_body":
+                return whole_body(one.name, value, is_file=one.is_file, media_type=one.content_type)
+        takes_any = any(one.location == "body" for one in self.arguments)
+        if not takes_any and not self.body.is_always_sent:
+            return None, None
+        members = [
+            Member(
+                one.wire_name,
+                one.name,
+                value,
+                one.style,
+                one.sends_empty,
+                one.is_file,
+                one.content_type,
+            )
+            for one, value in given
+            if one.location == "body"
+        ]
+        return body_of(self.body, members, arguments)
 
     def _is_repeatable(self) -> bool:
         """Whether a request may be sent twice: what the hints say, else what the method means (RFC 9110 9.2.2)."""
@@ -206,76 +203,42 @@ class Endpoint:
             return self.idempotent
         return self.read_only is True or self.method not in ("POST", "PATCH")
 
-    def _body(self, members: dict[str, Any], whole: Any) -> tuple[bytes | None, dict[str, str]]:
-        if isinstance(whole, str):
-            return whole.encode(), {"content-type": "text/plain; charset=utf-8"}
-        if whole is not ABSENT:
-            return json.encode(whole), {"content-type": "application/json"}
-        if not any(argument.location == "body" for argument in self.arguments):
-            return None, {}
-        if self.body == "form":
-            pairs = [pair for name, value in members.items() for pair in _pairs(name, value)]
-            return urlencode(pairs, quote_via=quote, safe="").encode(), {
-                "content-type": "application/x-www-form-urlencoded"
-            }
-        return json.encode(members), {"content-type": "application/json"}
-
     def result(self, answer: Answer) -> ToolResult:
         """The tool's result for an answer.
 
         Raises:
             BackendError: the answer is an error, or not what the declaration promises.
         """
-        return result_of(self.name, answer, self.pointer, self._output)
-
-
-def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
-    seen: dict[tuple[str, str], str] = {}
-    for argument in placed:
-        wire_name = argument.wire_name
-        if argument.location == "header" and not _HEADER_NAME.fullmatch(wire_name):
-            raise ValueError(
-                f"argument {argument.name!r}: {wire_name!r} is not a header name; set `as`"
-            )
-        if (argument.location == "header" and wire_name.lower() in taken.headers) or (
-            argument.location == "query" and wire_name in taken.query
-        ):
-            raise ValueError(
-                f"argument {argument.name!r}: the {argument.location} {wire_name!r} is the gateway's own; set `as`"
-            )
-        place = (
-            argument.location,
-            wire_name.lower() if argument.location == "header" else wire_name,
-        )
-        if place in seen:
-            raise ValueError(
-                f"arguments {seen[place]!r} and {argument.name!r} are both {wire_name!r} in {place[0]}"
-            )
-        seen[place] = argument.name
+        if not self.result_headers:
+            return result_of(self.name, answer, self.pointer, self._output)
+        plain = result_of(self.name, answer, self.pointer)
+        return with_headers(plain, answer, self.result_headers, self._output)
 
 
 def _pairs(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A value in a query or form: a list repeats the name, and null, which neither can say, is left out."""
+    """A value in a query: a list repeats the name, and null, which it cannot say, is left out."""
     for one in value if isinstance(value, list) else (value,):
         if one is not None:
-            yield name, _text(one)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.encode(value).decode()
+            yield name, text(one)
 
 
 def _path_text(placed: Argument, value: Any) -> str:
+    def written(one: str) -> str:
+        return path_text(one, allow_slash=placed.allow_slash)
+
     try:
-        return path_text(_text(value), allow_slash=placed.allow_slash)
+        return in_path(value, placed.style, written)
     except ValueError as error:
         raise ToolError(f"arguments.{placed.name}: {error}") from None
 
 
-def _header_value(name: str, value: Any) -> str:
-    text = _text(value)
-    if not _HEADER_VALUE.fullmatch(text):
+def _header_value(placed: Argument, value: Any) -> str:
+    try:
+        written = in_header(value, placed.style)
+    except ValueError as error:
+        raise ToolError(f"arguments.{placed.name}: {error}") from None
+    if not _HEADER_VALUE.fullmatch(written):
         raise ToolError(
-            f"arguments.{name}: goes into an HTTP header and may only have visible ASCII characters"
+            f"arguments.{placed.name}: goes into an HTTP header and may only have visible ASCII characters"
         )
-    return text
+    return written

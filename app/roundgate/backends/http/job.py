@@ -2,33 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate import json
 from roundgate.backends.exchange import Kept
+from roundgate.backends.http.arguments import PATH_VARIABLE, Argument
 from roundgate.backends.http.config import HttpJobConfig
-from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.keys import Key, with_key
+from roundgate.backends.http.lists import text
 from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
-from roundgate.errors import BackendError, NotNow, ParseError
+from roundgate.errors import BackendError, NotNow, ParseError, ToolError
+from roundgate.protocol import ABSENT
 
 _NOT_NOW: Final = (429, 502, 503, 504)
 
 
-def check_job(job: HttpJobConfig) -> None:
+def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
     """Whether its paths can be made.
 
     Raises:
-        ValueError: a path has a variable that nothing gives a value.
+        ValueError: a path has a variable that nothing gives a value, or that a call may lack.
     """
-    for path in filter(None, (job.poll, job.fetch)):
-        if unknown := sorted(set(PATH_VARIABLE.findall(path)) - job.variables.keys()):
+    certain = {
+        one.name
+        for one in arguments
+        if one.required or one.location == "path" or one.default is not ABSENT
+    }
+    for path in _paths(job):
+        missing = set(PATH_VARIABLE.findall(path)) - job.variables.keys() - certain
+        if optional := sorted(missing & {one.name for one in arguments}):
             raise ValueError(
-                f"job path {path!r} needs {', '.join(unknown)}, which job.variables does not have"
+                f"job path {path!r} needs the argument {', '.join(optional)}, which a call may lack:"
+                " set `required` or a `default`"
             )
+        if missing:
+            raise ValueError(
+                f"job path {path!r} needs {', '.join(sorted(missing))}, which neither job.variables nor"
+                " the arguments have"
+            )
+
+
+def parents(job: HttpJobConfig, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of a call that its paths need, as they stand there.
+
+    Raises:
+        ToolError: one cannot stand in a path; before anything is started.
+    """
+    names = {name for path in _paths(job) for name in PATH_VARIABLE.findall(path)}
+    found: dict[str, str] = {}
+    for name in sorted(names - job.variables.keys()):
+        try:
+            found[name] = path_text(text(arguments[name]))
+        except ValueError as error:
+            raise ToolError(f"arguments.{name}: {error}") from None
+    return found
+
+
+def _paths(job: HttpJobConfig) -> list[str]:
+    return [path for path in (job.poll, job.fetch) if path is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +73,8 @@ class HttpJob:
     send: Send
     outgoing: Outgoing
     key: Key | None = None
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """Of the call's arguments those that paths need, as they stand there."""
 
     @property
     def has_result(self) -> bool:
@@ -89,7 +125,7 @@ class HttpJob:
         return answer.kept()
 
     async def _get(self, template: str, values: Mapping[str, str]) -> Answer:
-        request = _request(template, values, self.outgoing)
+        request = _request(template, values, self.parents, self.outgoing)
         try:
             return await self.send(request)
         except BackendError as error:
@@ -105,8 +141,12 @@ def _good(answer: Answer, doing: str) -> Answer:
     return answer
 
 
-def _request(template: str, values: Mapping[str, str], started: Outgoing) -> Outgoing:
+def _request(
+    template: str, values: Mapping[str, str], parents: Mapping[str, str], started: Outgoing
+) -> Outgoing:
     path = template
+    for name, written in parents.items():
+        path = path.replace(f"{{{name}}}", written)
     for name, value in values.items():
         try:
             path = path.replace(f"{{{name}}}", path_text(value))
@@ -118,4 +158,13 @@ def _request(template: str, values: Mapping[str, str], started: Outgoing) -> Out
     headers = {
         name: value for name, value in started.headers.items() if name.lower() != "content-type"
     }
-    return Outgoing("GET", path, [], headers, None, is_repeatable=True)
+    return Outgoing(
+        "GET",
+        path,
+        [],
+        headers,
+        None,
+        is_repeatable=True,
+        wants=started.wants,
+        max_bytes=started.max_bytes,
+    )

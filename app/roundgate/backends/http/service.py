@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.http.certificates import Certificates
@@ -115,12 +115,11 @@ class Service:
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         client = self._ready_client()
         url = self._base_url.rstrip("/") + outgoing.path
-        if outgoing.raw_query:
-            url = f"{url}?{outgoing.raw_query}"
+        if query := "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query))):
+            url = f"{url}?{query}"
         request = client.build_request(
             outgoing.method,
             url,
-            params=[*outgoing.query] or None,
             headers=outgoing.headers,
             content=outgoing.body,
             timeout=_timeout(timeout_s, self._config.timeouts),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol, TypeAlias, cast
 
-from roundgate.backends.openapi.bodies import FILE
+from roundgate.backends.http.files import FILE
 from roundgate.backends.openapi.names import argument_name
 from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.references import Place, References

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from roundgate.backends.http.endpoint import FRAMING
+from roundgate.backends.http.arguments import FRAMING
 from roundgate.backends.openapi import swagger2
 from roundgate.backends.openapi.media import Content, body_of, media_types
 from roundgate.backends.openapi.names import Identity, argument_name
