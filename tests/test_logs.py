@@ -17,7 +17,7 @@ import pytest
 
 from roundgate import logs
 from roundgate.clock import Clock, iso
-from roundgate.logs import JsonFormatter, RequestLog, escaped
+from roundgate.logs import JsonFormatter, RequestLog, escaped, lines
 from tests.support import root_logger
 
 
@@ -244,7 +244,7 @@ async def test_lines_of_requests_are_written_together_after_a_moment(
     for _ in range(3):
         RequestLog().write(FIELDS)
     assert capsys.readouterr().err == ""
-    await asyncio.sleep(4 * logs.FLUSH_S)
+    await asyncio.sleep(4 * lines.FLUSH_S)
     assert len(request_lines(capsys)) == 3
 
 
@@ -265,9 +265,9 @@ async def test_no_more_lines_wait_than_there_is_room_for(
 ) -> None:
     root.handlers.clear()  # pytest's own want records
     logs.configure("info")
-    for _ in range(logs.MAX_WAITING):
+    for _ in range(lines.MAX_WAITING):
         RequestLog().write(FIELDS)
-    assert len(request_lines(capsys)) == logs.MAX_WAITING
+    assert len(request_lines(capsys)) == lines.MAX_WAITING
 
 
 async def test_on_aws_lambda_no_line_waits(
@@ -288,7 +288,7 @@ def test_each_event_loop_writes_what_waits_in_it(
     root.handlers.clear()  # pytest's own want records
     logs.configure("info")
     asyncio.run(serve(0))
-    asyncio.run(serve(4 * logs.FLUSH_S))
+    asyncio.run(serve(4 * lines.FLUSH_S))
     assert len(request_lines(capsys)) == 2
 
 
@@ -297,6 +297,7 @@ def test_a_process_that_ends_has_written_all_its_lines(end: str) -> None:
     code = f"""
 import asyncio, sys
 from roundgate import logs
+from roundgate.logs import lines
 async def serve():
     logs.RequestLog().write({{"status": 200}})
     {end}
