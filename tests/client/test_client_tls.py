@@ -15,7 +15,7 @@ import pytest
 
 from roundgate.client import Client, Limits
 from roundgate.errors import BadAnswer, ConnectionLost, TimedOut
-from tests.support.certificates import Authority
+from tests.support.authority import Authority
 from tests.support.scripted import http, modern, result, scripted, text
 
 HERE = modern(lambda asked: result(asked, text("in private")))
@@ -52,12 +52,12 @@ async def test_connections_are_used_again(authority: Authority) -> None:
 
 async def test_a_client_may_show_a_certificate_of_its_own(authority: Authority) -> None:
     wanting, showing = authority.server("here", "127.0.0.1"), authority.trusting()
-    wanting.load_verify_locations(authority.file)
+    wanting.load_verify_locations(authority.ca)
     wanting.verify_mode = ssl.CERT_REQUIRED
     async with scripted(HERE, wanting) as server:
         with pytest.raises(ConnectionLost):
             await called(server.url, tls=authority.trusting())
-        showing.load_cert_chain(authority.chain("caller"))
+        showing.load_cert_chain(*authority.issue("caller"))
         assert await called(server.url, tls=showing) == "in private"
 
 
@@ -131,7 +131,7 @@ async def test_the_command_trusts_whom_the_environment_names(
 ) -> None:
     environment = {name: one for name, one in os.environ.items() if not name.startswith("SSL_")}
     if is_trusted:
-        environment["SSL_CERT_FILE"] = str(authority.file)
+        environment["SSL_CERT_FILE"] = str(authority.ca)
     async with scripted(HERE, authority.server("here", "127.0.0.1")) as server:
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "roundgate.cli", "call", server.url, "t"],

@@ -10,7 +10,7 @@ that a back end asks for are asked for here too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -71,6 +71,26 @@ def _view(
     }
     if not everything.missing:  # what is missing may be what the view is about
         problems += _unused(everything, chosen.keys(), config, origin)
+    tools, items = _overridden(everything, chosen, config, origin, problems)
+    view = replace(
+        _others(everything, config, chosen), tools=tools, tool_pages=Pages(items, page_size)
+    )
+    try:
+        view = with_reading(view, origin)
+        return with_search(view, config.search, origin.at("search"), checks_scopes=checks_scopes)
+    except ConfigError as error:
+        problems += error.problems
+        return view
+
+
+def _overridden(
+    everything: Catalog,
+    chosen: Mapping[str, ServedTool],
+    config: ViewConfig,
+    origin: Origin,
+    problems: list[Problem],
+) -> tuple[dict[str, ServedTool], list[tuple[str, bytes]]]:
+    """The tools of a view as it has them, and their entries in the list."""
     unchanged = dict(everything.tool_pages.items)
     tools: dict[str, ServedTool] = {}
     items: list[tuple[str, bytes]] = []
@@ -90,9 +110,15 @@ def _view(
             continue
         tools[changed.name] = changed
         items.append((changed.name, encoded(changed.tool.definition)))
+    return tools, items
+
+
+def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, ServedTool]) -> Catalog:
+    """What a view has beside tools."""
     served_by = {served.backend for served in chosen.values()}
-    view = Catalog(
-        tools=tools,
+    return Catalog(
+        tools={},
+        tool_pages=Pages((), everything.tool_pages.size),
         prompts={
             name: prompt
             for name, prompt in everything.prompts.items()
@@ -108,7 +134,6 @@ def _view(
             for served in everything.templates
             if _is_one_of(served.resource.definition["uriTemplate"], config.resources)
         ],
-        tool_pages=Pages(items, page_size),
         prompt_pages=_part(everything.prompt_pages, config.prompts),
         resource_pages=_part(everything.resource_pages, config.resources),
         template_pages=_part(everything.template_pages, config.resources),
@@ -117,12 +142,6 @@ def _view(
         },
         missing={name: one for name, one in everything.missing.items() if _may_have(name, config)},
     )
-    try:
-        view = with_reading(view, origin)
-        return with_search(view, config.search, origin.at("search"), checks_scopes=checks_scopes)
-    except ConfigError as error:
-        problems += error.problems
-        return view
 
 
 def _is_selected(served: ServedTool, config: ViewConfig) -> bool:
