@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate import config
-from roundgate.backends import Index, OpenApiBackendConfig, Redactor, Service, compiled, request
+from roundgate.backends import (
+    Access,
+    Index,
+    OpenApiBackendConfig,
+    Redactor,
+    Service,
+    compiled,
+    request,
+)
 from roundgate.errors import GatewayError
 from roundgate.protocol import Schema
 
@@ -138,7 +146,7 @@ def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
 
 
 async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> int:
-    service = Service(backend, url, (), Redactor(()))
+    service = Service(backend, url, Access(), Redactor(frozenset))
     told: Counter[str] = Counter()
     for row in index.rows:
         schema = dict(index.definition(row, {})["inputSchema"])

@@ -12,6 +12,7 @@ does so.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -129,6 +130,63 @@ def client(service: str, *, region: str | None = None, **config: Any) -> Any:
         made = session.create_client(service, region_name=region, config=options)
         heed_deadline(made)
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class ToSign:
+    """A request, as far as a signature is of it."""
+
+    method: str
+    url: str
+    """Whole, and encoded as it is sent."""
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+
+def signed_headers(request: ToSign, service: str, region: str | None) -> dict[str, str]:
+    """The headers that carry a signature (Signature Version 4); blocks, where credentials have to be fetched first.
+
+    Args:
+        request: what is signed, all of its headers.
+        service: as AWS calls it in signatures, such as execute-api.
+        region: `None` for that of the environment.
+
+    Raises:
+        ConfigError: there is no botocore, no region, or no credentials.
+    """
+    try:
+        from botocore.auth import S3SigV4Auth, SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        raise _cannot_sign("needs boto3", "pip install 'roundgate[aws]'") from None
+    with _making_clients:
+        session = _session()
+        where = region or session.get_config_variable("region")
+        held = session.get_credentials()
+    try:
+        credentials = None if held is None else held.get_frozen_credentials()
+    except BotoCoreError as error:
+        raise _cannot_sign(
+            f"cannot get credentials of AWS ({type(error).__name__})",
+            "check the role of the process",
+        ) from None
+    if credentials is None:
+        raise _cannot_sign(
+            "needs credentials of AWS, and there are none",
+            "give the process a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    if not where:
+        raise _cannot_sign("needs a region", "set region, or AWS_DEFAULT_REGION")
+    sent = AWSRequest(request.method, request.url, dict(request.headers), request.body)
+    sent.headers["X-Amz-Content-SHA256"] = hashlib.sha256(request.body).hexdigest()
+    kind = S3SigV4Auth if service == "s3" else SigV4Auth
+    kind(credentials, service, where).add_auth(sent)
+    return {name: str(value) for name, value in sent.headers.items() if name not in request.headers}
+
+
+def _cannot_sign(message: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem("environment", "sigv4", message, remedy)])
 
 
 @cache

@@ -27,6 +27,7 @@ Standard library only; the bottom of every import chain.
     │   │   │   ├── FunctionAway          a function of AWS Lambda cannot be invoked just now, or has not answered
     │   │   │   ├── FunctionFailed        a function of AWS Lambda ended with an error of its own
     │   │   │   ├── NoAnswer              it gave none, or not a whole one
+    │   │   │   ├── TokenRefused          its authorization server gave the gateway no token
     │   │   │   └── UnexpectedAnswer      its answer is not what was promised
     │   │   ├── CallTimeout               the call outlived its deadline
     │   │   ├── OutcomeUnknown            an `at_most_once` step was begun, and whoever ran it died
@@ -317,6 +318,16 @@ class NoAnswer(BackendError):
     def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
         super().__init__(message, reason=reason)
         self.reached = reached
+
+
+class TokenRefused(BackendError):
+    """An authorization server has answered, but not with a token. `error` is a word of RFC 6749 section 5.2, if it said
+    one; `retry_s` for how long it asks to be left alone, 0 where it does not."""
+
+    def __init__(self, message: str, error: str | None = None, retry_s: float = 0) -> None:
+        super().__init__(message)
+        self.error = error
+        self.retry_s = retry_s
 
 
 class UnexpectedAnswer(BackendError):

@@ -3,13 +3,18 @@
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 
-from roundgate.backends.http.config import ClientCredentials
+from roundgate.backends.http.certificates import Certificates
+from roundgate.backends.http.credential_config import ClientCredentials
 from roundgate.backends.http.oauth import TokenSource
+from roundgate.backends.secret_reading import Secrets
+from roundgate.config import Origin
+from roundgate.config.yaml_file import Located
 from roundgate.errors import BackendError
 from tests.support.clocks import FixedClock
 from tests.support.services import Service, answer, gateway_to, service
@@ -32,7 +37,9 @@ def source(told: Service, clock: Any = None, **settings: Any) -> TokenSource:
         "token_url": f"{told.url}/token",
         **settings,
     }
-    return TokenSource(ClientCredentials.model_validate(given), clock)
+    config = ClientCredentials.model_validate(given)
+    origin = Origin(Located(Path("gateway.yaml"), {}, {}))
+    return TokenSource(config, Secrets(clock), Certificates(config.tls, origin), clock)
 
 
 async def test_the_request_for_a_token_is_that_of_the_specification() -> None:
@@ -99,7 +106,9 @@ async def test_a_failure_is_not_repeated_by_everybody_at_once() -> None:
     async with service(refused, granted("one-token")) as told:
         tokens = source(told, clock)
         for _ in range(3):
-            with pytest.raises(BackendError, match=r"no token: 401 invalid_client$"):
+            with pytest.raises(
+                BackendError, match=r"no token: 401 invalid_client; check client_credentials"
+            ):
                 await tokens.token()
         assert len(told.requests) == 1
         clock.skip(2)

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate import config
-from roundgate.backends.http.config import BearerCredential, HttpBackendConfig
+from roundgate.backends.http.config import HttpBackendConfig
+from roundgate.backends.http.credential_config import BearerCredential
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.config import CacheHint, GatewayConfig, yaml_file
+from roundgate.config.secret import of_file
 from roundgate.errors import ConfigError, Problem
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"
@@ -119,9 +121,9 @@ def test_references_are_filled_in_everywhere(files: Files) -> None:
     (backend,) = files.load(HTTP, TOKEN="t", A="a").backends
     assert isinstance(backend, HttpBackendConfig)
     assert backend.base_url == "http://localhost:1"
-    assert backend.headers["X-Key"].get_secret_value() == " k1 "
+    assert backend.headers["X-Key"].parts == (of_file(files.directory / "secrets/key"),)
     assert isinstance(backend.credential, BearerCredential)
-    assert backend.credential.bearer.get_secret_value() == "t"
+    assert backend.credential.bearer.text == "t"
     (tool,) = backend.tools
     assert tool.description == "costs $5, ${NAME} and $$ stay"
     assert tool.query == {"both": "a-b", "empty": "a"}

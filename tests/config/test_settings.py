@@ -33,22 +33,21 @@ from roundgate.backends.config import (
     ViewSelector,
 )
 from roundgate.backends.http.config import (
-    CREDENTIALS,
-    CredentialConfig,
     HttpArgument,
     HttpBackendConfig,
     HttpJobConfig,
     HttpToolConfig,
     RemoteConfig,
     ServiceConfig,
-    TlsConfig,
 )
+from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.reliability import (
     BreakerConfig,
     LimitConfig,
     RetryConfig,
     TimeoutsConfig,
 )
+from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.config import settings

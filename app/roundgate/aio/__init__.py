@@ -1,4 +1,4 @@
-"""What several packages need of asyncio: timers and threads."""
+"""What several packages need of asyncio: timers, threads, and work that is done once for many."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.aio import timers as timers
+    from roundgate.aio.flight import Flight as Flight
     from roundgate.aio.threads import Threads as Threads
     from roundgate.aio.threads import in_thread as in_thread
     from roundgate.aio.timers import Limit as Limit
@@ -16,6 +17,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
+            ".flight": "Flight",
             ".threads": "Threads in_thread",
             ".timers": "Limit of_this_loop",
         },

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from roundgate.backends.config import ViewConfig as ViewConfig
     from roundgate.backends.fallback import Fallback as Fallback
     from roundgate.backends.fallback import OwnTool as OwnTool
+    from roundgate.backends.http.access import Access as Access
     from roundgate.backends.http.secrets import Redactor as Redactor
     from roundgate.backends.http.service import Service as Service
     from roundgate.backends.openapi.command import compiled as compiled
@@ -50,6 +51,7 @@ else:
             ".catalog": "Catalog ServedTool build",
             ".config": "BackendConfig SearchConfig ViewConfig",
             ".fallback": "Fallback OwnTool",
+            ".http.access": "Access",
             ".http.secrets": "Redactor",
             ".http.service": "Service",
             ".openapi.command": "compiled",

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends.python.modules import Modules
+from roundgate.backends.secret_reading import Secrets
 from roundgate.backends.task_source import TaskSource
 from roundgate.config import Origin, TaskMode, WithoutTasks
 from roundgate.errors import Problem
@@ -147,6 +148,8 @@ class Shared:
     """Whether what they are described by may be fetched: by a command, never by a gateway that starts."""
     is_cold: bool = False
     """Whether a caller waits while this process starts, as for a function of AWS Lambda: nobody is asked then."""
+    secrets: Secrets = field(default_factory=Secrets)
+    """What is read for their credentials: now, or in a cold start when the first call needs it."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]

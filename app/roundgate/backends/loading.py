@@ -43,7 +43,8 @@ def load(
         modules: the users' modules that are loaded already; a reload uses them again.
         fetches: whether documents that describe back ends are fetched where no index of them is kept.
         may_be_missing: back ends without which the rest is served; `Catalog.missing` has those that are.
-        is_cold: whether a caller waits for this start, so that no service is asked what it offers.
+        is_cold: whether a caller waits for this start, so that no service is asked what it offers, and no secret is
+            read before a call needs it.
 
     Raises:
         ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from roundgate.config.models import SessionsConfig as SessionsConfig
     from roundgate.config.models import StateConfig as StateConfig
     from roundgate.config.models import TasksConfig as TasksConfig
+    from roundgate.config.references import read_file as read_file
+    from roundgate.config.secret import Reference as Reference
+    from roundgate.config.secret import Secret as Secret
+    from roundgate.config.secret import checked as checked
+    from roundgate.config.secret import found_in as found_in
     from roundgate.config.settings import Settings as Settings
 else:
     __getattr__, __all__ = face(
@@ -39,6 +44,8 @@ else:
             ".loading": "ConfigFile Inspected inspect load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
             "HttpConfig JwtAuthConfig LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
+            ".references": "read_file",
+            ".secret": "Reference Secret checked found_in",
             ".settings": "Settings",
         },
         modules="settings yaml_file",

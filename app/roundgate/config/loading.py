@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from roundgate.config import yaml_file
 from roundgate.config.base import Origin
 from roundgate.config.models import GatewayConfig
-from roundgate.config.problems import cross_checks, invalid
+from roundgate.config.problems import cross_checks, invalid, misplaced
 from roundgate.config.references import fill_in
 from roundgate.errors import ConfigError, Problem
 
@@ -94,7 +94,7 @@ def inspect(
         details = error.errors(include_input=False, include_url=False)
         wrong = unresolved.union(detail["loc"] for detail in details)
         return Inspected([*problems, *cross_checks(value, origin)], _rest(value, wrong, origin))
-    problems += cross_checks(value, origin)
+    problems += [*cross_checks(value, origin), *misplaced(config, origin)]
     if unresolved:
         return Inspected(problems, _rest(value, unresolved, origin))
     return Inspected(problems, ConfigFile(config, origin, frozenset(files)))

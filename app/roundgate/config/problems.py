@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from roundgate.backends import registry
 from roundgate.config.base import Origin
+from roundgate.config.models import GatewayConfig
+from roundgate.config.secret import Deferred, found_in
 from roundgate.errors import Problem
 
 _REMEDIES: Final = {
@@ -19,6 +24,8 @@ _REMEDIES: Final = {
 }
 
 
+_IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
+"""Steps that pydantic puts into a location for one of several types; the file has none."""
 _RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
 """Settings of tools that have had another name."""
 
@@ -27,8 +34,10 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     """What the models refuse, as problems with a place and a remedy."""
     found: list[Problem] = []
     for detail in error.errors(include_url=False):
-        # pydantic puts what it calls a model of several into the location; the file has no such step
-        loc = [step for step in detail["loc"] if not str(step).startswith("<")]
+        loc = [step for step in detail["loc"] if not _IS_PYDANTICS.match(str(step))]
+        if isinstance(detail["input"], Deferred):
+            found.append(_misplaced(origin.at(*loc)))
+            continue
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(
             detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor"
@@ -38,7 +47,35 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
         if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
             remedy = f'quote it: {_of_yaml(detail["input"])}, so write "…" around it'
         found.append(origin.at(*loc).problem(message, remedy))
-    return found
+    return _once_a_place(found)
+
+
+def _once_a_place(problems: Iterable[Problem]) -> list[Problem]:
+    """What a setting may be instead, of several kinds, is one problem."""
+    found: dict[tuple[str, int | None], Problem] = {}
+    for problem in problems:
+        key = (problem.path, problem.line)
+        before = found.get(key)
+        if before is not None and problem.message not in before.message:
+            problem = replace(problem, message=f"{before.message}; or: {problem.message}")
+        found[key] = problem
+    return list(found.values())
+
+
+def _misplaced(origin: Origin) -> Problem:
+    return origin.problem(
+        "cannot be kept at AWS",
+        "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end; elsewhere"
+        " ${NAME} and ${file:path}",
+    )
+
+
+def misplaced(config: GatewayConfig, origin: Origin) -> list[Problem]:
+    """References to what is kept at AWS, where that is not looked for."""
+    # settings that may be anything take what is no text, too
+    return [
+        _misplaced(origin.at(*loc)) for loc, one in found_in(config) if isinstance(one, Deferred)
+    ]
 
 
 def _of_yaml(given: float) -> str:

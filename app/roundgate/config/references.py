@@ -1,18 +1,25 @@
-"""`${…}` in the strings of a configuration: environment variables and files."""
+"""`${…}` in the strings of a configuration: environment variables, files, and what is kept at AWS."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, cast
 
 from roundgate.config.base import Origin
+from roundgate.config.secret import Deferred, FromFiles, Kept, Reference, of_file
 from roundgate.errors import Problem, UnresolvedReference
 
 _REFERENCE: Final = re.compile(
-    r"(?P<escape>\$\$\{)|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}|\$\{"
+    r"(?P<escape>\$\$\{)"
+    r"|\$\{(?P<kept>secret|ssm):(?P<place>[^}\s#]+)(?:#(?P<key>[^}]+))?\}"
+    r"|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}"
+    r"|\$\{"
 )
+
+_Part: TypeAlias = tuple[str, Reference | None]
+"""What a reference is now, and where that is kept, if it may change; empty text where it is not read here."""
 
 
 def fill_in(
@@ -23,7 +30,10 @@ def fill_in(
     files: set[Path],
     placeholder: str | None = None,
 ) -> Any:
-    """The value with `${NAME}`, `${NAME:-default}` and `${file:path}` in its strings filled in; `$${` stands for `${`.
+    """The value with the references in its strings filled in; `$${` stands for `${`.
+
+    `${NAME}`, `${NAME:-default}` and `${file:path}` are read here. A string with `${secret:NAME}` or `${ssm:NAME}` in
+    it becomes a `Deferred`, which only settings take that are secrets.
 
     Args:
         value: the file, or a part of it.
@@ -31,17 +41,18 @@ def fill_in(
         environ: the variables.
         problems: what is not there is added to these.
         files: the files that are referred to are added to these.
-        placeholder: stands for what is not there, which is no problem then.
+        placeholder: stands for what is not there, which is no problem then, and for what is kept at AWS.
     """
 
-    def resolved(found: re.Match[str], place: Origin) -> str:
+    def resolved(found: re.Match[str], place: Origin) -> _Part:
         try:
-            return _resolve(found, place, environ, files)
+            part = _resolve(found, place, environ, files)
         except UnresolvedReference as error:
             if placeholder is not None and not error.is_syntax:
-                return placeholder
+                return placeholder, None
             problems.append(place.problem(str(error), error.remedy))
-            return ""
+            return "", None
+        return (placeholder, None) if placeholder is not None and found["kept"] else part
 
     def filled(value: Any, place: Origin) -> Any:
         match value:
@@ -50,36 +61,68 @@ def fill_in(
             case list():
                 return [filled(item, place.at(index)) for index, item in enumerate(value)]
             case str() if "${" in value:
-                return _REFERENCE.sub(lambda found: resolved(found, place), value)
+                return _joined(value, lambda found: resolved(found, place))
             case _:
                 return value
 
     return filled(value, origin)
 
 
+def _joined(value: str, resolved: Callable[[re.Match[str]], _Part]) -> str | Deferred:
+    texts: list[str] = []
+    parts: list[str | Reference] = []
+    end = 0
+    for found in _REFERENCE.finditer(value):
+        text, reference = resolved(found)
+        texts += [value[end : found.start()], text]
+        parts += [value[end : found.start()], text if reference is None else reference]
+        end = found.end()
+    texts.append(value[end:])
+    parts.append(value[end:])
+    kept = {part.kept for part in parts if isinstance(part, Reference)}
+    if kept - {"file"}:
+        return Deferred(tuple(part for part in parts if part))
+    text = "".join(texts)
+    return FromFiles.of(text, tuple(part for part in parts if part)) if kept else text
+
+
 def _resolve(
     found: re.Match[str], origin: Origin, environ: Mapping[str, str], files: set[Path]
-) -> str:
+) -> _Part:
     name, default = found["name"], found["default"]
     if found["escape"]:
-        return "${"
+        return "${", None
+    if found["kept"]:
+        return "", Reference(cast("Kept", found["kept"]), found["place"], found["key"])
     if name is None:
-        remedy = "write ${NAME}, ${NAME:-default} or ${file:path}, or $${ for a plain ${"
+        remedy = (
+            "write ${NAME}, ${NAME:-default}, ${file:path}, ${secret:NAME} or ${ssm:NAME}, or $${"
+            " for a plain ${"
+        )
         raise UnresolvedReference(
             "${ begins something that is not a reference", remedy, is_syntax=True
         )
     if found["source"]:
         file = origin.base_dir / name
         files.add(file)
-        try:
-            return file.read_text("utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "is not text"
-            raise UnresolvedReference(
-                f"{name}: {reason}", "mount the file, or correct the path"
-            ) from None
+        return read_file(file, name), of_file(file)
     value = environ.get(name) or default
     if value is None:
         remedy = f"set it, or write ${{{name}:-default}}"
         raise UnresolvedReference(f"the environment variable {name} is not set", remedy)
-    return value
+    return value, None
+
+
+def read_file(file: Path, name: str) -> str:
+    """The text of a file, without the ends of line after it.
+
+    Raises:
+        UnresolvedReference: it cannot be read; `name` is what it is called in the message.
+    """
+    try:
+        return file.read_text("utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "is not text"
+        raise UnresolvedReference(
+            f"{name}: {reason}", "mount the file, or correct the path"
+        ) from None

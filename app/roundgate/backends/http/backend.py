@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
 from roundgate.backends.exchange import dialogue, follow
+from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
@@ -20,7 +21,6 @@ from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.job import HttpJob, check_job, parents
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
-from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.policy import (
     check_approval,
@@ -29,7 +29,7 @@ from roundgate.backends.policy import (
     with_questions,
 )
 from roundgate.config import Origin
-from roundgate.errors import ConfigError, Problem
+from roundgate.errors import ConfigError
 from roundgate.protocol import ToolResult
 from roundgate.replay import Context
 
@@ -45,24 +45,25 @@ class HttpBackend:
         self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
-        credentials = () if config.credential is None else (config.credential,)
-        redacted = Redactor.of(config, (tool.headers for tool in config.tools))
+        more = [tool.headers for tool in config.tools]
+        self._accesses = Accesses(config, origin, shared, more=more)
         self._certificates = Certificates(config.tls, origin.at("tls"))
-        self._service = Service(config, config.base_url, credentials, redacted, self._certificates)
+        self._service = Service(
+            config,
+            config.base_url,
+            self._accesses.general(),
+            self._accesses.redactor,
+            self._certificates,
+        )
 
     async def offer(self) -> Offering:
         """The tools as declared.
 
         Raises:
-            ConfigError: a declaration contradicts itself, or a certificate cannot be used.
+            ConfigError: a declaration contradicts itself, or a certificate or a secret cannot be had.
         """
         tools: list[Tool] = []
-        problems: list[Problem] = []
-        if self._config.tls is not None:
-            try:
-                _ = self._certificates.context
-            except ConfigError as error:
-                problems.extend(error.problems)
+        problems = await self._accesses.problems(self._certificates)
         for index, config in enumerate(self._config.tools):
             try:
                 tools.append(self._tool(config))
@@ -73,11 +74,12 @@ class HttpBackend:
                 )
         if problems:
             raise ConfigError(problems)
-        return Offering(tools=tools, files=self._certificates.files)
+        return Offering(tools=tools, files=self._certificates.files | self._accesses.files)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
         await self._service.aclose()
+        await self._accesses.aclose()
 
     def _tool(self, config: HttpToolConfig) -> Tool:
         endpoint = endpoint_of(config, taken_by(self._config, config))

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from roundgate.backends.http.config import TlsConfig
+from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.config import Origin
 from roundgate.errors import ConfigError
 from roundgate.tls import trust_store
@@ -39,6 +39,15 @@ class Certificates:
         secret = None if config.key is None else config.key.get_secret_value()
         named = [one for one in (config.ca, config.cert, secret) if one and _PEM not in one]
         return frozenset(self._origin.base_dir / one for one in named)
+
+    def check(self) -> None:
+        """Look at everything that is set.
+
+        Raises:
+            ConfigError: a file cannot be read, or is not what it has to be.
+        """
+        if self._config.ca is not None or self._config.cert is not None:
+            _ = self.context
 
     @cached_property
     def context(self) -> ssl.SSLContext:

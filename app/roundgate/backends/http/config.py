@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    SecretStr,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.backends.http.credential_config import Credential, SecretHeader, fit_for_a_header
 from roundgate.backends.http.reliability import (
     BreakerConfig,
     LimitConfig,
     RetryConfig,
     TimeoutsConfig,
 )
+from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.config import Model, TaskMode
 
 
-def _fit_for_a_header(value: SecretStr) -> SecretStr:
-    if not re.fullmatch(r"[\x20-\x7e\t]*", value.get_secret_value()):
-        raise ValueError(
-            "goes into an HTTP header and may only have visible ASCII characters, on one line"
-        )
+def _fit(value: SecretStr) -> SecretStr:
+    fit_for_a_header(value.get_secret_value())
     return value
 
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
-HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit_for_a_header)]
+HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit)]
 MediaType: TypeAlias = Annotated[
     str,
     Field(
@@ -45,146 +33,6 @@ MediaType: TypeAlias = Annotated[
     ),
 ]
 NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
-
-
-class CredentialConfig(Model):
-    """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
-
-    def headers(self) -> frozenset[str]:
-        """Names of request headers, in small letters, that no argument may have beside it."""
-        return frozenset({"authorization", "cookie", "proxy-authorization"})
-
-    def queries(self) -> frozenset[str]:
-        """Names of query parameters that no argument may have beside it."""
-        return frozenset()
-
-    def cookies(self) -> frozenset[str]:
-        """Names of cookies that no argument may have beside it."""
-        return frozenset()
-
-    def secrets(self) -> frozenset[str]:
-        """What nobody but the service may read."""
-        return frozenset(
-            one.get_secret_value() for one in vars(self).values() if isinstance(one, SecretStr)
-        )
-
-
-class BearerCredential(CredentialConfig):
-    """A token."""
-
-    bearer: HeaderValue = Field(description="Sent as Authorization: Bearer ….")
-
-
-class BasicCredential(CredentialConfig):
-    """A user and a password."""
-
-    basic: SecretStr = Field(description='"user:password", sent as Authorization: Basic ….')
-
-    def secrets(self) -> frozenset[str]:
-        """The password, also with the user in front."""
-        return super().secrets() | {self.basic.get_secret_value().partition(":")[2]}
-
-
-class HeaderCredential(CredentialConfig):
-    """An API key in a header."""
-
-    header: str = Field(
-        description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
-    )
-    value: HeaderValue = Field(description="The API key.")
-
-    def headers(self) -> frozenset[str]:
-        """Its own one too."""
-        return super().headers() | {self.header.lower()}
-
-
-class QueryCredential(CredentialConfig):
-    """An API key in the query."""
-
-    query: str = Field(description="Name of a query parameter that carries an API key.")
-    value: HeaderValue = Field(description="The API key.")
-
-    def queries(self) -> frozenset[str]:
-        """Its own one."""
-        return frozenset({self.query})
-
-
-class CookieCredential(CredentialConfig):
-    """An API key in a cookie."""
-
-    cookie: str = Field(
-        description="Name of a cookie that carries an API key.", pattern=r"^[A-Za-z0-9_.-]+$"
-    )
-    value: HeaderValue = Field(description="The API key.")
-
-    def cookies(self) -> frozenset[str]:
-        """Its own one."""
-        return frozenset({self.cookie})
-
-    @field_validator("value")
-    @classmethod
-    def _fits(cls, value: SecretStr) -> SecretStr:
-        if not re.fullmatch(
-            r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]+", value.get_secret_value()
-        ):
-            raise ValueError(
-                'goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"'
-            )
-        return value
-
-
-class ClientCredentials(CredentialConfig):
-    """Tokens of an authorization server, for the gateway itself (RFC 6749 section 4.4)."""
-
-    client_credentials: str = Field(description="The client id of the gateway there.", min_length=1)
-    client_secret: SecretStr = Field(description="The client's secret.")
-    token_url: str = Field(
-        description="Where tokens are had: https, or http on loopback.",
-        pattern=r"^(https://[^/?#\s@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?)(/[^#\s]*)?$",
-    )
-    token_scopes: list[str] = Field([], description="Scopes that are asked for.")
-    token_parameters: dict[str, str] = Field(
-        {}, description="More parameters of the request for a token, such as audience or resource."
-    )
-    client_auth: Literal["basic", "post"] = Field(
-        "basic", description="Whether id and secret go into a header or into the form."
-    )
-
-
-CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
-    {
-        "bearer": BearerCredential,
-        "basic": BasicCredential,
-        "header": HeaderCredential,
-        "query": QueryCredential,
-        "cookie": CookieCredential,
-        "client_credentials": ClientCredentials,
-    }
-)
-"""By the setting that says which it is. Another kind is another model, an entry here, and a flow in `credentials`."""
-
-
-def _tag(given: Any) -> str | None:
-    """Which of them is meant; the tag is in brackets because no setting is, so that it can be told from one in the
-    location of a problem."""
-    names = given if isinstance(given, Mapping) else type(given).model_fields
-    found = [name for name in CREDENTIALS if name in names]
-    return f"<{found[0]}>" if len(found) == 1 else None
-
-
-Credential: TypeAlias = Annotated[
-    Annotated[BearerCredential, Tag("<bearer>")]
-    | Annotated[BasicCredential, Tag("<basic>")]
-    | Annotated[HeaderCredential, Tag("<header>")]
-    | Annotated[QueryCredential, Tag("<query>")]
-    | Annotated[CookieCredential, Tag("<cookie>")]
-    | Annotated[ClientCredentials, Tag("<client_credentials>")],
-    Discriminator(
-        _tag,
-        custom_error_type="credential",
-        custom_error_message=f"give exactly one of {', '.join(CREDENTIALS)}",
-    ),
-]
 
 
 class HttpArgument(Model):
@@ -377,35 +225,10 @@ BaseUrl: TypeAlias = Annotated[
 ]
 
 
-class TlsConfig(Model):
-    """TLS of connections: each a file beside gateway.yaml, or the PEM text itself."""
-
-    ca: str | None = Field(
-        None,
-        description="Certificates of the authorities that are believed, instead of the public ones.",
-        min_length=1,
-    )
-    cert: str | None = Field(
-        None,
-        description="The gateway's certificate, with those between it and the authority.",
-        min_length=1,
-    )
-    key: SecretStr | None = Field(
-        None, description="Its private key. Unset: it is in the same file as cert.", min_length=1
-    )
-    key_password: SecretStr | None = Field(None, description="Where the key is encrypted.")
-
-    @model_validator(mode="after")
-    def _belongs_together(self) -> TlsConfig:
-        if self.cert is None and (self.key is not None or self.key_password is not None):
-            raise ValueError("key and key_password need cert beside them")
-        return self
-
-
 class RemoteConfig(BackendConfig):
     """What can be set of every back end that is reached over HTTP, wherever it is."""
 
-    headers: dict[HeaderName, HeaderValue] = Field(
+    headers: dict[HeaderName, SecretHeader] = Field(
         {}, description="Fixed headers of every request."
     )
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")

@@ -1,16 +1,24 @@
 """How the gateway authenticates itself to a service: a flow for each model of `credential:`.
 
-A flow is `httpx.Auth`: it is given each request, also that of a redirect, and may send requests of its own before it.
+    request ─▶ each flow adds what it has ─▶ service ─▶ answer
+                                               401 ─▶ a flow that has something else now ─▶ once more
+
+A service that answers 401 has done nothing, so it can be asked again: with a new token, or with a secret that has been
+rotated meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
-from urllib.parse import urlencode
+import base64
+from collections.abc import AsyncGenerator
+from typing import Protocol
+from urllib.parse import quote_plus, unquote_plus
 
 import httpx
 
-from roundgate.backends.http.config import (
+from roundgate.backends.http.access import Access
+from roundgate.backends.http.credential_config import (
+    AwsCredential,
     BasicCredential,
     BearerCredential,
     ClientCredentials,
@@ -20,100 +28,170 @@ from roundgate.backends.http.config import (
     QueryCredential,
 )
 from roundgate.backends.http.oauth import TokenSource
+from roundgate.backends.http.sigv4 import Signing
+from roundgate.backends.secret_reading import Secrets
+from roundgate.config import Secret
 
 
-def flow_of(credential: Credential) -> httpx.Auth:
-    """What adds a credential to requests."""
-    match credential:
-        case BearerCredential(bearer=token):
-            return HeaderAuth("authorization", f"Bearer {token.get_secret_value()}")
-        case BasicCredential(basic=pair):
-            user, _, password = pair.get_secret_value().partition(":")
-            return httpx.BasicAuth(user, password)
-        case HeaderCredential(header=name, value=key):
-            return HeaderAuth(name, key.get_secret_value())
-        case QueryCredential(query=name, value=key):
-            return QueryAuth(name, key.get_secret_value())
-        case ClientCredentials():
-            raise TypeError("tokens come from a TokenSource, which services share")
-        case CookieCredential(cookie=name, value=key):
-            return CookieAuth(name, key.get_secret_value())
+class Flow(Protocol):
+    """Adds one credential to requests."""
+
+    async def add(self, request: httpx.Request) -> None:
+        """Add it, or put it in the place of the one that is there.
+
+        Raises:
+            BackendError: there is none to be had.
+        """
+
+    async def has_another(self) -> bool:
+        """Whether there is something else than what was added and not taken."""
 
 
-class AllOf(httpx.Auth):
-    """Several credentials on each request; of those that have requests of their own, one at most."""
+class Flows(httpx.Auth):
+    """All credentials and fixed headers of a service, on each request, also that of a redirect."""
 
-    def __init__(self, credentials: Sequence[Credential], tokens: TokenSource | None) -> None:
-        self._fixed = [
-            flow_of(one) for one in credentials if not isinstance(one, ClientCredentials)
-        ]
-        self._tokens = tokens
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        # a signature is of what is there: it comes last
+        self._credentials = sorted(
+            access.credentials, key=lambda one: isinstance(one, AwsCredential)
+        )
 
     async def async_auth_flow(
         self, request: httpx.Request
     ) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """Once for each request; a second time, with a new token, where the service does not take the one it has.
-
-        Raises:
-            BackendError: there is no token to be had.
-        """
-        for flow in self._fixed:
-            next(flow.auth_flow(request))
-        if self._tokens is None:
-            yield request
-            return
-        token = await self._tokens.token()
-        request.headers["authorization"] = f"Bearer {token}"
+        """Once for each request, and again where the service does not take what it was sent and there is another."""
+        flows = self._flows()
+        for flow in flows:
+            await flow.add(request)
         response = yield request
-        if response.status_code == 401:  # it did nothing, so it can be asked again
-            request.headers["authorization"] = (
-                f"Bearer {await self._tokens.token(instead_of=token)}"
-            )
+        if response.status_code != 401:
+            return
+        if any([await flow.has_another() for flow in flows]):
+            for flow in flows:
+                await flow.add(request)
             yield request
 
-
-class HeaderAuth(httpx.Auth):
-    """A fixed value in a header."""
-
-    def __init__(self, name: str, value: str) -> None:
-        self._name = name
-        self._value = value
-
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Once for each request."""
-        request.headers[self._name] = self._value
-        yield request
-
-
-class QueryAuth(httpx.Auth):
-    """A fixed value in the query; where a service redirects to a URL that has it already, it is not added again."""
-
-    def __init__(self, name: str, value: str) -> None:
-        self._name = name
-        self._pair = urlencode({name: value}).encode()
-
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Once for each request."""
-        if self._name not in request.url.params:
-            query = request.url.query
-            request.url = request.url.copy_with(
-                query=b"%b&%b" % (query, self._pair) if query else self._pair
-            )
-        yield request
-
-
-class CookieAuth(httpx.Auth):
-    """A fixed cookie, beside those that the request has."""
-
-    def __init__(self, name: str, value: str) -> None:
-        self._pair = f"{name}={value}"
-
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Once for each request."""
-        others = [
-            one
-            for one in request.headers.get("cookie", "").split("; ")
-            if one and one != self._pair
+    def _flows(self) -> list[Flow]:
+        """New for each request, because each knows what it has added."""
+        secrets = self._access.secrets
+        of_headers: list[Flow] = [
+            HeaderFlow(name, value, secrets) for name, value in self._access.headers.items()
         ]
-        request.headers["cookie"] = "; ".join([*others, self._pair])
-        yield request
+        return [*of_headers, *(flow_of(one, self._access) for one in self._credentials)]
+
+
+def flow_of(credential: Credential, access: Access) -> Flow:
+    """What adds a credential to one request."""
+    secrets = access.secrets
+    match credential:
+        case BearerCredential(bearer=token):
+            return HeaderFlow("authorization", token, secrets, "Bearer ")
+        case BasicCredential(basic=pair):
+            return BasicFlow(pair, secrets)
+        case HeaderCredential(header=name, value=key):
+            return HeaderFlow(name, key, secrets)
+        case QueryCredential(query=name, value=key):
+            return QueryFlow(name, key, secrets)
+        case CookieCredential(cookie=name, value=key):
+            return CookieFlow(name, key, secrets)
+        case ClientCredentials():
+            assert access.tokens is not None
+            return TokenFlow(access.tokens)
+        case AwsCredential():
+            return Signing(credential, access.session_tokens)
+
+
+class SecretFlow:
+    """One secret that is read when it is needed."""
+
+    def __init__(self, secret: Secret, secrets: Secrets) -> None:
+        self._secret = secret
+        self._secrets = secrets
+        self._sent = ""
+
+    async def text(self) -> str:
+        """What is to be sent now."""
+        self._sent = await self._secrets.text(self._secret)
+        return self._sent
+
+    async def has_another(self) -> bool:
+        """Whether it has been rotated since."""
+        return await self._secrets.other_than(self._secret, self._sent) is not None
+
+
+class HeaderFlow(SecretFlow):
+    """In a header."""
+
+    def __init__(self, name: str, secret: Secret, secrets: Secrets, scheme: str = "") -> None:
+        super().__init__(secret, secrets)
+        self._name = name
+        self._scheme = scheme
+
+    async def add(self, request: httpx.Request) -> None:
+        """In the place of what the request has under that name."""
+        request.headers[self._name] = f"{self._scheme}{await self.text()}"
+
+
+class BasicFlow(SecretFlow):
+    """A user and a password (RFC 7617, in UTF-8)."""
+
+    async def add(self, request: httpx.Request) -> None:
+        """As Authorization; a user alone has the empty password."""
+        text = await self.text()
+        pair = text if ":" in text else f"{text}:"
+        request.headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+class QueryFlow(SecretFlow):
+    """In the query, where a URL that a service redirects to may have it already."""
+
+    def __init__(self, name: str, secret: Secret, secrets: Secrets) -> None:
+        super().__init__(secret, secrets)
+        self._name = name
+        self._added = ""
+
+    async def add(self, request: httpx.Request) -> None:
+        """At the end of the query, unless a service has redirected to a URL that has it."""
+        pairs = [pair for pair in request.url.query.decode("ascii").split("&") if pair]
+        others = [pair for pair in pairs if pair != self._added]
+        if any(unquote_plus(pair.partition("=")[0]) == self._name for pair in others):
+            return
+        self._added = f"{quote_plus(self._name)}={quote_plus(await self.text())}"
+        request.url = request.url.copy_with(query="&".join([*others, self._added]).encode())
+
+
+class CookieFlow(SecretFlow):
+    """In a cookie, beside those that the request has."""
+
+    def __init__(self, name: str, secret: Secret, secrets: Secrets) -> None:
+        super().__init__(secret, secrets)
+        self._name = name
+
+    async def add(self, request: httpx.Request) -> None:
+        """Behind the other cookies."""
+        others = [
+            pair
+            for pair in request.headers.get("cookie", "").split("; ")
+            if pair and pair.partition("=")[0] != self._name
+        ]
+        request.headers["cookie"] = "; ".join([*others, f"{self._name}={await self.text()}"])
+
+
+class TokenFlow:
+    """A token of an authorization server."""
+
+    def __init__(self, tokens: TokenSource) -> None:
+        self._tokens = tokens
+        self._sent: str | None = None
+        self._refused: str | None = None
+
+    async def add(self, request: httpx.Request) -> None:
+        """As Authorization."""
+        self._sent = await self._tokens.token(instead_of=self._refused)
+        request.headers["authorization"] = f"Bearer {self._sent}"
+
+    async def has_another(self) -> bool:
+        """The server may have."""
+        self._refused = self._sent
+        return self._sent is not None and self._tokens.has_other_than(self._sent)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode, urlsplit
 
+from roundgate.backends.http.access import Access
 from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.http.certificates import Certificates
-from roundgate.backends.http.config import ClientCredentials, Credential, RemoteConfig
+from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.failures import no_answer
 from roundgate.backends.http.hosts import Hosts
 from roundgate.backends.http.messages import Answer, Outgoing
-from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.reliability import TimeoutsConfig
 from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
@@ -42,7 +41,7 @@ class Service:
         self,
         config: RemoteConfig,
         base_url: str,
-        credentials: Sequence[Credential],
+        access: Access,
         redacted: Redactor,
         certificates: Certificates | None = None,
         hosts: Hosts | None = None,
@@ -52,7 +51,7 @@ class Service:
         Args:
             config: limits and name.
             base_url: what paths are appended to; nothing is sent to another origin.
-            credentials: those of every request.
+            access: what every request is authenticated with.
             redacted: takes secrets out of answers.
             certificates: for TLS; `None`: the public authorities are believed.
             hosts: those of the back end, where it has several services.
@@ -60,9 +59,7 @@ class Service:
         self.name = config.name
         self._config = config
         self._base_url = base_url
-        self._credentials = credentials
-        own = [one for one in credentials if isinstance(one, ClientCredentials)]
-        self._tokens = TokenSource(own[0]) if own else None
+        self._access = access
         self._client: httpx.AsyncClient | None = None
         self._redacted = redacted
         self._certificates = certificates
@@ -155,7 +152,7 @@ class Service:
                 f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
             ) from None
         headers = response.headers
-        answer = self._redacted(
+        return self._redacted(
             Answer(
                 response.status_code,
                 response.reason_phrase,
@@ -165,7 +162,6 @@ class Service:
                 headers.get("retry-after"),
             )
         )
-        return answer if self._tokens is None else Redactor.of_secrets(self._tokens.recent)(answer)
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -173,13 +169,12 @@ class Service:
 
             import httpx
 
-            from roundgate.backends.http.credentials import AllOf
+            from roundgate.backends.http.credentials import Flows
 
-            fixed = {name: value.get_secret_value() for name, value in self._config.headers.items()}
             connections = self._config.max_connections
             self._client = httpx.AsyncClient(
-                headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED, **fixed},
-                auth=AllOf(self._credentials, self._tokens),
+                headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED},
+                auth=Flows(self._access),
                 cookies=CookieJar(
                     DefaultCookiePolicy(allowed_domains=())
                 ),  # one caller's must not reach another

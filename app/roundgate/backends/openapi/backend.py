@@ -15,13 +15,13 @@ from typing import Any, Final
 from urllib.parse import unquote_plus
 
 from roundgate.backends.base import Offering, Shared, Tool, ToolAbout
+from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.certificates import Certificates
-from roundgate.backends.http.config import Credential
+from roundgate.backends.http.credential_config import Credential
 from roundgate.backends.http.hosts import Hosts
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
-from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.fingerprint import fingerprint, index_path, is_current
@@ -52,7 +52,7 @@ class OpenApiBackend:
         self._config = config
         self._origin = origin
         self._fetches = shared.fetches
-        self._redacted = Redactor.of(config, slots=config.credentials.values())
+        self._accesses = Accesses(config, origin, shared, config.credentials)
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._hosts = Hosts(config)
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
@@ -62,10 +62,10 @@ class OpenApiBackend:
 
         Raises:
             ConfigError: there is neither an index nor a document to make one of, a security scheme is not filled, or a
-                certificate cannot be used.
+                certificate or a secret cannot be had.
         """
-        if self._config.tls is not None:
-            _ = self._certificates.context
+        if problems := await self._accesses.problems(self._certificates):
+            raise ConfigError(problems)
         index, path = _index(self._config, self._origin, fetches=self._fetches)
         tools = {row.name: self._tool(index, row) for row in index.rows}
         rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
@@ -79,6 +79,7 @@ class OpenApiBackend:
         files = {
             path,
             *self._certificates.files,
+            *self._accesses.files,
             *(self._origin.base_dir / where for where, _, _ in index.sources if "://" not in where),
         }
         return Offering(tools=list(tools.values()), files=frozenset(files), left_out=index.problems)
@@ -87,6 +88,7 @@ class OpenApiBackend:
         """Close the pooled connections."""
         for service in self._services.values():
             await service.aclose()
+        await self._accesses.aclose()
 
     def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
         """A problem for each security scheme that keeps these operations from being called."""
@@ -123,8 +125,8 @@ class OpenApiBackend:
             self._services[key] = Service(
                 self._config,
                 base_url,
-                self.credentials(names),
-                self._redacted,
+                self._accesses.of(sorted(names)) if names else self._accesses.general(),
+                self._accesses.redactor,
                 self._certificates,
                 self._hosts,
             )

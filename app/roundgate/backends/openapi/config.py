@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from roundgate.backends.http.config import BaseUrl, Credential, RemoteConfig
+from roundgate.backends.http.config import BaseUrl, RemoteConfig
+from roundgate.backends.http.credential_config import Credential
 
 MEDIA_TYPES = (
     "application/json",

@@ -1,0 +1,275 @@
+"""What can be set of how the gateway authenticates itself: one model a kind of credential.
+
+Another kind is another model, an entry in `CREDENTIALS`, and a flow in `roundgate.backends.http.credentials`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from roundgate.backends.http.tls_config import TlsConfig
+from roundgate.config import Model, Secret, checked
+
+
+def fit_for_a_header(text: str) -> None:
+    """Whether a text can be the value of a header.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not re.fullmatch(r"[\x20-\x7e\t]*", text):
+        raise ValueError(
+            "goes into an HTTP header and may only have visible ASCII characters, on one line"
+        )
+
+
+def _fit_for_a_cookie(text: str) -> None:
+    fit_for_a_header(text)
+    if not re.fullmatch(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]+", text):
+        raise ValueError('goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"')
+
+
+def _on_one_line(text: str) -> None:
+    if any(ord(one) < 32 or ord(one) == 127 for one in text):
+        raise ValueError('has to be "user:password", on one line')
+
+
+def _not_empty(text: str) -> None:
+    if not text.strip():
+        raise ValueError("may not be empty")
+
+
+SecretHeader: TypeAlias = Annotated[Secret, AfterValidator(checked(fit_for_a_header))]
+SecretCookie: TypeAlias = Annotated[Secret, AfterValidator(checked(_fit_for_a_cookie))]
+UserAndPassword: TypeAlias = Annotated[Secret, AfterValidator(checked(_on_one_line))]
+SecretText: TypeAlias = Annotated[Secret, AfterValidator(checked(_not_empty))]
+
+
+class CredentialConfig(Model):
+    """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
+
+    def headers(self) -> frozenset[str]:
+        """Names of request headers, in small letters, that no argument may have beside it."""
+        return frozenset({"authorization", "cookie", "proxy-authorization"})
+
+    def queries(self) -> frozenset[str]:
+        """Names of query parameters that no argument may have beside it."""
+        return frozenset()
+
+    def cookies(self) -> frozenset[str]:
+        """Names of cookies that no argument may have beside it."""
+        return frozenset()
+
+    def secrets(self) -> Sequence[Secret]:
+        """What nobody but the service may read."""
+        return [one for one in vars(self).values() if isinstance(one, Secret)]
+
+    def parts_of(self, text: str) -> Iterable[str]:
+        """What of the text of one of its secrets is secret by itself, besides the whole."""
+        return ()
+
+
+class BearerCredential(CredentialConfig):
+    """A token."""
+
+    bearer: SecretHeader = Field(description="Sent as Authorization: Bearer ….")
+
+
+class BasicCredential(CredentialConfig):
+    """A user and a password."""
+
+    basic: UserAndPassword = Field(description='"user:password", sent as Authorization: Basic ….')
+
+    def parts_of(self, text: str) -> Iterable[str]:
+        """The password, without the user in front."""
+        return (text.partition(":")[2],)
+
+
+class HeaderCredential(CredentialConfig):
+    """An API key in a header."""
+
+    header: str = Field(
+        description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
+    )
+    value: SecretHeader = Field(description="The API key.")
+
+    def headers(self) -> frozenset[str]:
+        """Its own one too."""
+        return super().headers() | {self.header.lower()}
+
+
+class QueryCredential(CredentialConfig):
+    """An API key in the query."""
+
+    query: str = Field(description="Name of a query parameter that carries an API key.")
+    value: SecretHeader = Field(description="The API key.")
+
+    def queries(self) -> frozenset[str]:
+        """Its own one."""
+        return frozenset({self.query})
+
+
+class CookieCredential(CredentialConfig):
+    """An API key in a cookie."""
+
+    cookie: str = Field(
+        description="Name of a cookie that carries an API key.", pattern=r"^[A-Za-z0-9_.-]+$"
+    )
+    value: SecretCookie = Field(description="The API key.")
+
+    def cookies(self) -> frozenset[str]:
+        """Its own one."""
+        return frozenset({self.cookie})
+
+
+ClientAuth: TypeAlias = Literal["basic", "post", "private_key_jwt", "tls"]
+"""RFC 7591 calls them client_secret_basic, client_secret_post, private_key_jwt and tls_client_auth."""
+
+Algorithm: TypeAlias = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+
+
+class ClientCredentials(CredentialConfig):
+    """Tokens of an authorization server, for the gateway itself (RFC 6749 section 4.4)."""
+
+    client_credentials: SecretText = Field(description="The client id of the gateway there.")
+    client_secret: SecretText | None = Field(None, description="The client's secret.")
+    private_key: SecretText | None = Field(
+        None,
+        description="The client's private key in PEM, instead of a secret: it signs an assertion for each request"
+        " (private_key_jwt, RFC 7523).",
+    )
+    private_key_id: str | None = Field(
+        None, description="`kid` of the assertion, by which the server finds the key."
+    )
+    private_key_algorithm: Algorithm | None = Field(
+        None, description="Unset: RS256, ES256, ES384, ES512 or EdDSA, as the key is."
+    )
+    assertion_audience: str | None = Field(
+        None,
+        description="`aud` of the assertion. Unset: token_url; some servers want their issuer.",
+    )
+    tls: TlsConfig | None = Field(
+        None,
+        description="TLS of requests for tokens: a private authority, and the client's certificate.",
+    )
+    token_url: str = Field(
+        description="Where tokens are had: https, or http on loopback.",
+        pattern=r"^(https://[^/?#\s@]+|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?)(/[^#\s]*)?$",
+    )
+    token_scopes: list[str] = Field([], description="Scopes that are asked for.")
+    audience: str | None = Field(
+        None, description="`audience` of the request, which some servers want."
+    )
+    resource: str | list[str] = Field(
+        [], description="`resource` of the request: URIs that the token is for (RFC 8707)."
+    )
+    token_parameters: dict[str, str] = Field(
+        {}, description="More parameters of the request for a token."
+    )
+    client_auth: ClientAuth | None = Field(
+        None,
+        description="How the client authenticates itself: basic or post (its secret in a header or in the form),"
+        " private_key_jwt, or tls (its certificate, RFC 8705). Unset: by what is given.",
+    )
+
+    @property
+    def way(self) -> ClientAuth:
+        """How the client authenticates itself."""
+        if self.client_auth is not None:
+            return self.client_auth
+        if self.private_key is not None:
+            return "private_key_jwt"
+        return "tls" if self.client_secret is None else "basic"
+
+    @property
+    def resources(self) -> list[str]:
+        """All of `resource`."""
+        return [self.resource] if isinstance(self.resource, str) else self.resource
+
+    def secrets(self) -> Sequence[Secret]:
+        """Not the client's id, which is no secret, and stands in many an answer."""
+        return [one for one in (self.client_secret, self.private_key) if one is not None]
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ClientCredentials:
+        if self.client_secret is not None and self.private_key is not None:
+            raise ValueError("give client_secret or private_key, not both")
+        has_certificate = self.tls is not None and self.tls.cert is not None
+        if self.way in ("basic", "post") and self.client_secret is None:
+            raise ValueError(f"client_auth: {self.way} needs client_secret")
+        if self.way == "private_key_jwt" and self.private_key is None:
+            raise ValueError("client_auth: private_key_jwt needs private_key")
+        if self.way == "tls" and not has_certificate:
+            raise ValueError("give client_secret, private_key, or tls with a cert")
+        if self.tls is not None and not self.token_url.startswith("https:"):
+            raise ValueError("tls is for a token_url with https")
+        return self
+
+    @field_validator("token_parameters")
+    @classmethod
+    def _no_other_way(cls, given: dict[str, str]) -> dict[str, str]:
+        taken = {"grant_type", "client_id", "client_secret", "client_assertion", "scope"}
+        if found := sorted(given.keys() & taken):
+            raise ValueError(f"{', '.join(found)}: has a setting of its own")
+        return given
+
+
+class AwsCredential(CredentialConfig):
+    """Signatures of AWS (Signature Version 4), with the credentials that the process has."""
+
+    sigv4: str = Field(
+        description="The service that requests are signed for, such as execute-api, lambda, es, aoss, bedrock or s3.",
+        pattern=r"^[a-z0-9-]+$",
+    )
+    region: str | None = Field(
+        None, description="Its region. Unset: that of the environment.", pattern=r"^[a-z0-9-]+$"
+    )
+
+    def headers(self) -> frozenset[str]:
+        """What a signature brings with it."""
+        return super().headers() | {"x-amz-date", "x-amz-security-token", "x-amz-content-sha256"}
+
+
+CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
+    {
+        "bearer": BearerCredential,
+        "basic": BasicCredential,
+        "header": HeaderCredential,
+        "query": QueryCredential,
+        "cookie": CookieCredential,
+        "client_credentials": ClientCredentials,
+        "sigv4": AwsCredential,
+    }
+)
+"""By the setting that says which it is."""
+
+
+def _tag(given: Any) -> str | None:
+    """Which of them is meant; the tag is in brackets because no setting is, so that it can be told from one in the
+    location of a problem."""
+    names = given if isinstance(given, Mapping) else type(given).model_fields
+    found = [name for name in CREDENTIALS if name in names]
+    return f"<{found[0]}>" if len(found) == 1 else None
+
+
+Credential: TypeAlias = Annotated[
+    Annotated[BearerCredential, Tag("<bearer>")]
+    | Annotated[BasicCredential, Tag("<basic>")]
+    | Annotated[HeaderCredential, Tag("<header>")]
+    | Annotated[QueryCredential, Tag("<query>")]
+    | Annotated[CookieCredential, Tag("<cookie>")]
+    | Annotated[ClientCredentials, Tag("<client_credentials>")]
+    | Annotated[AwsCredential, Tag("<sigv4>")],
+    Discriminator(
+        _tag,
+        custom_error_type="credential",
+        custom_error_message=f"give exactly one of {', '.join(CREDENTIALS)}",
+    ),
+]
