@@ -15,12 +15,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from infra.invoked import Named, arn_of, functions_of, unqualified
+from infra.invoked import Refused as Refused
+from infra.referred import resources_of
 from infra.stack.template import Template
-from roundgate.config import yaml_file
+from roundgate.config import kept_at_aws, yaml_file
 from roundgate.errors import ConfigError
 
 ROOT: Final = Path(__file__).parents[1]
@@ -31,10 +34,6 @@ OF_SESSIONS: Final = ("--region", "--profile")
 """Options that say whose stack it is."""
 GATEWAYS_SHARE: Final = 2
 """Of the account's executions, workers may take one in so many."""
-
-
-class Refused(Exception):
-    """What speaks against a deployment, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +151,51 @@ def _sam(asked: Asked, passed: Mapping[str, str]) -> list[str]:
     ]
 
 
+# What tools invoke
+
+
+def with_functions(asked: Asked, session: Any) -> Asked:
+    """With the ARNs of the functions that the configuration names, unless they are given.
+
+    Raises:
+        Refused: a name is only known to the function.
+    """
+    if {"FunctionArns", "DurableFunctionArns"} <= asked.overrides.keys():
+        return asked
+    value = yaml_file.read(asked.config).value
+    named = functions_of(value if isinstance(value, dict) else {})
+    found = {"FunctionArns": "none", "DurableFunctionArns": "none"}
+    if named:
+        found |= parameters_of(named, session)
+    return replace(asked, overrides={**found, **asked.overrides})
+
+
+def parameters_of(named: Sequence[Named], session: Any) -> dict[str, str]:
+    """The parameters for these functions, in the account and the region of a session of boto3."""
+    caller = session.client("sts").get_caller_identity()["Arn"].split(":")
+    arns = [arn_of(one, caller[1], session.region_name, caller[4]) for one in named]
+    durable = [
+        f"{unqualified(arn)}:*" for arn, one in zip(arns, named, strict=True) if one.may_be_durable
+    ]
+    lists = {"FunctionArns": arns, "DurableFunctionArns": durable}
+    return {name: ",".join(dict.fromkeys(found)) or "none" for name, found in lists.items()}
+
+
+# What credentials refer to
+
+
+def with_secrets(asked: Asked, session: Any) -> Asked:
+    """With the ARNs of the secrets and parameters that the configuration refers to, unless they are given."""
+    if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
+        return asked
+    references = list(kept_at_aws(yaml_file.read(asked.config).value))
+    found = {"SecretArns": "none", "ParameterArns": "none"}
+    if references:
+        caller = session.client("sts").get_caller_identity()["Arn"].split(":")
+        found |= resources_of(references, caller[1], session.region_name, caller[4])
+    return replace(asked, overrides={**found, **asked.overrides})
+
+
 # What AWS says
 
 
@@ -189,6 +233,7 @@ def main() -> int:
         wanted = asked(sys.argv[1:])
         names = {"--region": "region_name", "--profile": "profile_name"}
         session = boto3.Session(**{names[name]: value for name, value in wanted.of_session.items()})
+        wanted = with_secrets(with_functions(wanted, session), session)
         stored = stored_parameters(session.client("cloudformation"), wanted.stack)
         check(wanted, stored, executions_of(session.client("lambda")))
     except (Refused, ConfigError, BotoCoreError, ClientError) as error:

@@ -13,7 +13,7 @@ APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
     {"carrier", "lazy"},
-    {"errors", "clock", "files"},
+    {"errors", "clock", "files", "garbage"},
     {"json", "aws", "tls"},
     {"protocol"},
     {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog"},

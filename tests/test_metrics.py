@@ -37,7 +37,9 @@ def test_turns_and_the_census_are_measured() -> None:
     using.turn("report", "finished", 12.5)
     using.turn("report", "finished", 7.5)
     using.census(CENSUS)
+    using.circuit("api", "h:80", is_open=True)
     found = measured(reader)
+    assert found["roundgate.backends.circuit"] == [({"backend": "api", "host": "h:80"}, 1)]
     assert found["turns"] == [({"gen_ai.tool.name": "report", "outcome": "finished"}, 2)]
     assert ({"status": "working"}, 3) in found["open"]
     assert ({"status": "working"}, 7.5) in found["oldest"]
@@ -58,6 +60,7 @@ def test_the_census_is_flat_in_a_log_line() -> None:
 def test_without_an_sdk_nothing_is_imported_or_measured() -> None:
     NoMetrics().turn("report", "finished", 1)
     NoMetrics().census(CENSUS)
+    NoMetrics().circuit("api", "h:80", is_open=True)
     code = (
         "import sys; from roundgate import metrics; "
         "print(type(metrics.set_up()).__name__, 'opentelemetry' in sys.modules)"

@@ -25,6 +25,7 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, Settings
 from roundgate.endpoints import endpoints_of
 from roundgate.errors import ConfigError
+from roundgate.garbage import held_back
 from roundgate.http import HEALTH, Hosting
 from roundgate.protocol import Request, jsonrpc
 
@@ -52,10 +53,12 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     Raises:
         ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
     """
-    using, file = startup.read_configuration(environ)
-    _check_exposure(file, using)
-    _check_results(file)
-    return Function(_Hosted(main.build_app(file, using), list(endpoints_of(file.config)), Clock()))
+    with held_back():
+        using, file = startup.read_configuration(environ)
+        _check_exposure(file, using)
+        _check_results(file)
+        app = main.build_app(file, using)
+    return Function(_Hosted(app, list(endpoints_of(file.config)), Clock()))
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:

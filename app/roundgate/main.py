@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -23,6 +24,7 @@ from roundgate.config import (
     Settings,
 )
 from roundgate.endpoints import endpoints_of
+from roundgate.garbage import held_back
 from roundgate.http import (
     GRACE_S,
     HEALTH,
@@ -53,8 +55,11 @@ def create_app() -> FastAPI:
     Raises:
         ConfigError: every problem in the environment or in gateway.yaml.
     """
-    using, file = read_configuration(os.environ)
-    return build_app(file, using, owns_process=True)
+    with held_back():
+        using, file = read_configuration(os.environ)
+        app = build_app(file, using, owns_process=True)
+    gc.freeze()
+    return app
 
 
 def build_app(

@@ -133,7 +133,8 @@ class Template:
                 resolved = {name: self._resolve(one) for name, one in value.items()}
                 return {name: one for name, one in resolved.items() if one is not None}
             case list():
-                return [self._resolve(one) for one in value]
+                resolved_items = (self._resolve(one) for one in value)
+                return [one for one in resolved_items if one is not None]
         return value
 
     def _filled(self, text: str, more: Mapping[str, Any]) -> str:

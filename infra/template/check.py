@@ -26,6 +26,7 @@ Parameters: TypeAlias = Mapping[str, str]
 Choices: TypeAlias = Mapping[str, tuple[str, ...]]
 
 REGIONS: Final = ["us-east-1", "eu-central-1"]
+FUNCTION: Final = "arn:aws:lambda:eu-central-1:123456789012:function:orders"
 MATTERS: Final[Choices] = {
     "PublicUrl": ("", "https://mcp.example.com"),
     "StageName": ("$default", "prod"),
@@ -33,6 +34,8 @@ MATTERS: Final[Choices] = {
     "AllowAnonymous": ("false", "true"),
     "Architecture": ("arm64", "x86_64"),
     "GatewayConcurrency": ("0", "50"),
+    "FunctionArns": ("none", f"{FUNCTION},{FUNCTION}:live"),
+    "DurableFunctionArns": ("none", f"{FUNCTION}:*"),
     "TableEncryption": ("aws-owned", "aws-managed"),
     "ProtectTable": ("true", "false"),
     "AlarmTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:alarms"),

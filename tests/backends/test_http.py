@@ -667,6 +667,26 @@ async def test_a_client_that_asks_for_debug_messages_hears_of_the_request_withou
     assert logged["params"]["data"] == {"upstream": "api", "method": "GET", "status": 200}
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer(b'"first"') + answer(b'"forged"'),
+        answer(b'"first" and more', length=7),
+        answer(b"", "204 No Content", length=0) + answer(b'"forged"'),
+        answer(b"0" * 9, "500 Oops", length=0) + answer(b'"forged"'),
+    ],
+    ids=["two answers", "more than announced", "behind nothing", "behind an error"],
+)
+async def test_what_comes_behind_an_answer_is_nobodys_answer(said: bytes) -> None:
+    async with (
+        service(said, answer(b'"honest"')) as told,
+        gateway_to(told.url, {}, max_connections=1) as gate,
+    ):
+        texts = [await gate.text("tool") for _ in range(3)]
+    assert texts[1:] == ["honest", "honest"]
+    assert "forged" not in texts[0]
+
+
 async def test_connections_are_kept_bounded_and_closed_at_shutdown() -> None:
     async with service(answer(), pause_s=0.02) as told:
         async with gateway_to(told.url, {}, max_connections=2) as gate:

@@ -353,6 +353,13 @@ async def test_a_secret_in_a_header_is_taken_out_and_a_cookie_cannot_be_asked_fo
             pass
 
 
+async def test_headers_count_for_the_bound_of_an_answer() -> None:
+    long = answer(b"{}", X_Total="9" * 2_000)
+    limits = {"max_response_bytes": 1_000}
+    async with service(long) as told, gateway_to(told.url, HEADERS, **limits) as gate:
+        assert "answered more than 1000 bytes" in await gate.text("tool")
+
+
 async def test_two_content_types_are_one_that_is_known_or_bytes() -> None:
     both = answer().replace(b"\r\n\r\n", b"\r\nContent-Type: text/html\r\n\r\n")
     async with service(both) as told, gateway_to(told.url, {}) as gate:

@@ -18,6 +18,7 @@ from tests.chaos import (
     poison,
     requests,
     sessions,
+    streams,
     tasks,
 )
 from tests.model import explore
@@ -45,6 +46,7 @@ RUNS: Final[Mapping[str, Run]] = {
     "chains": Run(chains.main, 100, 0, "sleeps"),
     "backlog": Run(backlog.main, 10_000, 0),
     "edge": Run(edge.main, 600, 0, "seconds"),
+    "streams": Run(streams.main, 4_000, 0, "streams"),
     "requests": Run(requests.main, 1_000_000, 0, "requests"),
     "model": Run(explore.main, 30, 1, "minutes"),
 }

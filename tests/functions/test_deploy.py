@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,108 @@ def test_it_is_not_where_that_was_not_wanted(open_config: Path, options: list[st
 def test_a_stack_that_is_up_is_deployed_once_and_keeps_its_protection(open_config: Path) -> None:
     (command,) = deploy.commands(wanted(open_config), UP)
     assert "ProtectTable" not in passed(command)
+
+
+# Functions that tools invoke
+
+FUNCTIONS = """
+backends:
+  - {kind: python, name: tools, path: tools.py}
+  - kind: lambda
+    name: orders
+    function: orders
+    qualifier: live
+    describe: true
+    tools:
+      - {name: a, description: A.}
+      - {name: b, description: B., function: "pay:7"}
+      - {name: c, description: C., function: "210987654321:function:pay", durable: {}}
+      - {name: d, description: D., function: arn:aws:lambda:us-east-1:1:function:far, job: {function: look}}
+"""
+IDENTITY = {"Arn": "arn:aws:sts::123456789012:assumed-role/deployer/me"}
+
+
+class Session:
+    """One of boto3 that knows who it is."""
+
+    region_name = "eu-central-1"
+
+    def client(self, name: str) -> Any:
+        made = boto3.client(
+            name, region_name=self.region_name, aws_access_key_id="t", aws_secret_access_key="t"
+        )
+        stub = Stubber(made)
+        stub.add_response("get_caller_identity", IDENTITY)
+        stub.activate()
+        return made
+
+
+def test_functions_of_tools_become_arns_with_their_qualifiers(open_config: Path) -> None:
+    open_config.write_text(FUNCTIONS)
+    found = deploy.with_functions(wanted(open_config), Session()).overrides
+    here = "arn:aws:lambda:eu-central-1:123456789012:function:"
+    assert found["FunctionArns"].split(",") == [
+        f"{here}orders:live",
+        f"{here}pay:7",
+        "arn:aws:lambda:eu-central-1:210987654321:function:pay",
+        "arn:aws:lambda:us-east-1:1:function:far",
+        f"{here}look",
+    ]
+    assert found["DurableFunctionArns"].split(",") == [
+        f"{here}orders:*",
+        "arn:aws:lambda:eu-central-1:210987654321:function:pay:*",
+    ]
+
+
+def test_without_functions_there_are_none_and_those_that_are_given_are_passed(
+    open_config: Path,
+) -> None:
+    none = deploy.with_functions(wanted(open_config), Session()).overrides
+    assert none == {"FunctionArns": "none", "DurableFunctionArns": "none"}
+    given = "FunctionArns=arn:f", "DurableFunctionArns=none"
+    open_config.write_text(FUNCTIONS.replace("function: orders", "function: ${ORDERS}"))
+    one = deploy.with_functions(wanted(open_config, deploy.OVERRIDES, *given), Session())
+    assert one.overrides["FunctionArns"] == "arn:f"
+    with pytest.raises(deploy.Refused, match="named by a reference"):
+        deploy.with_functions(wanted(open_config), Session())
+
+
+# Secrets of credentials
+
+SECRETS = """
+backends:
+  - kind: http
+    name: orders
+    headers: {X-Tenant: "t-${ssm:tenant:3}"}
+    credential: {basic: "${secret:prod/orders#user}:${secret:prod/orders#password}"}
+  - {kind: http, name: b, credential: {bearer: "${secret:arn:aws:secretsmanager:us-east-1:1:secret:far}"}}
+  - {kind: http, name: c, credential: {bearer: "${ssm:/prod/c#token} $${secret:no} ${NAME} ${file:x}"}}
+"""
+
+
+def test_secrets_and_parameters_of_credentials_become_arns(open_config: Path) -> None:
+    open_config.write_text(SECRETS)
+    found = deploy.with_secrets(wanted(open_config), Session()).overrides
+    assert found["SecretArns"].split(",") == [
+        "arn:aws:secretsmanager:eu-central-1:123456789012:secret:prod/orders-??????",
+        "arn:aws:secretsmanager:us-east-1:1:secret:far",
+        "arn:aws:secretsmanager:us-east-1:1:secret:far-??????",
+    ]
+    assert found["ParameterArns"].split(",") == [
+        "arn:aws:ssm:eu-central-1:123456789012:parameter/tenant",
+        "arn:aws:ssm:eu-central-1:123456789012:parameter/prod/c",
+    ]
+
+
+def test_without_secrets_there_are_none_and_those_that_are_given_are_passed(
+    open_config: Path,
+) -> None:
+    none = deploy.with_secrets(wanted(open_config), Session()).overrides
+    assert none == {"SecretArns": "none", "ParameterArns": "none"}
+    open_config.write_text(SECRETS)
+    given = "SecretArns=arn:s", "ParameterArns=none"
+    one = deploy.with_secrets(wanted(open_config, deploy.OVERRIDES, *given), Session())
+    assert one.overrides == {"SecretArns": "arn:s", "ParameterArns": "none"}
 
 
 # What it refuses

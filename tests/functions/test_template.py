@@ -233,6 +233,37 @@ def test_the_worker_may_do_what_it_does_and_nothing_more(deployed: Template) -> 
     assert permissions.allowed(deployed, "WorkerFunction") == needed
 
 
+@pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction"])
+def test_the_functions_of_tools_may_be_invoked_by_both_and_no_others(
+    deployed: Template, name: str
+) -> None:
+    tools = permissions.deployed(FunctionArns="arn:f,arn:g:live", DurableFunctionArns="arn:f:*")
+    more = permissions.allowed(tools, name) - permissions.allowed(deployed, name)
+    needed = {action for action, _ in permissions.of_module(permissions.INVOKING)}
+    assert {action for action, _ in more} == needed
+    assert more == {
+        ("lambda:InvokeFunction", "arn:f"),
+        ("lambda:InvokeFunction", "arn:g:live"),
+        ("lambda:GetDurableExecution", "arn:f:*"),
+    }
+
+
+@pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction"])
+def test_secrets_of_services_may_be_read_by_both_and_no_others(
+    deployed: Template, name: str
+) -> None:
+    given = permissions.deployed(SecretArns="arn:s-??????,arn:t", ParameterArns="arn:p")
+    more = permissions.allowed(given, name) - permissions.allowed(deployed, name)
+    assert {action for action, _ in more} == {
+        action for action, _ in permissions.named_in(permissions.READING)
+    }
+    assert more == {
+        ("secretsmanager:GetSecretValue", "arn:s-??????"),
+        ("secretsmanager:GetSecretValue", "arn:t"),
+        ("ssm:GetParameter", "arn:p"),
+    }
+
+
 def test_the_rotation_may_do_what_it_does_and_nothing_more(deployed: Template) -> None:
     needed = permissions.of_module("infra/rotation/rotate_keys.py")
     assert permissions.allowed(deployed, "RotationFunction") == needed

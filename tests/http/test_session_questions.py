@@ -410,8 +410,18 @@ async def test_a_call_that_is_cancelled_ends_without_a_response_wherever_that_is
         assert await stream.over() == []
 
 
-async def test_a_question_that_is_not_answered_in_time_ends_its_call(using: Settings) -> None:
-    app = gateway(*TOOLS, using=using, sessions={"answer_timeout_s": 1})
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sessions": {"answer_timeout_s": 1}},
+        {"sessions": {"answer_timeout_s": 600}, "state": {"lifetime_s": 1}},
+    ],
+    ids=["answer", "state"],
+)
+async def test_a_question_that_is_not_answered_in_time_ends_its_call(
+    using: Settings, settings: dict[str, Any]
+) -> None:
+    app = gateway(*TOOLS, using=using, **settings)
     session = await opened(app)
     async with session.stream(app, calling("greet")) as stream:
         await stream.asked()

@@ -17,6 +17,7 @@ from tests.support.expanded import expanded
 Permission: TypeAlias = tuple[str, str]
 """An action and what it is done to."""
 
+FUNCTIONS, EXECUTIONS = "arn:functions", "arn:functions:*"
 TABLE, QUEUE, KEYS = "arn:table", "arn:queue", "arn:keys"
 INDEX: Mapping[str, str] = {"DUE": "arn:table/index/due", "OWNED": "arn:table/index/owned"}
 """By the name of the constant that has the index's name."""
@@ -49,6 +50,9 @@ OPERATIONS: Mapping[str, Permission] = {
     "send_message": ("sqs:SendMessage", QUEUE),
     "send_message_batch": ("sqs:SendMessage", QUEUE),
     "decrypt": ("kms:Decrypt", KEYS),
+    "get_durable_execution": ("lambda:GetDurableExecution", EXECUTIONS),
+    "get_parameter": ("ssm:GetParameter", "arn:parameters"),
+    "invoke": ("lambda:InvokeFunction", FUNCTIONS),
     "describe_secret": ("secretsmanager:DescribeSecret", KEYS),
     "get_secret_value": ("secretsmanager:GetSecretValue", KEYS),
     "put_secret_value": ("secretsmanager:PutSecretValue", KEYS),
@@ -80,6 +84,10 @@ WORKER = (
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/worker.py",
 )
+INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"
+"""What invokes functions for tools, in both functions."""
+READING = "app/roundgate/backends/secret_stores.py"
+"""What reads secrets of credentials, in both functions."""
 KEEPS_TEXTS = ("_rows", "put_new")
 """What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
@@ -91,9 +99,9 @@ SERVERS_ALONE = (
 """What no function runs: the operator's command, workers that poll, and tests."""
 
 
-def deployed() -> Template:
+def deployed(**parameters: str) -> Template:
     """The expanded template, with what its resources are called here."""
-    return Template(ROOT / "template.yaml", {}, KNOWN, expanded())
+    return Template(ROOT / "template.yaml", parameters, KNOWN, expanded())
 
 
 def allowed(template: Template, function: str) -> set[Permission]:
@@ -115,8 +123,10 @@ def _allowed(document: Any) -> Iterator[Permission]:
     for statement in document["Statement"]:
         assert statement["Effect"] == "Allow"
         actions = statement["Action"]
+        resources = statement["Resource"]
         for action in [actions] if isinstance(actions, str) else actions:
-            yield action, statement["Resource"]
+            for resource in resources if isinstance(resources, list) else [resources]:
+                yield action, resource
 
 
 def of_stores(modules: tuple[str, ...]) -> set[Permission]:
@@ -130,6 +140,12 @@ def of_module(path: str, *elsewhere: str) -> set[Permission]:
     """What a module does, whichever of its functions; `elsewhere` are operations of another way to set it up."""
     names = {node.attr for node in ast.walk(_parsed(path)) if isinstance(node, ast.Attribute)}
     return {OPERATIONS[name] for name in names & OPERATIONS.keys() - set(elsewhere)}
+
+
+def named_in(path: str) -> set[Permission]:
+    """What a module does by operations that it names as texts."""
+    names = {node.value for node in ast.walk(_parsed(path)) if isinstance(node, ast.Constant)}
+    return {does for name, does in OPERATIONS.items() if name in names}
 
 
 def users_of_stores() -> set[str]:
@@ -149,13 +165,15 @@ def named_operations() -> set[str]:
 
     models = [
         get_session().get_service_model(name)
-        for name in ("dynamodb", "sqs", "secretsmanager", "kms")
+        for name in ("dynamodb", "sqs", "secretsmanager", "kms", "lambda", "ssm")
     ]
     operations = {xform_name(name) for model in models for name in model.operation_names}
     found: set[str] = set()
     holders = [
         *(ROOT / "app/roundgate/storage").rglob("*.py"),
         ROOT / "app/roundgate/tokens/keys.py",
+        ROOT / INVOKING,
+        ROOT / READING,
         *(ROOT / "infra/rotation").glob("*.py"),
     ]
     for path in holders:

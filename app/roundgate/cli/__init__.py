@@ -18,6 +18,7 @@ from roundgate.cli import (
     task_options,
 )
 from roundgate.errors import ConfigError, UsageError
+from roundgate.garbage import held_back
 from roundgate.logs import escaped
 
 _GROUPS: Final = (
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         module = remote_options.MODULES.get(arguments.command, arguments.command)
-        status: int = import_module(f"roundgate.cli.{module}").run(arguments)
+        with held_back():
+            command = import_module(f"roundgate.cli.{module}")
+        status: int = command.run(arguments)
         sys.stdout.flush()
     except ConfigError as error:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ from roundgate.cli.arguments import into_environment
 from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
 from roundgate.config import HttpConfig
+from roundgate.garbage import held_back
 from roundgate.http import server
 from roundgate.reload import terminal_watch
 from roundgate.startup import is_private, read_configuration
@@ -41,13 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: the port cannot be had.
     """
     into_environment(arguments)
-    using, file = read_configuration(os.environ)
-    check_exposure(file, using, arguments.host)
-    if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
-        os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
-        using = replace(using, show_errors="on")
-    # with several workers each makes its own; this one finds the problems, once
-    app = main.build_app(file, using)
+    with held_back():
+        using, file = read_configuration(os.environ)
+        check_exposure(file, using, arguments.host)
+        if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
+            os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
+            using = replace(using, show_errors="on")
+        # with several workers each makes its own; this one finds the problems, once
+        app = main.build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
@@ -109,6 +112,7 @@ def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
     uvloop accepts one connection of a socket each time round the loop, so who opens more a second than the loop goes
     round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
     """
+    gc.freeze()
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):
         running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])

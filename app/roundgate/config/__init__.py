@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from roundgate.config.models import SessionsConfig as SessionsConfig
     from roundgate.config.models import StateConfig as StateConfig
     from roundgate.config.models import TasksConfig as TasksConfig
+    from roundgate.config.references import kept_at_aws as kept_at_aws
     from roundgate.config.references import read_file as read_file
     from roundgate.config.secret import Reference as Reference
     from roundgate.config.secret import Secret as Secret
@@ -44,7 +45,7 @@ else:
             ".loading": "ConfigFile Inspected inspect load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
             "HttpConfig JwtAuthConfig LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
-            ".references": "read_file",
+            ".references": "kept_at_aws read_file",
             ".secret": "Reference Secret checked found_in",
             ".settings": "Settings",
         },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
@@ -13,7 +13,7 @@ from roundgate.errors import Problem, UnresolvedReference
 
 _REFERENCE: Final = re.compile(
     r"(?P<escape>\$\$\{)"
-    r"|\$\{(?P<kept>secret|ssm):(?P<place>[^}\s#]+)(?:#(?P<key>[^}]+))?\}"
+    r"|\$\{(?P<kept>secret|ssm):(?P<place>[^}\s#$]+)(?:#(?P<key>[^}]+))?\}"
     r"|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}"
     r"|\$\{"
 )
@@ -111,6 +111,21 @@ def _resolve(
         remedy = f"set it, or write ${{{name}:-default}}"
         raise UnresolvedReference(f"the environment variable {name} is not set", remedy)
     return value, None
+
+
+def kept_at_aws(value: Any) -> Iterator[Reference]:
+    """What the strings of a file refer to that is kept at AWS."""
+    match value:
+        case dict():
+            for item in value.values():
+                yield from kept_at_aws(item)
+        case list():
+            for item in value:
+                yield from kept_at_aws(item)
+        case str():
+            for found in _REFERENCE.finditer(value):
+                if found["kept"]:
+                    yield Reference(cast("Kept", found["kept"]), found["place"], found["key"])
 
 
 def read_file(file: Path, name: str) -> str:

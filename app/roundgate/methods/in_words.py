@@ -30,6 +30,8 @@ CAN_BE_WORDS: Final[Mapping[str, Any]] = {
 """What a client need not declare where it is asked in words, shaped as `ClientCapabilities`."""
 MAX_STATE: Final = 2_000
 """Characters of a state that travels whole: a model has to copy them."""
+LEEWAY_S: Final = 60.0
+"""For how much longer than a state is good for what it stands for is kept."""
 MAX_ROW: Final = 250_000
 """Bytes of a call that is kept."""
 _BINDING: Final = Binding("answer in words", "", "")
@@ -102,7 +104,9 @@ class InWords:
                     " call with smaller arguments"
                 )
             key = f"words.{self._clock.new_id()}"
-            forget_ms = self._clock.now_ms() + int(self._sealer.lifetime_s * 1000)
+            # not before the state that has its name
+            kept_s = self._sealer.lifetime_s + self._sealer.leeway_s + LEEWAY_S
+            forget_ms = self._clock.now_ms() + int(kept_s * 1000)
             await self._rows.put_new(key, data, forget_ms)
             state = self._seal({"row": key}, principal)
         shapes = {key: _shape(request) for key, request in requests.items()}

@@ -119,6 +119,9 @@ def read(
 def _tool(told: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
     one = DescribedTool.model_validate(told)
     how = LambdaCallConfig.model_validate(one.call)
+    if how.job is not None and how.job.function is not None:
+        # what it may invoke is the gateway's owner's to say
+        raise ValueError("call.job.function: a function follows its jobs itself")
     hints = one.annotations
     has_output = any(fnmatchcase(one.name, pattern) for pattern in output_schemas)
     return LambdaToolConfig(

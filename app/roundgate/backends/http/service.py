@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlencode, urlsplit
 
 from roundgate.backends.http.access import Access
@@ -18,6 +18,7 @@ from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.failures import no_answer
 from roundgate.backends.http.hosts import Hosts
+from roundgate.backends.http.leftovers import drop_if_more_came
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.reliability import TimeoutsConfig
 from roundgate.backends.http.retries import Retries
@@ -140,9 +141,11 @@ class Service:
         encoding = response.headers.get("content-encoding", "")
         try:
             unpacker = Unpacker(encoding, limit)
-            async for piece in response.aiter_raw():
+            async for piece in cast("httpx.AsyncByteStream", response.stream):
                 unpacker.feed(piece)
+            await drop_if_more_came(response)
             body = unpacker.body()
+            headers = _wanted(response, outgoing, limit - len(body))
         except AnswerTooLarge:
             raise BackendError(
                 f"{what} answered more than {limit} bytes; ask for less at once"
@@ -151,15 +154,14 @@ class Service:
             raise BackendError(
                 f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
             ) from None
-        headers = response.headers
         return self._redacted(
             Answer(
                 response.status_code,
                 response.reason_phrase,
-                headers.get("content-type", ""),
+                response.headers.get("content-type", ""),
                 body,
-                {name: headers[name] for name in outgoing.wants if name in headers},
-                headers.get("retry-after"),
+                headers,
+                response.headers.get("retry-after"),
             )
         )
 
@@ -191,6 +193,18 @@ class Service:
                 ),
             )
         return self._client
+
+
+def _wanted(response: httpx.Response, outgoing: Outgoing, room: int) -> dict[str, str]:
+    """The headers that the request wants.
+
+    Raises:
+        AnswerTooLarge: together they have more characters than there is room.
+    """
+    found = {name: response.headers[name] for name in outgoing.wants if name in response.headers}
+    if found and sum(map(len, found.values())) > room:
+        raise AnswerTooLarge
+    return found
 
 
 def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:

@@ -94,7 +94,8 @@ class SessionCalls:
         self._rows = store
         self._tracing = tracing
         self._clock = clock
-        self._wait_ms = int(answer_timeout_s * 1000)
+        # an answer that comes when the state has expired could not be used
+        self._wait_ms = int(min(answer_timeout_s, lifetime_s) * 1000)
         self._keep_ms = int(keep_s * 1000)
 
     async def respond(self, request: Request, caller: Caller, stream: SessionStream) -> Responded:
@@ -199,6 +200,7 @@ class SessionCalls:
             f"{caller.session.id}.{call.round}",
             keep_ms=self._keep_ms,
             wait_ms=self._wait_ms,
+            room=lambda: self.questions.room(caller.principal),
         )
         while True:
             ran = await run.of(serve, self._asking.patience_s(caller, stream))

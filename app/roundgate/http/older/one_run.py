@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final
 
 from roundgate.carrier import carrier
@@ -55,11 +55,20 @@ class OneRun:
         key: of session and round.
         keep_ms: milliseconds for which its end is kept: as long as anybody could ask for it.
         wait_ms: milliseconds that somebody waits for answers, if the round asks.
+        room: counts those who wait for another.
     """
 
     def __init__(
-        self, rows: SessionStore, clock: Clock, key: str, *, keep_ms: int, wait_ms: int
+        self,
+        rows: SessionStore,
+        clock: Clock,
+        key: str,
+        *,
+        keep_ms: int,
+        wait_ms: int,
+        room: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self._room = room
         self._rows = rows
         self._clock = clock
         self._claim, self._end = f"run.{key}", f"ran.{key}"
@@ -74,10 +83,16 @@ class OneRun:
 
         Raises:
             GatewayError: it ended so.
-            Unavailable: the store cannot be reached.
+            Unavailable: the store cannot be reached, or too many wait.
         """
         if self._seen is None and await self._is_claimed():
             return await self._run(serve)
+        with self._room():
+            return await self._after_another(serve, wait_s)
+
+    async def _after_another(
+        self, serve: Callable[[], Awaitable[Reply]], wait_s: float
+    ) -> Ran | None:
         look_s, until = FIRST_LOOK_S, self._clock.monotonic_ms() + wait_s * 1000
         while True:
             if (ran := await self._ran()) is not None:

@@ -147,7 +147,20 @@ class Questions:
 
     @contextmanager
     def waiting(self, asked: Asked, owner: Principal) -> Iterator[asyncio.Event]:
-        """Be counted among those who wait; the event is set when there may be something new.
+        """Be counted among those who wait; the event is set when there may be something new. Raises as `room`."""
+        news = asyncio.Event()
+        with self.room(owner):
+            self._waiting[asked.round].add(news)
+            try:
+                yield news
+            finally:
+                self._waiting[asked.round].discard(news)
+                if not self._waiting[asked.round]:
+                    del self._waiting[asked.round]
+
+    @contextmanager
+    def room(self, owner: Principal) -> Iterator[None]:
+        """Be counted among those who wait for what happens elsewhere.
 
         Raises:
             Unavailable: too many wait.
@@ -158,14 +171,9 @@ class Questions:
                 " answer their questions, or cancel them, first"
             )
         self._of_caller[owner.identity] += 1
-        news = asyncio.Event()
-        self._waiting[asked.round].add(news)
         try:
-            yield news
+            yield
         finally:
-            self._waiting[asked.round].discard(news)
-            if not self._waiting[asked.round]:
-                del self._waiting[asked.round]
             self._of_caller[owner.identity] -= 1
             if not self._of_caller[owner.identity]:
                 del self._of_caller[owner.identity]

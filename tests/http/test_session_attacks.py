@@ -1,0 +1,226 @@
+"""Answers and events that are forged, swapped, replayed, or older than a key; clients that go at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from roundgate import Context, tool
+from roundgate.auth.principal import Principal
+from roundgate.clock import Clock
+from roundgate.config.settings import Settings
+from roundgate.errors import Unavailable
+from roundgate.http.older.questions import Asked, Questions
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.sessions import SqliteSessions
+from roundgate.tokens import KeyRing, StreamIds, keys
+from roundgate.tokens.keys import new_key
+from tests.support.asgi import gateway
+from tests.support.rounds import accept
+from tests.support.sessions import Event, Session, calling, opened, request
+
+OLD, NEW = new_key(), new_key()
+steps: list[str] = []
+
+
+class Name(BaseModel):
+    name: str
+
+
+@tool
+async def order(ctx: Context, what: str = "tea") -> str:
+    """Asks who it is for and where they are, with a slow step between."""
+    who = await ctx.elicit("who", f"Who gets {what}?", Name)
+    await ctx.step("pack", packed, f"{what} for {who.name}")
+    where = await ctx.elicit("where", f"Where is {who.name}?", Name)
+    return f"{what} for {who.name} in {where.name}"
+
+
+async def packed(what: str) -> None:
+    steps.append(what)
+    await asyncio.sleep(0.5)
+
+
+@pytest.fixture
+def using(tmp_path: Path) -> Settings:
+    steps.clear()
+    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=OLD)
+
+
+@pytest.fixture
+def app(using: Settings) -> FastAPI:
+    return gateway(order, using=using)
+
+
+def text(response: dict[str, Any]) -> str:
+    said: str = response["result"]["content"][0]["text"]
+    return said
+
+
+async def begun() -> None:
+    """Wait until some gateway has begun the step."""
+    async with asyncio.timeout(30):
+        while not steps:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def finished(session: Session, app: FastAPI, after: Event) -> str:
+    """What comes of a call whose second question is answered after an event."""
+    async with session.resumed(app, after.id) as stream:
+        question = await stream.asked()
+        await session.answer(app, question, accept(name="Rome"))
+        return text((await stream.over())[-1])
+
+
+async def test_an_answer_counts_for_the_question_that_its_id_names_and_for_no_other(
+    app: FastAPI,
+) -> None:
+    session = await opened(app)
+    async with (
+        session.stream(app, calling("order", 1, what="tea")) as tea,
+        session.stream(app, calling("order", 2, what="cake")) as cake,
+    ):
+        of_tea, of_cake = await tea.asked(), await cake.asked()
+        # the answers come in the other order, and one of them twice with other words
+        await session.answer(app, of_cake, accept(name="Bob"))
+        await session.answer(app, of_tea, accept(name="Ann"))
+        await session.answer(app, of_cake, accept(name="Eve"))
+        assert (await tea.asked()).asked["params"]["message"] == "Where is Ann?"
+        assert (await cake.asked()).asked["params"]["message"] == "Where is Bob?"
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "another's round", "upper"])
+async def test_a_question_id_that_was_changed_is_of_no_question(app: FastAPI, change: str) -> None:
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        question = (await stream.asked()).asked
+        given = question["id"]
+        forged = {
+            "cut": given[:-4],
+            "flipped": given[:-9] + ("A" if given[-9] != "A" else "B") + given[-8:],
+            "another's round": (await stream_id(session, app)),
+            "upper": given.upper(),
+        }[change]
+        said = {"jsonrpc": "2.0", "id": forged, "result": accept(name="Eve")}
+        assert (await session.send(app, said)).status_code == 400
+
+
+async def stream_id(session: Session, app: FastAPI) -> str:
+    """The token of an event, which is sealed with the same keys as the id of a question."""
+    async with session.stream(app, calling("order")) as stream:
+        return str((await stream.asked()).id).rpartition(".")[0]
+
+
+async def test_an_old_event_that_is_replayed_gives_what_came_of_it_and_runs_nothing(
+    app: FastAPI,
+) -> None:
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        who = await stream.asked()
+        await session.answer(app, who, accept(name="Ann"))
+        where = await stream.asked()
+        await session.answer(app, where, accept(name="Rome"))
+        assert text((await stream.over())[-1]) == "tea for Ann in Rome"
+    for event in (who, where, who):
+        async with session.resumed(app, event.id) as again:
+            last = (await again.over())[-1]
+        assert text(last) == "tea for Ann in Rome"
+    assert steps == ["tea for Ann"]
+
+
+async def test_what_an_old_key_sealed_holds_while_it_is_known_and_no_longer(
+    app: FastAPI, using: Settings
+) -> None:
+    rotated = gateway(order, using=replace(using, state_keys=f"{NEW},{OLD}"))
+    retired = gateway(order, using=replace(using, state_keys=NEW))
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        question = await stream.asked()
+    assert (await session.answer(rotated, question, accept(name="Ann"))).status_code == 202
+    assert (await session.answer(retired, question, accept(name="Eve"))).status_code == 404
+    async with session.resumed(retired, question.id) as refused:
+        await refused.body()
+    assert refused.status == 404
+    assert await finished(session, rotated, question) == "tea for Ann in Rome"
+    assert steps == ["tea for Ann"]
+
+
+async def test_a_client_that_goes_while_its_answer_is_worked_on_comes_back_to_a_result(
+    app: FastAPI, using: Settings
+) -> None:
+    session, other = await opened(app), gateway(order, using=using)
+    async with session.stream(app, calling("order")) as stream:
+        question = await stream.asked()
+        await session.answer(other, question, accept(name="Ann"))
+        await begun()
+        stream.hang_up()
+    assert await finished(session, other, question) == "tea for Ann in Rome"
+
+
+async def test_a_client_that_goes_while_another_of_its_requests_is_worked_on_takes_nothing_with_it(
+    app: FastAPI, using: Settings
+) -> None:
+    session, other = await opened(app), gateway(order, using=using)
+    async with session.stream(app, calling("order")) as stream:
+        question = await stream.asked()
+        await session.answer(app, question, accept(name="Ann"))
+        await begun()
+        for _ in range(3):
+            async with session.resumed(other, question.id) as twin:
+                twin.hang_up()
+        assert (await stream.asked()).asked["params"]["message"] == "Where is Ann?"
+    assert steps == ["tea for Ann"]
+
+
+async def test_a_batch_in_which_everything_is_wrong_has_an_error_for_each(app: FastAPI) -> None:
+    session = await opened(app, "2025-03-26")
+    twice = request("ping", request_id="same")
+    wrong: list[Any] = [
+        7,
+        None,
+        [],
+        {"jsonrpc": "2.0"},
+        {"jsonrpc": "2.0", "id": {"a": 1}, "method": "ping"},
+        {"jsonrpc": "2.0", "id": "nobody asked", "result": {}},
+        {"jsonrpc": "2.0", "id": 1, "method": "no/such"},
+        request("tools/call", {"name": 7}, 2),
+        request("tools/call", {"name": "continue_call", "arguments": {"token": "x"}}, 3),
+        request("subscriptions/listen", {"notifications": {}}, 4),
+    ]
+    response = await session.send(app, [*wrong, twice, twice])
+    assert response.status_code == 200
+    answers = response.json()
+    assert ["error" in one for one in answers] == [True] * len(wrong) + [False] * 2
+    assert [one["id"] for one in answers[-6:]] == [1, 2, 3, 4, "same", "same"]
+
+
+@pytest.fixture
+async def questions(tmp_path: Path) -> Any:
+    store = SqliteSessions(Database(tmp_path / "questions.sqlite3"), Clock())
+    ids = StreamIds(KeyRing(keys.parse(OLD, "test"), "roundgate"))
+    yield Questions(store, ids, Clock(), max_open=5, max_per_caller=3)
+    await store.aclose()
+
+
+def test_calls_that_wait_are_bounded_for_each_caller_and_for_all(questions: Questions) -> None:
+    ann, bob, eve = (Principal("issuer", name, "client") for name in ("ann", "bob", "eve"))
+    asked = Asked("the same round", {}, 0)
+    waiting = [questions.waiting(asked, ann) for _ in range(2)] + [questions.room(ann)]
+    for one in waiting:
+        one.__enter__()
+    with pytest.raises(Unavailable, match="max_streams_per_caller"), questions.waiting(asked, ann):
+        pass
+    with questions.waiting(asked, bob), questions.room(bob), pytest.raises(Unavailable):
+        questions.waiting(asked, eve).__enter__()
+    for one in waiting:
+        one.__exit__(None, None, None)
+    assert questions.open == 0
+    with questions.waiting(asked, ann) as news:
+        questions.close()
+        assert news.is_set()
