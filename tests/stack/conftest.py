@@ -19,6 +19,7 @@ from tests.support.asgi import Client
 from tests.support.task_client import TaskClient
 
 CONFIG = Path(__file__).parent / "served/gateway.yaml"
+FUNCTIONS = Path(__file__).parent / "served_functions/functions.yaml"
 TIMES = Times(sweep_every_s=1, gateway_s=8, api_s=9)
 """A quarter of the deployed ones for calls: nobody wants to wait for the others. A cold start has
 to fit in here."""
@@ -35,6 +36,14 @@ class Deployed:
         """What was done for an order: `what receipt`, once for each time."""
         lines = self.effects.read_text().splitlines() if self.effects.exists() else []
         return [line.removeprefix(f"{order} ") for line in lines if line.startswith(f"{order} ")]
+
+
+async def begun(stack: Deployed, order: str, what: str, within_s: float = 40) -> None:
+    """Wait until something has happened for an order."""
+    end = time.monotonic() + within_s
+    while not any(line.startswith(what) for line in stack.done(order)):
+        assert time.monotonic() < end, f"{what} does not happen"
+        await asyncio.sleep(0.02)
 
 
 def last(pool: Pool) -> Environment:
@@ -68,7 +77,8 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deplo
     directory = tmp_path_factory.mktemp("stack")
     effects = directory / "effects.txt"
     zips = build_zips(CONFIG, directory / "zips")
-    async with running(directory, zips, times=TIMES, more={"EFFECTS": str(effects)}) as up:
+    more = {"EFFECTS": str(effects)}
+    async with running(directory, zips, times=TIMES, more=more, functions=FUNCTIONS) as up:
         yield Deployed(up, effects)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from infra.stack.loops import MOST
-from tests.stack.conftest import TIMES, Deployed, until
+from tests.stack.conftest import TIMES, Deployed, begun, until
 from tests.support.asgi import Client
 from tests.support.cloudwatch import Alarm, alarms
 from tests.support.rounds import Conversation, accept, tool
@@ -28,14 +28,6 @@ def kill_all(stack: Deployed) -> None:
     """Every function of both kinds."""
     for one in stack.stack.environments:
         one.kill()
-
-
-async def begun(stack: Deployed, order: str, what: str) -> None:
-    """Wait until something has happened for an order."""
-    end = time.monotonic() + WITHIN_S
-    while not any(line.startswith(what) for line in stack.done(order)):
-        assert time.monotonic() < end, f"{what} does not happen"
-        await asyncio.sleep(0.02)
 
 
 async def test_a_task_with_two_questions_goes_on_though_its_workers_die_in_its_steps_and_all_others_between_them(

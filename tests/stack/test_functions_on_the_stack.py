@@ -1,0 +1,121 @@
+"""Tools that invoke functions, all of it on the stack: what they answer, and what happens when any of it dies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.stack.conftest import Deployed, begun, until
+from tests.support.asgi import Client
+from tests.support.rounds import Conversation, accept, tool
+from tests.support.task_client import TaskClient
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def error_of(result: dict[str, Any]) -> str:
+    """The text of an error."""
+    assert result["isError"], result
+    text: str = result["content"][0]["text"]
+    return text
+
+
+async def test_a_call_an_error_a_time_out_and_a_large_answer(mcp: Client) -> None:
+    told = (await mcp.call("echo", {"order": "7"}))["structuredContent"]
+    assert told["arguments"] == {"order": "7", "action": "echo"}
+    assert (told["told"]["tool"], told["told"]["subject"]) == ("echo", "local")
+    assert error_of(await mcp.call("fail", {"order": "7"})) == (
+        "The function desk failed: LookupError: there is no order 7"
+    )
+    late = error_of(await mcp.call("slow", {"seconds": 3}))
+    assert late.startswith("The function slow ran out of its own time")
+    assert len(await mcp.text("write", {"bytes": 1_500_000})) == 1_500_000
+
+
+async def test_what_its_reserved_concurrency_has_no_room_for_is_told_when_to_come_back(
+    stack: Deployed, mcp: Client
+) -> None:
+    assert stack.stack.invoked is not None
+    narrow = stack.stack.invoked.pools["narrow"]
+    assert await mcp.text("narrow") == "awake"
+    first = asyncio.create_task(mcp.text("narrow", {"seconds": 3}))
+    async with asyncio.timeout(20):
+        while not narrow.account.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert "The function narrow is throttled" in error_of(await mcp.call("hasty"))
+    assert await first == "awake"
+    assert narrow.counts["Throttles"] == 1
+
+
+async def test_a_worker_that_dies_while_a_function_works_has_it_invoked_again_under_the_same_key(
+    stack: Deployed, tasks: TaskClient
+) -> None:
+    task_id = await tasks.begin("pay", order="worker-dies", seconds=1.5)
+    await begun(stack, "worker-dies", "paid")
+    for worker in stack.stack.workers.environments:
+        worker.kill()
+    ended = await until(tasks, task_id, "completed")
+    assert ended["result"]["structuredContent"] == {"order": "worker-dies", "first": False}
+    happened = stack.done("worker-dies")
+    asked = [line for line in happened if line.startswith("asked")]
+    assert happened.count("paid") == 1
+    assert len(asked) == 2
+    assert len(set(asked)) == 1, "one key"
+
+
+async def test_a_function_that_dies_at_work_is_an_error_and_is_not_invoked_again(
+    stack: Deployed, tasks: TaskClient
+) -> None:
+    task_id = await tasks.begin("pay", order="function-dies", seconds=20)
+    await begun(stack, "function-dies", "paid")
+    kill_desk(stack)
+    ended = await until(tasks, task_id, "completed")
+    assert "The function desk failed: Runtime.ExitError" in error_of(ended["result"])
+    assert [line.split()[0] for line in stack.done("function-dies")] == ["asked", "paid"]
+
+
+async def test_a_question_of_a_function_outlives_whoever_asked_it(
+    stack: Deployed, mcp: Client, tasks: TaskClient
+) -> None:
+    def each_alone() -> Any:
+        while True:
+            yield mcp
+            kill_all(stack)
+
+    talk = Conversation({"to": accept(name="Ada")})
+    result = await talk.have(each_alone(), *tool("gift", order="round"))
+    assert result["structuredContent"]["to"] == "Ada"
+    task_id = await tasks.begin("gift", order="task")
+    await until(tasks, task_id, "input_required")
+    kill_all(stack)
+    await tasks.answer(task_id, {"to": accept(name="Bob")})
+    ended = await until(tasks, task_id, "completed")
+    assert ended["result"]["structuredContent"]["to"] == "Bob"
+    assert stack.done("round") == stack.done("task") == ["given"]
+
+
+async def test_a_job_of_a_function_is_started_once_though_everything_dies_while_it_runs(
+    stack: Deployed, tasks: TaskClient
+) -> None:
+    task_id = await tasks.begin("print", order="job-1", seconds=4)
+    await begun(stack, "job-1", "looked")
+    kill_all(stack)
+    ended = await until(tasks, task_id, "completed")
+    assert ended["result"]["structuredContent"] == {"printed": "job-1"}
+    assert stack.done("job-1").count("started") == 1
+
+
+def kill_desk(stack: Deployed) -> None:
+    """The function of most tools, in all its environments."""
+    assert stack.stack.invoked is not None
+    for environment in stack.stack.invoked.pools["desk"].environments:
+        environment.kill()
+
+
+def kill_all(stack: Deployed) -> None:
+    """Gateways, workers, and the function."""
+    for environment in stack.stack.environments:
+        environment.kill()
+    kill_desk(stack)
