@@ -20,6 +20,7 @@ from roundgate.methods import (
     CurrentMethods,
     Methods,
     Once,
+    Parts,
     Rounds,
     Use,
     makes_tasks,
@@ -31,7 +32,7 @@ from roundgate.reload import Reloader
 from roundgate.sealing import make_ring, make_sealer
 from roundgate.startup import Core
 from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
-from roundgate.tokens import KeyRing, StateSealer, TaskIds
+from roundgate.tokens import KeyRing, TaskIds
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
@@ -43,19 +44,8 @@ class _View:
     methods: CurrentMethods
     older: OlderClients
 
-    def __init__(
-        self,
-        name: str,
-        sealer: StateSealer,
-        rounds: Rounds,
-        once: Once,
-        tasks: NamedTasks,
-    ) -> None:
-        self.name = name
-        self.sealer = sealer
-        self.rounds = rounds
-        self.once = once
-        self.tasks = tasks
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
 
 
 class Replica:
@@ -96,11 +86,19 @@ class Replica:
         own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
         source = ViewSource(serving, view) if view else serving
         made = _View(
-            view,
-            sealer,
-            Rounds(sealer, clock, config.state.max_rounds, view),
-            Once(stores.once, sealer, clock),
-            NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
+            Parts(
+                self.core.changes,
+                Rounds(sealer, clock, config.state.max_rounds, view),
+                Once(stores.once, sealer, clock),
+                NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
+                self._watch,
+                sealer,
+                stores.sessions,
+                clock,
+                streams=self._using.streams,
+                view=view,
+                shows_errors=self.core.shows_errors,
+            )
         )
         made.methods = CurrentMethods(*self._serves(made, config, serving.now))
         made.older = OlderClients(
@@ -122,23 +120,14 @@ class Replica:
         snapshot: Snapshot,
         results: ResultFormat | None = None,
     ) -> tuple[Methods, Use]:
-        server = server_of(config, view.name)
+        name = view.parts.view
+        server = server_of(config, name)
         made = Methods(
             config.model_copy(update={"server": server}),
-            snapshot.catalog.of_view(view.name),
-            self.core.changes,
-            view.rounds,
-            view.once,
-            view.tasks,
-            self._watch,
-            self._clock,
+            snapshot.catalog.of_view(name),
+            view.parts,
             results or NEWEST.result_format(server_info(server)),
-            sealer=view.sealer,
-            rows=self.core.stores.sessions,
-            streams=self._using.streams,
-            view=view.name,
-            texts=self.core.texts(config, self._clock, view.name),
-            shows_errors=self.core.shows_errors,
+            self.core.texts(config, self._clock, name),
         )
         return made, snapshot.use
 
@@ -189,7 +178,7 @@ class Replica:
             for aclose in (
                 self.core.aclose,
                 self._watch.aclose,
-                *(view.once.aclose for view in self._views.values()),
+                *(view.parts.once.aclose for view in self._views.values()),
             ):
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)

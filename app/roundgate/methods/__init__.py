@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from roundgate.methods.rounds import Rounds as Rounds
     from roundgate.methods.sessions import Sessions as Sessions
     from roundgate.methods.table import Methods as Methods
+    from roundgate.methods.table import Parts as Parts
 else:
     __getattr__, __all__ = face(
         __name__,
@@ -48,6 +49,6 @@ else:
             ".results": "Reply Stream",
             ".rounds": "Rounds",
             ".sessions": "Sessions",
-            ".table": "Methods",
+            ".table": "Methods Parts",
         },
     )

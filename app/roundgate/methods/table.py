@@ -56,105 +56,73 @@ class Method(Generic[P]):
     """What the client must have declared, shaped as `ClientCapabilities`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the methods of one endpoint work with, whatever catalog they serve."""
+
+    changes: Changes
+    """What is told on streams."""
+    rounds: Rounds
+    once: Once
+    tasks: NamedTasks
+    watch: Watch
+    """Looks for changes of tasks."""
+    sealer: StateSealer
+    rows: SessionStore
+    clock: Clock
+    streams: bool
+    """Whether the platform can hold a stream open."""
+    view: str = ""
+    """The name of the view; that of everything has none."""
+    shows_errors: bool = False
+    """Whether callers see what unexpected exceptions say."""
+
+
 class Methods:
     """All methods over one catalog, answering in one revision's format.
 
     Args:
         config: of what is served.
         catalog: tools, prompts and resources, of one view.
-        changes: what is told on streams.
-        rounds: of this view.
-        once: of this view.
-        tasks: of this view.
-        watch: looks for changes of tasks.
-        clock: of the process.
+        parts: of the endpoint.
         result_format: how results are written: in which revision.
-        streams: whether the platform can hold a stream open.
-        view: the name of the view; that of everything has none.
+        texts: keeps the rest of long results.
     """
 
     def __init__(
         self,
         config: GatewayConfig,
         catalog: Catalog,
-        changes: Changes,
-        rounds: Rounds,
-        once: Once,
-        tasks: NamedTasks,
-        watch: Watch,
-        clock: Clock,
+        parts: Parts,
         result_format: ResultFormat,
-        *,
-        sealer: StateSealer,
-        rows: SessionStore,
-        streams: bool,
-        view: str = "",
         texts: Texts | None = None,
-        shows_errors: bool = False,
     ) -> None:
-        self.features = features_of(catalog, streams=streams)
+        self.features = features_of(catalog, streams=parts.streams)
         """What there is something to serve for."""
-        self._hub = changes.hub
+        self._hub = parts.changes.hub
         self._catalog = catalog
-        caching, results = config.caching, Results(result_format, clock)
+        clock, rounds, tasks, caching = parts.clock, parts.rounds, parts.tasks, config.caching
+        results = Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
-        calls = Calls(
-            rounds,
-            changes.publish,
-            clock,
-            config.limits.call_timeout_s * 1000,
-            texts,
-            shows_errors=shows_errors,
-        )
-        tools: Tools = ToolMethods(
-            catalog,
-            scopes,
-            calls,
-            rounds,
-            once,
-            tasks,
-            results,
-            clock,
-            cache=caching.tools,
-            max_result_bytes=config.tasks.max_result_bytes,
-            shows_errors=shows_errors,
-        )
-        fallback = Fallback.of(catalog, config.fallback)
-        if fallback.is_on:
-            from roundgate.methods.fallback import FallbackTools
-            from roundgate.methods.in_words import InWords
-            from roundgate.methods.waiting import Waiting
-
-            waiting = Waiting(
-                watch,
-                sealer,
-                clock,
-                timeout_s=config.limits.call_timeout_s,
-                max_rounds=config.state.max_rounds,
-            )
-            in_words = InWords(sealer, rows, clock, config.fallback.answer_tool)
-            tools = FallbackTools(
-                tools,
-                fallback,
-                scopes,
-                tasks,
-                in_words,
-                waiting,
-                results,
-                caching.tools,
-            )
-        if catalog.call_tool is not None:
-            from roundgate.methods.through_search import ThroughSearch
-
-            tools = ThroughSearch(tools, catalog, catalog.call_tool, results)
+        timeout_ms = config.limits.call_timeout_s * 1000
+        publish, shows = parts.changes.publish, parts.shows_errors
+        calls = Calls(rounds, publish, clock, timeout_ms, texts, shows_errors=shows)
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
-            tools,
+            _tools(config, catalog, parts, scopes, calls, results),
             ResourceMethods(catalog, calls, rounds, results, caching),
             PromptMethods(catalog, calls, rounds, results, caching.prompts),
             CompletionMethods(catalog, calls, results, clock),
             SubscriptionMethods(
-                changes, self.features, tasks, watch, scopes, results, clock, catalog, view
+                parts.changes,
+                self.features,
+                tasks,
+                parts.watch,
+                scopes,
+                results,
+                clock,
+                catalog,
+                parts.view,
             ),
             TaskMethods(tasks, scopes, results),
         )
@@ -184,6 +152,53 @@ class Methods:
     def end(self, stream: Stream) -> None:
         """Forget a stream that has ended."""
         self._hub.unsubscribe(stream.subscription)
+
+
+def _tools(
+    config: GatewayConfig,
+    catalog: Catalog,
+    parts: Parts,
+    scopes: Scopes,
+    calls: Calls,
+    results: Results,
+) -> Tools:
+    """Who lists and calls tools, with what stands in for clients that cannot be asked, and for a long list."""
+    cache, clock = config.caching.tools, parts.clock
+    tools: Tools = ToolMethods(
+        catalog,
+        scopes,
+        calls,
+        parts.rounds,
+        parts.once,
+        parts.tasks,
+        results,
+        clock,
+        cache=cache,
+        max_result_bytes=config.tasks.max_result_bytes,
+        shows_errors=parts.shows_errors,
+    )
+    fallback = Fallback.of(catalog, config.fallback)
+    if fallback.is_on:
+        from roundgate.methods.fallback import FallbackTools
+        from roundgate.methods.in_words import InWords
+        from roundgate.methods.waiting import Waiting
+
+        waiting = Waiting(
+            parts.watch,
+            parts.sealer,
+            clock,
+            timeout_s=config.limits.call_timeout_s,
+            max_rounds=config.state.max_rounds,
+        )
+        in_words = InWords(parts.sealer, parts.rows, clock, config.fallback.answer_tool)
+        tools = FallbackTools(
+            tools, fallback, scopes, parts.tasks, in_words, waiting, results, cache
+        )
+    if catalog.call_tool is not None:
+        from roundgate.methods.through_search import ThroughSearch
+
+        tools = ThroughSearch(tools, catalog, catalog.call_tool, results)
+    return tools
 
 
 def _table(
