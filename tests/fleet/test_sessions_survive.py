@@ -112,17 +112,43 @@ async def travel(
     return text
 
 
+async def test_a_call_whose_gateway_is_killed_while_it_works_on_the_answer_goes_on_at_another(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "trip.log"
+    with ExitStack() as stack:
+        one, two = served(stack, tmp_path, 2)
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http, asyncio.timeout(PATIENCE_S):
+            caller = await Caller.opened(http, two)
+            async with caller.call(one, calling("journey", log=str(log), slow=3)) as stream:
+                who = await stream.message()
+                await caller.answer(one, who, "Ann")
+                while "left" not in log.read_text():  # noqa: ASYNC110 — of another process
+                    await asyncio.sleep(0.01)
+                one.process.send_signal(signal.SIGKILL)
+            async with caller.resume(two, who.id) as stream:
+                where = await stream.message()
+                await caller.answer(two, where, "Rome")
+                message = (await stream.message()).message
+    assert message is not None
+    assert message["result"]["content"][0]["text"] == "Ann in Rome"
+    # a step in which a process dies is begun again, and what was finished before is not
+    assert log.read_text().split() == ["packed", "left", "Ann", "left", "Ann"]
+
+
+def served(stack: ExitStack, directory: Path, count: int) -> list[Server]:
+    """Gateways on one store."""
+    shared = {"GATEWAY_STORE": f"sqlite:///{directory}/shared.sqlite3", "GATEWAY_STATE_KEYS": KEYS}
+    shared["GATEWAY_WORKER"] = "off"
+    places = [shutil.copytree(SERVED, directory / str(number)) for number in range(count)]
+    return [stack.enter_context(running(place / "gateway.yaml", shared)) for place in places]
+
+
 async def test_calls_whose_gateway_is_killed_while_a_question_is_open_go_on_at_another(
     tmp_path: Path,
 ) -> None:
-    shared = {"GATEWAY_STORE": f"sqlite:///{tmp_path}/shared.sqlite3", "GATEWAY_STATE_KEYS": KEYS}
-    shared["GATEWAY_WORKER"] = "off"
     with ExitStack() as stack:
-        servers = []
-        for number in range(3):
-            directory = shutil.copytree(SERVED, tmp_path / str(number))
-            servers.append(stack.enter_context(running(directory / "gateway.yaml", shared)))
-        one, two, three = servers
+        one, two, three = servers = served(stack, tmp_path, 3)
         logs = [tmp_path / f"{number}.log" for number in range(CALLS)]
         asked = [asyncio.Event() for _ in logs]
         async with httpx.AsyncClient(timeout=PATIENCE_S) as http, asyncio.timeout(PATIENCE_S):

@@ -53,15 +53,19 @@ async def change(ctx: Context) -> str:
 
 
 @tool
-async def journey(ctx: Context, log: str) -> str:
+async def journey(ctx: Context, log: str, slow: float = 0) -> str:
     """Asks twice, between steps that leave a line in a file; its call is none of a task."""
 
     def note(what: str) -> None:
         with Path(log).open("a") as file:
             file.write(what + "\n")
 
+    async def leave(what: str) -> None:
+        note(what)
+        await asyncio.sleep(slow)
+
     await ctx.step("packed", note, "packed")
     who = await ctx.elicit("who", "Who?", Name)
-    await ctx.step("left", note, f"left {who.name}")
+    await ctx.step("left", leave, f"left {who.name}")
     where = await ctx.elicit("where", "Where?", Name)
     return f"{who.name} in {where.name}"

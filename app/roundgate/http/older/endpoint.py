@@ -24,8 +24,6 @@ from roundgate.config import ServerConfig
 from roundgate.errors import (
     AuthError,
     GatewayError,
-    InvalidParams,
-    ResourceNotFound,
     TransportError,
 )
 from roundgate.http.disconnect import DisconnectWatch
@@ -35,24 +33,21 @@ from roundgate.http.older.batches import Batches
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls
 from roundgate.http.older.changes import ChangeStreams
+from roundgate.http.older.own import OwnRequests
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.responder import State, headers_of
 from roundgate.methods import Changes, CurrentMethods, Sessions, capabilities, server_info
+from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
-    LOG_LEVELS,
     SUPPORTED_VERSIONS,
     VERSION_HEADER,
     Notification,
-    Params,
     Request,
     RequestId,
     Response,
-    Uri,
     jsonrpc,
     messages,
-    validate,
 )
-from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
 from roundgate.tokens import SessionFacts, SessionSealer
@@ -61,14 +56,6 @@ RESUMING: Final = "2025-11-25"
 """Clients that ask for this revision come back for the rest of a stream; of those that ask for an earlier one some do,
 and nobody can tell which."""
 _LAST_EVENT_ID: Final = b"last-event-id"
-
-
-class _SetLevelParams(Params):
-    level: str
-
-
-class _SubscribeParams(Params):
-    uri: Uri
 
 
 class OlderEndpoint:
@@ -103,13 +90,13 @@ class OlderEndpoint:
         answer_timeout_s: float,
         view: str = "",
     ) -> None:
-        self._view = view
         self._methods = methods
         self._calls = calls
         self._questions = calls.questions
         self._sealer = sealer
         self._sessions = sessions
-        self._batches = Batches(calls, self._of_session, self._take)
+        self._own = OwnRequests(methods, sessions, view)
+        self._batches = Batches(calls, self._own.result, self._take)
         self._changes = ChangeStreams(
             changes, sessions, clock, keep_alive_s=keep_alive_s, view=view
         )
@@ -162,7 +149,7 @@ class OlderEndpoint:
             await exchange.responder.accepted()
             return
         exchange.name = _name(message)
-        own = await self._of_session(message, caller)
+        own = await self._own.result(message, caller)
         if own is not None:
             await exchange.responder.result(
                 message.id, own, as_event=exchange.accepted == {EVENT_STREAM}
@@ -176,7 +163,8 @@ class OlderEndpoint:
             try:
                 responded = await self._calls.respond(message, caller, stream)
             finally:
-                self._running.pop(key, None)
+                if self._running.get(key) == watch.hang_up:  # not that of another with its id
+                    del self._running[key]
             await self._send(responded, exchange)
         await self._hung_up(watch, exchange)
 
@@ -206,29 +194,6 @@ class OlderEndpoint:
             200, response, headers, as_event=exchange.accepted == {EVENT_STREAM}
         )
 
-    async def _of_session(self, request: Request, caller: Caller) -> bytes | None:
-        """The result of a request about the session itself; `None` for all others."""
-        features = self._methods[caller.session.revision].features
-        match request.method:
-            case "ping":
-                return b"{}"
-            case "logging/setLevel":
-                level = validate(_SetLevelParams, request.params).level
-                if level not in LOG_LEVELS:
-                    raise InvalidParams(f"params.level must be one of {', '.join(LOG_LEVELS)}")
-                await self._sessions.set_level(caller.session, caller.principal, level)
-            case "resources/subscribe" if {"resources", "subscriptions"} <= features:
-                uri = validate(_SubscribeParams, request.params).uri
-                if self._view and not self._methods[caller.session.revision].has_resource(uri):
-                    raise ResourceNotFound(uri)
-                await self._sessions.subscribe(caller.session, caller.principal, uri)
-            case "resources/unsubscribe" if {"resources", "subscriptions"} <= features:
-                uri = validate(_SubscribeParams, request.params).uri
-                await self._sessions.unsubscribe(caller.session, caller.principal, uri)
-            case _:
-                return None
-        return b"{}"
-
     async def _take(self, message: Notification | Response, caller: Caller) -> None:
         """What wants no result."""
         if isinstance(message, Response):
@@ -242,8 +207,8 @@ class OlderEndpoint:
                 running = self._running.get((caller.session.id, request_id))
                 if running is not None:
                     running()
-                else:  # where it may be running, somebody looks
-                    await self._questions.cancel(request_id, caller.session, self._answer_timeout_s)
+                # where it may be running too, somebody looks
+                await self._questions.cancel(request_id, caller.session, self._answer_timeout_s)
 
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
         caller = await self._caller(exchange)
