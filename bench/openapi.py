@@ -1,87 +1,139 @@
 """`scripts/openapi-table`: what becomes of real OpenAPI documents.
 
-    scripts/openapi-table                              GitHub's, from the npm package @octokit/openapi
-    scripts/openapi-table stripe.json=https://*.stripe.com docs/digitalocean/specification
+    scripts/openapi-table                            all that packages have
+    scripts/openapi-table github stripe              some of them
+    scripts/openapi-table labels=path/to/openapi.yaml          one that is here: a file, or a folder
+    scripts/openapi-table --fastmcp …                beside what FastMCP makes of the same documents
 
-Each argument is a document or a folder of them, with the origins that its operations may have servers at behind "=",
-separated by commas. Seconds are processor time, so that a busy machine tells the same.
+Seconds are processor time, so that a busy machine tells the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
+import venv
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
+from bench.openapi_documents import CACHE, KNOWN, entry, fetched, files_of, parsed
 from roundgate import config
 from roundgate.backends import OpenApiBackendConfig, compiled, loading, write
+from roundgate.config import ConfigFile
 
-ROOT = Path(__file__).parents[1]
-CACHE = ROOT / ".cache/openapi"
-GITHUB = "@octokit/openapi@23.0.2"
-IN_PACKAGE = "package/generated/api.github.com.json"
+FASTMCP: Final = "fastmcp==4.1.2"
+_OURS: Final = (
+    "| document | operations | tools | compile | index | a start reads it in | tools/list |"
+)
+_THEIRS: Final = " FastMCP: tools | every start | tools/list |"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What became of a document; seconds are of processor time, `start_ms` milliseconds of it."""
+
+    tools: int
+    problems: tuple[str, ...]
+    compile_s: float
+    index_bytes: int
+    start_ms: float
+    listed_bytes: int
 
 
 def main() -> int:
-    documents = sys.argv[1:] or [f"{github()}=https://uploads.github.com"]
-    print(
-        "| document | operations | left out | compile | index | a start reads it in | tools/list |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for argument in documents:
-        document, _, origins = argument.partition("=")
-        print(row(Path(document).resolve(), [one for one in origins.split(",") if one]))
+    asked = _arguments()
+    print(_OURS + (_THEIRS if asked.fastmcp else ""))
+    print("|---" * (10 if asked.fastmcp else 7) + "|")
+    for argument in asked.documents or list(KNOWN):
+        name, _, given = argument.partition("=")
+        path = Path(given).resolve() if given else fetched(name)
+        made = made_of(name, path)
+        print(_row(name, made) + (_fastmcp_row(path) if asked.fastmcp else ""), flush=True)
+        print(*made.problems, sep="\n", end="\n" if made.problems else "", file=sys.stderr)
     return 0
 
 
-def github() -> Path:
-    """The document of the package, downloaded once."""
-    target = CACHE / "github.json"
-    if not target.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        npm_pack = [str(ROOT / "scripts/node"), "--npm", "pack", "--silent", GITHUB]
-        told = subprocess.run(npm_pack, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
-        with tarfile.open(CACHE / told.stdout.split()[-1]) as package:
-            found = package.extractfile(IN_PACKAGE)
-            assert found is not None, f"{GITHUB} has no {IN_PACKAGE}"
-            target.write_bytes(found.read())
-    return target
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("openapi-table", description="Measure OpenAPI documents.")
+    parser.add_argument("documents", nargs="*", help=f"NAME=PATH, or of {', '.join(KNOWN)}")
+    parser.add_argument("--fastmcp", action="store_true", help=f"beside {FASTMCP}")
+    return parser.parse_args()
 
 
-def row(document: Path, origins: list[str]) -> str:
-    """One row; what is left out is told on stderr, with the reason."""
+def made_of(name: str, path: Path) -> Made:
+    """Compile a document, and start with its index."""
     with tempfile.TemporaryDirectory() as folder:
-        entry = {"kind": "openapi", "name": "api", "document": str(document), "origins": origins}
-        gateway = Path(folder) / "gateway.json"
-        gateway.write_text(
-            json.dumps({"backends": [{**entry, "credential": {"bearer": "measured"}}]})
-        )
-        file = config.load(gateway)
+        file = gateway(Path(folder), entry(name, path))
         backend = file.config.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)
         started = time.process_time()
         index = compiled(backend, file.origin.at("backends", 0), fetches=False)
-        compiling_s = time.process_time() - started
+        compile_s = time.process_time() - started
         data = write(index)
         (Path(folder) / "api.index").write_bytes(data)
-        loading_ms = min(start_ms(gateway) for _ in range(3))
+        began_ms = min(start_ms(file) for _ in range(3))
         listed = sum(len(item) for _, item in loading.load(file).catalog.tool_pages.items)
-    print(*index.problems, sep="\n", file=sys.stderr)
-    rows, left = len(index.rows), len(index.problems)
-    sizes = f"{len(data) / 1e6:.1f} MB | {loading_ms:.0f} ms | {listed / 1e6:.1f} MB"
-    return f"| {document.name} | {rows + left:,} | {left} | {compiling_s:.1f} s | {sizes} |"
+    problems = tuple(map(str, index.problems))
+    return Made(len(index.rows), problems, compile_s, len(data), began_ms, listed)
 
 
-def start_ms(gateway: Path) -> float:
+def gateway(folder: Path, backend: dict[str, Any]) -> ConfigFile:
+    """A configuration with one back end, in a folder."""
+    (folder / "gateway.json").write_text(json.dumps({"backends": [backend]}))
+    return config.load(folder / "gateway.json")
+
+
+def start_ms(file: ConfigFile) -> float:
     """Processor time from a configuration to a catalog that can be served."""
-    file = config.load(gateway)
     started = time.process_time()
     loading.load(file)
     return (time.process_time() - started) * 1000
+
+
+def _row(name: str, made: Made) -> str:
+    counts = f"{made.tools + len(made.problems):,} | {made.tools:,} | {made.compile_s:.1f} s"
+    sizes = f"{_mb(made.index_bytes)} | {made.start_ms:.0f} ms | {_mb(made.listed_bytes)}"
+    return f"| {name} | {counts} | {sizes} |"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def _fastmcp_row(path: Path) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        files = [_as_json(one, Path(folder)) for one in files_of(path)]
+        running = [_environment(), str(Path(__file__).with_name("openapi_fastmcp.py")), *files]
+        told = subprocess.run(
+            running, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        )
+    if told.returncode != 0:
+        return f" it ended with {told.returncode} | | |"
+    found = json.loads(told.stdout)
+    print(*found["refused"], sep="\n", end="\n" if found["refused"] else "", file=sys.stderr)
+    refused = f" ({len(found['refused'])} documents refused)" if found["refused"] else ""
+    return f" {found['tools']:,}{refused} | {found['seconds']:.1f} s | {_mb(found['bytes'])} |"
+
+
+def _as_json(path: Path, folder: Path) -> str:
+    if path.suffix == ".json":
+        return str(path)
+    (folder / f"{path.name}.json").write_text(json.dumps(parsed(path)))
+    return str(folder / f"{path.name}.json")
+
+
+def _environment() -> str:
+    """The Python of an environment that has FastMCP; made once."""
+    python = CACHE / "fastmcp/bin/python"
+    if not python.exists():
+        venv.create(CACHE / "fastmcp", with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", FASTMCP], check=True)
+    return str(python)
 
 
 if __name__ == "__main__":

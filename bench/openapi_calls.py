@@ -1,23 +1,30 @@
-"""Calls of every operation of a document against a server that checks requests by that same document.
+"""`scripts/openapi-table --prism`: every operation of a document, called; a mock of that document checks the requests.
 
-    npx @stoplight/prism-cli mock -p 4010 api.github.com.json
-    .venv/bin/python -m bench.openapi_calls api.github.com.json http://127.0.0.1:4010
+    scripts/openapi-table --prism                    GitHub's and Stripe's
+    scripts/openapi-table --prism NAME | NAME=PATH   another
 
-The server is one that nobody here wrote; with each tool's own schema this makes arguments (all that are required, and
-some that are not), and counts the requests that the server takes.
+The mock is `@stoplight/prism-cli`, which nobody here wrote. With each tool's own schema this makes arguments (all that
+are required, and some that are not), and counts the requests that the mock takes. It is given the document without its
+answers: of requests everything is in it, and it begins in seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate import config
+from bench.openapi import gateway
+from bench.openapi_documents import CACHE, ROOT, fetched, parsed, without_answers
 from roundgate.backends import (
     Access,
     Index,
@@ -30,6 +37,8 @@ from roundgate.backends import (
 from roundgate.errors import GatewayError
 from roundgate.protocol import Schema
 
+PRISM: Final = "@stoplight/prism-cli@5.16.0"
+STARTS_WITHIN_S: Final = 600
 REFUSED: Final = (400, 404, 405, 415, 422)
 TEXTS: Final = {
     "date-time": "2026-01-02T03:04:05Z",
@@ -124,28 +133,67 @@ def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
 
 
 def main() -> int:
-    document, url = Path(sys.argv[1]).resolve(), sys.argv[2]
-    return asyncio.run(called(*index_of(document, url), url))
+    for argument in sys.argv[1:] or ["github", "stripe"]:
+        name, _, given = argument.partition("=")
+        path = Path(given).resolve() if given else fetched(name)
+        with tempfile.TemporaryDirectory() as folder:
+            slim = Path(folder) / "api.json"
+            described = without_answers(parsed(path))
+            slim.write_text(json.dumps(described))
+            with mock(slim) as url:
+                told, all_of_them = asyncio.run(called(*index_of(slim, url), url))
+        counts = ", ".join(f"{count} {what}" for what, count in told.most_common())
+        print(f"{name}: {told['taken'] / all_of_them:.1%} of {all_of_them:,} taken ({counts})")
+    return 0
+
+
+@contextmanager
+def mock(document: Path) -> Iterator[str]:
+    """The URL of a mock, within the block."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    started = [str(ROOT / "scripts/node"), str(_prism()), "mock", "-p", str(port), str(document)]
+    with subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _await(port, process)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def _prism() -> Path:
+    folder = CACHE / "prism"
+    program = folder / "node_modules/@stoplight/prism-cli/dist/index.js"
+    if not program.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        installing = ["--npm", "install", "--silent", "--no-audit", "--no-fund", PRISM]
+        subprocess.run([str(ROOT / "scripts/node"), *installing], cwd=folder, check=True)
+    return program
+
+
+def _await(port: int, process: subprocess.Popen[bytes]) -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < STARTS_WITHIN_S and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.5)
+        else:
+            return
+    raise SystemExit("the mock did not begin")
 
 
 def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "gateway.json").write_text(
-            json.dumps(
-                {
-                    "backends": [
-                        {"kind": "openapi", "name": "a", "document": str(document), "base_url": url}
-                    ]
-                }
-            )
-        )
-        file = config.load(Path(folder) / "gateway.json")
+        entry = {"kind": "openapi", "name": "a", "document": str(document), "base_url": url}
+        file = gateway(Path(folder), {**entry, "origins": ["https://*.com", "http://*.com"]})
         backend = file.config.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)
         return compiled(backend, file.origin.at("backends", 0), fetches=False), backend
 
 
-async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> int:
+async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> tuple[Counter[str], int]:
+    """What became of the calls, and how many operations there are."""
     service = Service(backend, url, Access(), Redactor(frozenset))
     told: Counter[str] = Counter()
     for row in index.rows:
@@ -172,10 +220,7 @@ async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> int:
         if is_refused:
             print(row.name, answer.status, answer.body[:400].decode(), file=sys.stderr)
     await service.aclose()
-    print(
-        dict(told), f"{told['taken'] / len(index.rows):.1%} of {len(index.rows)} operations taken"
-    )
-    return 0
+    return told, len(index.rows)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from bench.openapi import github
+from bench.openapi_documents import fetched
 from roundgate import config
 from roundgate.client import envelope, headers_of, message
 from roundgate.config import Settings
@@ -89,7 +89,7 @@ class Asking:
             "kind": "openapi",
             "name": "github",
             "prefix": "",
-            "document": str(github()),
+            "document": str(fetched("github")),
             "origins": ["https://uploads.github.com"],
             "credential": {"bearer": "measured"},
         }

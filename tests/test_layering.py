@@ -14,7 +14,7 @@ APP = Path(__file__).parent.parent / "app/roundgate"
 LAYERS = [
     {"carrier", "lazy"},
     {"errors", "clock", "files", "garbage"},
-    {"json", "aws", "tls"},
+    {"json", "aws", "tls", "spellings"},
     {"protocol"},
     {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog"},
     {"logs"},
@@ -59,6 +59,8 @@ HOMES = {
         "cassettes.files",
     },
     "jmespath": {"backends.shaping", "suites.paths"},
+    "jsonpath_rfc9535": {"backends.openapi.overlays"},
+    "openapi_spec_validator": {"backends.openapi.conformity"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},

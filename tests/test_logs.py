@@ -233,6 +233,14 @@ def test_a_stream_that_is_closed_fails_no_request(
     assert "ValueError" in capsys.readouterr().err  # as `logging` tells of it
 
 
+async def test_nor_does_a_closed_stream_fail_an_app_that_ends(root: logging.Logger) -> None:
+    logs.configure("info", alone=True)
+    stream = io.StringIO()
+    root.handlers[0].stream = stream  # type: ignore[attr-defined]
+    stream.close()
+    logs.flush()
+
+
 # --- lines that wait ---
 
 

@@ -9,7 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from infra.stack.stack import EXECUTIONS, ROOT, Stack, build_zips, running
+from infra.stack.stack import (
+    EXECUTIONS,
+    ROOT,
+    Stack,
+    build_with_functions,
+    build_zips,
+    running,
+)
 
 DEMO = ROOT / "infra/stack/demo/gateway.yaml"
 
@@ -58,7 +65,11 @@ def main() -> int:
 async def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory = (arguments.directory or Path(temporary)).resolve()
-        zips = build_zips(DEMO if arguments.demo else arguments.config, directory / "zips")
+        config = DEMO if arguments.demo else arguments.config
+        if arguments.functions is None:
+            zips = build_zips(config, directory / "zips")
+        else:
+            zips = await build_with_functions(config, arguments.functions, directory)
         counts = {
             "gateways": arguments.gateways,
             "workers": arguments.workers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -220,8 +221,9 @@ async def up(server: uvicorn.Server) -> None:
             await asyncio.sleep(0.01)
 
 
-def build_zips(config: Path, out: Path) -> Path:
-    """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed."""
+def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -> Path:
+    """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed.
+    `more` are variables, such as where functions are that tell their tools."""
     arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
     command = [
         sys.executable,
@@ -233,8 +235,18 @@ def build_zips(config: Path, out: Path) -> Path:
         str(out.resolve()),
         str(config.resolve()),
     ]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **(more or {})})
     return out
+
+
+async def build_with_functions(config: Path, functions: Path, directory: Path) -> Path:
+    """The zips of a configuration whose functions are in a file, and may tell their tools."""
+    named = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    logs = directory / "telling"
+    logs.mkdir(parents=True, exist_ok=True)
+    async with functions_at(functions, logs, find_tools(with_store=False)) as (url, _):
+        more = {**named, "AWS_DEFAULT_REGION": REGION, "AWS_ENDPOINT_URL_LAMBDA": url}
+        return await asyncio.to_thread(build_zips, config, directory / "zips", more)
 
 
 def why_not() -> str | None:

@@ -151,8 +151,12 @@ async def test_a_qualifier_a_region_and_the_caller_are_in_the_request_and_no_tok
 async def test_who_calls_is_kept_to_itself_where_that_is_wanted(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told, _ = await called(patch, tmp_path, said(1), backend={"client_context": False})
+    silent = {"client_context": False}
+    told, _ = await called(patch, tmp_path, said(1), backend=silent)
     assert told.header("x-amz-client-context") == []
+    http = {"method": "POST", "path": "/"}
+    told, _ = await called(patch, tmp_path, said(1), backend=silent, http=http)
+    assert b"local" not in told.body()
 
 
 async def test_an_asynchronous_invocation_is_told_in_its_payload(
@@ -285,6 +289,9 @@ def test_who_calls_is_told_whole_or_not_at_all_and_the_trace_goes_first() -> Non
     assert "baggage" not in kept
     with pytest.raises(ToolError, match="client_context: false"):
         context.encoded(context.facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
+    for odd in (Principal("i", "ann\ud800"), Principal("i", "ann", "\ud800")):
+        with pytest.raises(ToolError, match="that is no text"):
+            context.facts("t", odd, "k", 1, {})
 
 
 async def test_an_answer_over_the_limit_of_the_back_end_is_an_error(
@@ -309,9 +316,18 @@ def execution(status: str, **members: Any) -> bytes:
     )
 
 
+def boto3_knows() -> bool:
+    """Whether this boto3 is new enough."""
+    from botocore.session import get_session
+
+    return "GetDurableExecution" in get_session().get_service_model("lambda").operation_names
+
+
+knows_durable = pytest.mark.skipif(not boto3_knows(), reason="an older boto3")
 STARTED = answer(b"", "202 Accepted", X_Amz_Durable_Execution_Arn=ARN)
 
 
+@knows_durable
 async def test_an_execution_of_a_durable_function_is_started_under_a_name_and_followed(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -337,6 +353,7 @@ async def test_an_execution_of_a_durable_function_is_started_under_a_name_and_fo
     }
 
 
+@knows_durable
 @pytest.mark.parametrize(
     ("last", "text"),
     [
@@ -357,6 +374,7 @@ async def test_an_execution_that_ends_badly_is_an_error(
     assert error_of(result).startswith(text) or text in error_of(result)
 
 
+@knows_durable
 async def test_a_function_that_is_not_durable_is_named(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

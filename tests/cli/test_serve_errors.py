@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from roundgate import tool
 from roundgate.cli import main
 from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError, ToolError
-from tests.support import wire
+from tests.support import root_logger, wire
 from tests.support.asgi import client, gateway
 from tests.support.server import running
 
@@ -56,11 +57,13 @@ def test_a_port_that_is_none_is_wrong_usage(port: str, capsys: pytest.CaptureFix
 
 
 @pytest.fixture
-def environment(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of `serve` in this process, which writes into it."""
+def environment(own: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That of `serve` in this process, which writes into it, and sets up the log."""
     monkeypatch.setenv("GATEWAY_STORE", f"sqlite:///{own.parent}/g.sqlite3")
     for name in ("CONFIG", "SHOW_ERRORS", "ALLOW_ANONYMOUS"):
         monkeypatch.setenv(f"GATEWAY_{name}", "")
+    with root_logger.lent():
+        yield
 
 
 @pytest.mark.usefixtures("environment")
@@ -89,8 +92,8 @@ def test_the_log_for_people_says_where_it_serves_and_what_failed_and_the_caller_
         answer = httpx.post(
             f"{server.url}/mcp", json=asked, headers=wire.headers(asked), verify=False
         )
-        said = server.log.read_text()
         server.stop()
+        said = server.log.read_text()
     assert f"serving {server.url}/mcp" in said
     assert re.search(r"tools\.py:7 in buggy\n +return \{\}\[order\]\n +KeyError: 4\n", said)
     assert re.search(r"tools/call shop__buggy +200 tool_error .*reason=KeyError", said)

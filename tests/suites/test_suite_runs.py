@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,14 @@ def test_a_secret_in_a_url_is_hidden() -> None:
     secrets = Secrets(["open sesame/4711"])
     said = "open%20sesame%2F4711 open%20sesame/4711 open+sesame%2F4711"
     assert secrets.hidden(said) == "*** *** ***"
+
+
+def test_a_secret_in_base64_and_in_digits_is_hidden_also_within_more() -> None:
+    secrets = Secrets(["open sesame/4711", "tiny"])
+    for more in ("", "a:", "ab:", "abc:"):
+        said = base64.b64encode(f"{more}open sesame/4711".encode()).decode()
+        assert secrets.hidden(f"Basic {said}, {b'open sesame/4711'.hex()}").endswith("***, ***")
+        assert "***" not in secrets.hidden(base64.b64encode(b"something else").decode())
 
 
 async def test_what_is_saved_as_a_secret_is_one(bench: Bench) -> None:

@@ -28,7 +28,14 @@ from roundgate.backends.definitions import StoredDefinition, encoded, renamed
 from roundgate.backends.task_source import TaskSource
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
-from roundgate.protocol import NEWEST, MirroredArgument, Pages, Schema, UriTemplate
+from roundgate.protocol import (
+    NEWEST,
+    MirroredArgument,
+    Pages,
+    ResourceContents,
+    Schema,
+    UriTemplate,
+)
 from roundgate.replay import Context
 
 log = logging.getLogger("roundgate.backends")
@@ -189,6 +196,15 @@ class Catalog:
             if values is not None:
                 return served.resource, values
         raise ResourceNotFound(uri)
+
+    async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
+        """What the resource with this URI holds, for the caller of a handler.
+
+        Raises:
+            ResourceNotFound: as `resource`.
+        """
+        resource, values = self.resource(uri)
+        return await resource.read(context, uri, values)
 
     def has_resource(self, uri: str) -> bool:
         """Whether there is something under this URI."""

@@ -7,7 +7,7 @@ code of one are imported when a configuration has a back end of that kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -18,6 +18,7 @@ from pydantic_core import PydanticKnownError, core_schema
 
 from roundgate.backends.config import BackendConfig
 from roundgate.config import Origin
+from roundgate.errors import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Kind:
     """`module:callable`, what `roundgate compile` runs for each back end of the kind: with its settings and where they
     stand; it returns what to tell."""
 
+    checker: str | None = None
+    """`module:callable`, what `roundgate check` asks of each back end of the kind besides loading it: called as the
+    compiler is, it returns remarks, which are problems that keep nothing from being served."""
+
     def model(self) -> type[BackendConfig]:
         """The model of its settings; imports it."""
         found: type[BackendConfig] = _named(self.config)
@@ -43,6 +48,12 @@ class Kind:
         """What compiles back ends of this kind, if something has to; imports its code."""
         found: Callable[[Any, Origin], str] | None
         found = None if self.compiler is None else _named(self.compiler)
+        return found
+
+    def check_with(self) -> Callable[[Any, Origin], Sequence[Problem]] | None:
+        """What has remarks on back ends of this kind, if something has; imports its code."""
+        found: Callable[[Any, Origin], Sequence[Problem]] | None
+        found = None if self.checker is None else _named(self.checker)
         return found
 
     def factory(self) -> Callable[..., Any]:
@@ -70,6 +81,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "roundgate.backends.openapi.config:OpenApiBackendConfig",
             "roundgate.backends.openapi.backend:OpenApiBackend",
             "roundgate.backends.openapi.command:compile_to_file",
+            "roundgate.backends.openapi.command:remarks",
         ),
         "lambda": Kind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",

@@ -11,10 +11,10 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote, quote_plus
 
 from roundgate.cassettes.paths import Path, any_matches
 from roundgate.cassettes.tape import Exchange, Tape, decoded_body
+from roundgate.spellings import in_base64, in_digits, in_json, in_urls
 
 _SHORTEST_ELSEWHERE: Final = 4
 _DEEPEST: Final = 8
@@ -127,11 +127,11 @@ class Redactor:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it is, in JSON, in JSON within JSON, and in a URL."""
-    once = {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+    """A value as it is, in JSON, in JSON within JSON, in a URL, in digits, and what is surely of it in base64."""
+    once = in_json(value)
     twice = {json.dumps(one, ensure_ascii=False)[1:-1] for one in once}
-    in_urls = {quote(value, safe=""), quote(value), quote_plus(value)}
-    return {value, *once, *twice, *in_urls}
+    coded = {core for core, _ in in_base64(value)} | in_digits(value)
+    return {value, *once, *twice, *in_urls(value), *coded}
 
 
 def _is_at(place: Path, path: Path) -> bool:

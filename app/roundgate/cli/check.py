@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from roundgate import config
-from roundgate.backends import Catalog, loading
+from roundgate.backends import Catalog, kind_of, loading
 from roundgate.cli import starting
 from roundgate.cli.arguments import configuration_file
 from roundgate.config import AuthorizerConfig, ConfigFile
@@ -62,6 +62,18 @@ def _print_served(file: ConfigFile, served: Catalog) -> None:
         _print_catalog(served.of_view(view.name))
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
+    if remarks := _remarks(file):
+        print(f"remarks ({len(remarks)})", *remarks, sep="\n")
+
+
+def _remarks(file: ConfigFile) -> list[Problem]:
+    """What is wrong and keeps nothing from being served."""
+    found: list[Problem] = []
+    for index, backend in enumerate(file.config.backends):
+        check_with = kind_of(backend).check_with()
+        if check_with is not None:
+            found += check_with(backend, file.backend_origin(index))
+    return found
 
 
 def _print_catalog(served: Catalog) -> None:

@@ -137,7 +137,8 @@ class _LineHandler(logging.StreamHandler[TextIO]):
         """Write what waits. `logging` calls this when the process ends, too."""
         self._flushed_by = None
         self._write_waiting()
-        super().flush()
+        if not self.stream.closed:
+            super().flush()
 
     def _write_waiting(self) -> None:
         with self.lock or nullcontext():

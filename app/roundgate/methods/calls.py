@@ -10,7 +10,7 @@ from roundgate.errors import CallTimeout, InternalError, InvalidParams, Protocol
 from roundgate.methods.request import RequestContext
 from roundgate.methods.rounds import Round, Rounds, Target
 from roundgate.protocol import InputParams, tasks
-from roundgate.replay import Call, Completed, Failed, Publish, Texts
+from roundgate.replay import Call, Completed, Failed, Publish, Read, Texts
 from roundgate.tasks import log_failure, said_by
 
 T = TypeVar("T")
@@ -24,6 +24,8 @@ class Calls:
         publish: tells streams of what a handler changed.
         clock: of the process.
         timeout_ms: milliseconds that a call may take.
+        texts: keeps what is too long for a result.
+        read: reads the resources that are served beside the tools.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class Calls:
         clock: Clock,
         timeout_ms: float,
         texts: Texts | None = None,
+        read: Read | None = None,
         *,
         shows_errors: bool = False,
     ) -> None:
+        self._read = read
         self._texts = texts
         self._shows_errors = shows_errors
         self._rounds = rounds
@@ -88,6 +92,7 @@ class Calls:
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,
             texts=self._texts,
+            read=self._read,
         )
 
     def value(self, outcome: Completed[T] | Failed, what: str) -> T:

@@ -105,8 +105,10 @@ class Methods:
         results = Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
         timeout_ms = config.limits.call_timeout_s * 1000
-        publish, shows = parts.changes.publish, parts.shows_errors
-        calls = Calls(rounds, publish, clock, timeout_ms, texts, shows_errors=shows)
+        publish, read = parts.changes.publish, catalog.read_resource
+        calls = Calls(
+            rounds, publish, clock, timeout_ms, texts, read, shows_errors=parts.shows_errors
+        )
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
             _tools(config, catalog, parts, scopes, calls, results),

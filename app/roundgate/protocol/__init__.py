@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from roundgate.protocol.content import TextContent as TextContent
     from roundgate.protocol.content import TextResourceContents as TextResourceContents
     from roundgate.protocol.content import ToolResult as ToolResult
+    from roundgate.protocol.content import base64_text as base64_text
     from roundgate.protocol.content import without_none as without_none
     from roundgate.protocol.header_lines import Headers as Headers
     from roundgate.protocol.inbound import LOG_LEVELS as LOG_LEVELS
@@ -91,7 +92,8 @@ else:
             ".capabilities": "ClientCapabilities merged",
             ".content": "ABSENT Annotations AudioContent BlobResourceContents Completion ContentBlock "
             "EmbeddedResource Icon ImageContent PromptMessage ResourceContents ResourceLink "
-            "TextContent TextResourceContents ToolResult without_none",
+            "TextContent TextResourceContents ToolResult base64_text "
+            "without_none",
             ".header_lines": "Headers",
             ".inbound": "Inbound LOG_LEVELS Meta",
             ".jsonrpc": "Notification Request RequestId",

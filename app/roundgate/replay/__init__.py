@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Notify as Notify
     from roundgate.replay.call import Publish as Publish
+    from roundgate.replay.call import Read as Read
     from roundgate.replay.call import TextPart as TextPart
     from roundgate.replay.call import Texts as Texts
     from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
@@ -52,7 +53,7 @@ else:
         __name__,
         {
             ".branches": "Branch here inside number_tasks",
-            ".call": "Call Notify Publish TextPart Texts",
+            ".call": "Call Notify Publish Read TextPart Texts",
             ".steps": "WATCH StepWatch",
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",

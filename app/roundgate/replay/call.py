@@ -5,20 +5,24 @@ It does not change while the call runs. What a run finds out is in `run.Run`, wh
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
-from roundgate.protocol import ClientCapabilities, Meta
+from roundgate.protocol import ClientCapabilities, Meta, ResourceContents
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
 
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Tells every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
+
+
+Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
+"""Reads a resource, by its URI, in a handler's context, as the caller of the handler could; raises ResourceNotFound."""
 
 
 async def publish_nowhere(method: str, uri: str | None) -> None:
@@ -100,6 +104,8 @@ class Call:
     """The round that this is, in an ordinary call."""
     texts: Texts | None = None
     """Keeps what is too long for a result."""
+    read: Read | None = None
+    """Reads what is served beside the handler; `None`: nothing is."""
     step_threads: Threads | None = field(default=None, compare=False)
     """Bounds the threads of steps that are plain functions; `None`: the event loop's own bound of 40."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable
 from typing import Any, Final
-from urllib.parse import quote, quote_plus
+
+from roundgate.spellings import in_base64, in_digits, in_json, in_urls
 
 SHOWN: Final = "***"
 CUT: Final = "…"
@@ -19,6 +20,7 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._forms: set[str] = set()
+        self._in_base64: dict[str, re.Pattern[str]] = {}
         for value in values:
             self.add(value)
 
@@ -33,13 +35,17 @@ class Secrets:
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             text = str(value)
             if len(text) >= MIN_CHARS:
-                # as it is, as JSON has it, as Python's errors quote it, and as URLs do
-                self._forms |= {text, json.dumps(text)[1:-1], repr(text)[1:-1]}
-                self._forms.add(json.dumps(text, ensure_ascii=False)[1:-1])
-                self._forms |= {quote(text), quote(text, safe=""), quote_plus(text)}
+                # as it is, as Python's errors quote it, as JSON and URLs have it, and in digits
+                self._forms |= {text, repr(text)[1:-1]}
+                self._forms |= in_json(text) | in_urls(text) | in_digits(text)
+                for core, pattern in in_base64(text):
+                    self._in_base64[core] = re.compile(pattern)
 
     def hidden(self, text: str) -> str:
         """A text without the secrets in it, and without the beginning of one behind which it was cut."""
+        for core, pattern in self._in_base64.items():
+            if core in text:
+                text = pattern.sub(SHOWN, text)
         for form in sorted(self._forms, key=len, reverse=True):
             text = text.replace(form, SHOWN)
             for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):

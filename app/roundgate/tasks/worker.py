@@ -189,7 +189,7 @@ class Worker:
             with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
                 return await self._carry(
-                    self._begin(claimed, task_call, deadline), task_call, served
+                    self._begin(claimed, task_call, catalog, deadline), task_call, served
                 )
         except (LeaseLost, asyncio.CancelledError):
             raise
@@ -218,15 +218,17 @@ class Worker:
             task_call = TaskCall.from_bytes(claimed.call)
         except _UNREADABLE as error:
             raise NotServedHere("can read its call") from error
-        offered = catalog.views.get(task_call.view) if task_call.view else catalog
+        offered = _offered(task_call, catalog)
         served = None if offered is None else offered.tools.get(task_call.tool)
         if served is None:
             where = f" in the view {task_call.view}" if task_call.view else ""
             raise NotServedHere(f"serves {task_call.tool}{where}")
         return task_call, served
 
-    def _begin(self, claimed: Claimed, task_call: TaskCall, deadline: Deadline) -> Running:
-        config, call = self._config, self._call(claimed.record.ref, task_call, deadline)
+    def _begin(
+        self, claimed: Claimed, task_call: TaskCall, catalog: Catalog, deadline: Deadline
+    ) -> Running:
+        config, call = self._config, self._call(claimed.record.ref, task_call, catalog, deadline)
         try:
             checkpointer = Checkpointer(
                 self._store, claimed, task_call, call, self._clock, config, self._skew_ms
@@ -238,7 +240,10 @@ class Worker:
             checkpointer, task_call.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms
         )
 
-    def _call(self, ref: TaskRef, task_call: TaskCall, deadline: Deadline) -> Call:
+    def _call(
+        self, ref: TaskRef, task_call: TaskCall, catalog: Catalog, deadline: Deadline
+    ) -> Call:
+        offered = _offered(task_call, catalog)
         return Call(
             principal=task_call.principal,
             meta=task_call.meta(),
@@ -246,6 +251,7 @@ class Worker:
             publish=self._publish,
             task_id=ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
+            read=None if offered is None else offered.read_resource,
         )
 
     async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
@@ -271,3 +277,8 @@ class Worker:
         if isinstance(outcome, Completed | Failed):
             self._reasons[running.checkpointer.ref] = reason_of(outcome)
         return outcome
+
+
+def _offered(task_call: TaskCall, catalog: Catalog) -> Catalog | None:
+    """What is served where the call was made; `None` where that is gone."""
+    return catalog.views.get(task_call.view) if task_call.view else catalog

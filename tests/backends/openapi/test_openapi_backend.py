@@ -2,6 +2,7 @@
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import read
 from roundgate.cli import main
 from roundgate.errors import ConfigError, UnusableIndex
+from tests.support.authority import Authority
 from tests.support.openapi import document, file_of, gateway_of, operation
 from tests.support.services import answer, service
 
@@ -68,6 +70,13 @@ SCHEMES = {
     "key": {"type": "apiKey", "in": "query", "name": "api_key"},
     "crumb": {"type": "apiKey", "in": "cookie", "name": "sid"},
     "token": {"type": "http", "scheme": "bearer"},
+    "mtls": {"type": "mutualTLS"},
+    "aws": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Authorization",
+        "x-amazon-apigateway-authtype": "awsSigv4",
+    },
 }
 
 
@@ -104,6 +113,33 @@ def test_a_scheme_that_nothing_fills_is_a_problem_that_says_what_goes_there(tmp_
     assert loading.load(
         file_of(tmp_path, secured({"token": []}), credential={"bearer": KEY})
     ).catalog.tools
+
+
+async def test_mutual_tls_is_filled_by_the_certificate_of_the_back_end(tmp_path: Path) -> None:
+    described = secured({"mtls": [], "token": []})
+    credentials = {"token": {"bearer": KEY}}
+    with pytest.raises(ConfigError) as caught:
+        loading.load(file_of(tmp_path, described, credentials=credentials))
+    assert "give the gateway its own certificate: `tls` of the back end" in str(caught.value)
+    authority = Authority(tmp_path)
+    cert, key = (str(one) for one in authority.issue("gateway"))
+    tls = {"ca": str(authority.ca), "cert": cert, "key": key}
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.ca))
+    context.load_cert_chain(*authority.issue("server"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    async with service(tls=context) as told:
+        file = file_of(tmp_path, described, base_url=told.url, credentials=credentials, tls=tls)
+        async with gateway_of(file) as gate:
+            await gate.call("op", {})
+    assert told.header("authorization") == [f"Bearer {KEY}"]
+
+
+def test_a_scheme_of_api_gateway_is_filled_with_a_signature(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`credentials.aws` \(sigv4: execute-api\)"):
+        loading.load(file_of(tmp_path, secured({"aws": []})))
+    credentials = {"aws": {"sigv4": "execute-api"}}
+    file = file_of(tmp_path, secured({"aws": []}), credentials=credentials)
+    assert loading.load(file).catalog.tools
 
 
 async def test_no_argument_takes_the_place_of_a_credential(tmp_path: Path) -> None:

@@ -251,3 +251,12 @@ def test_what_describes_no_service_is_a_problem_with_a_remedy(tmp_path: Path, te
     (tmp_path / "api.json").write_text(text)
     with pytest.raises(ConfigError, match="→"):
         compiled(tmp_path, None)
+
+
+def test_what_keeps_all_operations_out_is_said_once(tmp_path: Path) -> None:
+    described = document(operation(path="/a") | operation(path="/b"), servers=[])
+    with pytest.raises(ConfigError) as caught:
+        compiled(tmp_path, described)
+    [problem] = caught.value.problems
+    assert "none of 2 operations can be offered: the document does not say" in problem.message
+    assert (problem.path, problem.remedy) == ("backends[0].document", "set `base_url`")

@@ -109,7 +109,8 @@ class OneCall:
         """
         if self.calling.endpoint is not None:
             outgoing = self.calling.endpoint.request(self.arguments)
-            return http_event(outgoing, self.key, self.told())
+            told = self.told() if self.calling.backend.client_context else {}
+            return http_event(outgoing, self.key, told)
         return payload_of(self.calling.tool.payload, self.arguments, self.told())
 
     async def invoke(self, invocation: Invocation, told: Mapping[str, Any]) -> Invoked:

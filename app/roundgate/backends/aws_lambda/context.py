@@ -37,7 +37,16 @@ def facts(
             that only looks.
         exchange: which one of a dialogue it is, from 1.
         meta: of the request, which may have a trace context.
+
+    Raises:
+        ToolError: a name of who calls has half a surrogate pair: written down, it would become somebody else's.
     """
+    try:
+        "".join(principal.identity).encode()
+    except UnicodeEncodeError:
+        raise ToolError(
+            "Who calls has a name that is no text; a function cannot be told it"
+        ) from None
     return {
         "tool": tool,
         "subject": principal.subject,

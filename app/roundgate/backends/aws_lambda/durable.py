@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from roundgate.backends.aws_lambda.config import DurableConfig
 from roundgate.backends.aws_lambda.invoking import Invoked
-from roundgate.backends.aws_lambda.results import answer_of
+from roundgate.backends.aws_lambda.results import answer_of, line
 from roundgate.backends.config import JobConfig
 from roundgate.backends.exchange import Kept
 from roundgate.backends.http.messages import Answer
@@ -80,7 +80,8 @@ class Execution:
         except FunctionAway as error:
             raise NotNow(str(error)) from None
         answer = self._result(said)
-        return {"status": said.get("Status"), "reason": _reason(said)}, answer.kept()
+        reason = self.cleaned(_reason(said).encode("utf-8", "replace")).decode()
+        return {"status": said.get("Status"), "reason": reason or None}, answer.kept()
 
     async def fetch(self, values: Mapping[str, str]) -> Kept:
         """The last look has it."""
@@ -92,7 +93,8 @@ class Execution:
         return answer_of(self.cleaned(str(said.get("Result") or "null").encode()))
 
 
-def _reason(said: Mapping[str, Any]) -> str | None:
+def _reason(said: Mapping[str, Any]) -> str:
+    """Of a failure: type and message, not the stack."""
     error = said.get("Error") or {}
     told = [str(error[name]) for name in ("ErrorType", "ErrorMessage") if error.get(name)]
-    return " ".join(": ".join(told).split()) or None
+    return line(": ".join(told))

@@ -57,7 +57,7 @@ def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> 
         **({"queryStringParameters": _joined(query)} if query else {}),
         "requestContext": {
             "http": {"method": outgoing.method, "path": path, "protocol": "HTTP/1.1"},
-            "authorizer": {"lambda": {"roundgate": dict(told)}},
+            **({"authorizer": {"lambda": {"roundgate": dict(told)}}} if told else {}),
             "requestId": request_id,
             "routeKey": "$default",
             "stage": "$default",

@@ -112,10 +112,7 @@ class Functions:
 
         def look() -> dict[str, Any]:
             client = self._client(target.region, timeout_s)
-            if not hasattr(client, "get_durable_execution"):
-                raise BackendError(
-                    "The gateway's boto3 knows no durable functions; whoever runs it has to install a newer one"
-                )
+            _check_knows_durable(client)
             found: dict[str, Any] = client.get_durable_execution(DurableExecutionArn=arn)
             return found
 
@@ -158,6 +155,8 @@ class Functions:
     def _invoke(self, invocation: Invocation, timeout_s: float) -> Invoked:
         """In a thread."""
         client = self._client(invocation.target.region, timeout_s)
+        if invocation.execution_name is not None:
+            _check_knows_durable(client)
         said = client.invoke(**invocation.parameters())
         payload = _read(said["Payload"], self._max_bytes)
         if payload is None:
@@ -209,6 +208,14 @@ def _tried(work: Callable[[], Any]) -> Any:
         if refused is None:
             raise
         return refused
+
+
+def _check_knows_durable(client: Any) -> None:
+    """Before anything is sent: an older boto3 knows neither the parameter nor the operation."""
+    if not hasattr(client, "get_durable_execution"):
+        raise BackendError(
+            "The gateway's boto3 knows no durable functions; whoever runs it has to install a newer one"
+        )
 
 
 def _read(body: Any, limit: int) -> bytes | None:

@@ -57,7 +57,7 @@ def failure_of(payload: bytes, target: Target) -> FunctionFailed:
     except ParseError:
         said = None
     said = said if isinstance(said, Mapping) else {}
-    kind, message = _line(said.get("errorType")), _line(said.get("errorMessage"))
+    kind, message = line(said.get("errorType")), line(said.get("errorMessage"))
     if kind == "Sandbox.Timedout" or "Task timed out after" in message:
         return FunctionFailed(
             f"The function {target.name} ran out of its own time, and may have done a part of its work: {message}"
@@ -109,7 +109,7 @@ def _bytes(text: str) -> bytes:
         raise BackendError("The function says that its answer is base64, and it is not") from None
 
 
-def _line(said: Any) -> str:
+def line(said: Any) -> str:
     """A text of a function on one line, without what no terminal should get."""
     text = " ".join(said.split()) if isinstance(said, str) else ""
     shown = "".join(char for char in text if char.isprintable())

@@ -18,6 +18,7 @@ from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
 from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.files import with_resources
 from roundgate.backends.http.job import HttpJob, check_job, parents
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
@@ -123,7 +124,14 @@ class HttpBackend:
             )
             return answer
 
+        files = {one.name for one in endpoint.arguments if one.is_file}
+
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+            for name in files & arguments.keys():
+                arguments = {
+                    **arguments,
+                    name: await with_resources(name, arguments[name], context),
+                }
             outgoing = endpoint.request(arguments)
             given = {} if config.job is None else parents(config.job, endpoint.defaults | arguments)
             await context.continue_as_task()

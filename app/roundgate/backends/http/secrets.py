@@ -7,28 +7,24 @@ characters or more.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
-from urllib.parse import quote, quote_plus
 
 from pydantic import SecretStr
 
-from roundgate import json
 from roundgate.backends.http.credential_config import Credential
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.secret_reading import Secrets
 from roundgate.config import Secret
+from roundgate.spellings import in_base64, in_digits, in_json, in_urls
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
 _SECRET_NAME: Final = re.compile(
     r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE
 )
-_BASE64: Final = rb"(?:[A-Za-z0-9+/_-]|%2[BbFf])"
-"""A character of base64, as it is or as a URL has it."""
 
 
 class Redactor:
@@ -108,39 +104,11 @@ def _parted(values: Iterable[str]) -> set[str]:
 
 
 def _spellings(secret: str) -> set[bytes]:
-    """How a secret may come back: as it is, in JSON, in a URL or a form, in hexadecimal digits."""
-    plain = secret.encode()
-    in_urls = {quote(secret, safe=""), quote(secret), quote_plus(secret)}
-    in_small_letters = {re.sub("%..", lambda found: found[0].lower(), one) for one in in_urls}
-    return {
-        plain,
-        json.encode(secret)[1:-1],
-        json.encode(secret)[1:-1].replace(b"/", b"\\/"),
-        *(one.encode() for one in in_urls | in_small_letters),
-        plain.hex().encode(),
-        plain.hex().upper().encode(),
-    }
+    """How a secret may come back whole."""
+    texts = {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
+    return {one.encode() for one in texts}
 
 
 def _in_base64(secret: str) -> Iterator[tuple[bytes, re.Pattern[bytes]]]:
-    """What surely stands in base64 that has a secret somewhere in it, with what finds all of the secret there.
-
-    Three bytes are four characters. At which of the three the secret begins decides about the characters, and those at
-    either end are of its neighbours too:
-
-        secret at byte 0   SSSS SSSS SS??     at 1   ?SSS SSSS S???     at 2   ??SS SSSS SSSS
-    """
-    for before in range(3):
-        padded = b"\0" * before + secret.encode()
-        written = base64.b64encode(padded)
-        first = (0, 2, 3)[before]
-        last = len(padded) * 8 // 6
-        for core in {written[first:last], written[first:last].translate(_URL_SAFE)}:
-            for spelt in {core, quote(core, safe="-_").encode()}:
-                shared_before = _BASE64 + b"?" if before else b""
-                shared_after = _BASE64 + b"?" if len(padded) % 3 else b""
-                ending = b"(?:=|%3[Dd]){0,2}"
-                yield spelt, re.compile(shared_before + re.escape(spelt) + shared_after + ending)
-
-
-_URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
+    for core, pattern in in_base64(secret):
+        yield core.encode(), re.compile(pattern.encode())

@@ -19,6 +19,7 @@ from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
+from roundgate.backends.http.files import with_resources
 from roundgate.backends.http.hosts import Hosts
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
@@ -71,10 +72,10 @@ class OpenApiBackend:
         rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
         if problems := self._unfilled(index, rows):
             raise ConfigError(problems)
-        if index.problems:
+        if index.left_out:
             log.warning(
                 "operations are left out",
-                extra={"fields": {"backend": self.name, "n": len(index.problems)}},
+                extra={"fields": {"backend": self.name, "n": index.left_out}},
             )
         files = {
             path,
@@ -97,19 +98,27 @@ class OpenApiBackend:
         missing: dict[str, int] = {}
         used = [row.security for row in rows]
         for number, offered in enumerate(index.security):
-            if number in used and chosen(offered, self._config.credentials) is None:
+            if number in used and chosen(offered, self.filled(index)) is None:
                 for name in offered[0]:
-                    if name not in self._config.credentials:
+                    if name not in self.filled(index):
                         missing[name] = missing.get(name, 0) + used.count(number)
         place = self._origin.at("credentials")
         return [
             place.problem(
                 f"{count} operations need the security scheme {name!r}",
-                f"set `credentials.{name}` ({index.slots.get(name, Slot(name, 'a credential')).description}), or one"
-                " `credential` for all",
+                index.slots.get(name, Slot(name, "a credential")).remedy,
             )
             for name, count in missing.items()
         ]
+
+    def filled(self, index: Index) -> frozenset[str]:
+        """The security schemes that the configuration fills: with credentials, or with a certificate of the gateway."""
+        tls = self._config.tls
+        has_certificate = tls is not None and tls.cert is not None
+        shown = {
+            name for name, slot in index.slots.items() if has_certificate and slot.is_mutual_tls
+        }
+        return frozenset(shown | self._config.credentials.keys())
 
     def _tool(self, index: Index, row: Row) -> Tool:
         about = ToolAbout(row.tags, row.method, row.path, row.extensions)
@@ -169,6 +178,7 @@ class _Operation:
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
         ready = self._made_ready()
+        arguments = await _with_resources(ready.plan, arguments, context)
         outgoing = request(ready.plan, arguments)
         _check_names(outgoing, ready.taken)
         await context.continue_as_task()
@@ -194,10 +204,9 @@ class _Operation:
     def _made_ready(self) -> _Ready:
         if self._ready is None:
             backend, row = self._backend, self._row
-            alternative = (
-                chosen(self._index.security[row.security], backend.config.credentials) or {}
-            )
-            names = frozenset(alternative)
+            offered = self._index.security[row.security]
+            alternative = chosen(offered, backend.filled(self._index)) or {}
+            names = frozenset(alternative).intersection(backend.config.credentials)
             taken = [one.queries() | one.cookies() for one in backend.credentials(names)]
             output = self._definition.get("outputSchema")
             self._ready = _Ready(
@@ -207,6 +216,31 @@ class _Operation:
                 frozenset().union(*taken),
             )
         return self._ready
+
+
+async def _with_resources(
+    plan: Plan, arguments: dict[str, Any], context: Context
+) -> dict[str, Any]:
+    """The arguments, with what resources hold in the place of the URIs that files have.
+
+    Raises:
+        ToolError: there is no such resource.
+    """
+    body = plan.body
+    if body is None or body.kind not in ("multipart", "binary"):
+        return arguments
+    files = {name for name, member in body.encoding.items() if member.is_file}
+    if body.members is not None:
+        named = [one for one, name in body.members.items() if name in files and one in arguments]
+        given = {one: await with_resources(one, arguments[one], context) for one in named}
+        return {**arguments, **given}
+    if body.argument not in arguments:
+        return arguments
+    whole = arguments[body.argument]
+    if body.kind == "binary":
+        return {**arguments, body.argument: await with_resources(body.argument, whole, context)}
+    given = {one: await with_resources(one, whole[one], context) for one in files & whole.keys()}
+    return {**arguments, body.argument: {**whole, **given}}
 
 
 def _check_names(outgoing: Outgoing, taken: frozenset[str]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 
-from roundgate.backends.openapi.compiling import compile_index
+from roundgate.backends.openapi.compiling import compile_index, documents_of
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.fingerprint import index_path
 from roundgate.backends.openapi.index import Index, write
 from roundgate.clock import Clock
 from roundgate.config import Origin
+from roundgate.errors import Problem
 
 
 def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
@@ -30,7 +31,8 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
     os.replace(fresh, path)
     told = [str(problem) for problem in index.problems]
     seconds = (clock.monotonic_ms() - started) / 1000
-    summary = f"{config.name}: {len(index.rows)} operations, {len(told)} left out, {len(data):,} bytes, {seconds:.1f} s"
+    counts = f"{len(index.rows)} operations, {index.left_out} left out"
+    summary = f"{config.name}: {counts}, {len(data):,} bytes, {seconds:.1f} s"
     return "\n".join([*told, f"{summary}: {path}"])
 
 
@@ -53,7 +55,22 @@ def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> 
         return compile_index(config, origin, fetch)
 
 
+def remarks(config: OpenApiBackendConfig, origin: Origin) -> list[Problem]:
+    """Where the documents of a back end are not as the specification has it.
+
+    Raises:
+        ConfigError: there is no document.
+    """
+    from roundgate.backends.openapi.conformity import found_in
+    from roundgate.backends.openapi.fetching import fetching
+
+    with fetching() if _is_remote(config) else nullcontext() as fetch:
+        documents = documents_of(config, origin, fetch)
+        return [one for document in documents for one in found_in(document, origin.base_dir)]
+
+
 def _is_remote(config: OpenApiBackendConfig) -> bool:
     return any(
-        one.startswith(("http://", "https://")) for one in (config.document, *config.references)
+        one.startswith(("http://", "https://"))
+        for one in (config.document, *config.references, *config.overlay)
     )

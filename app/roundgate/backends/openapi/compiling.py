@@ -19,6 +19,7 @@ from roundgate.backends.openapi.fingerprint import fingerprint, taken_names
 from roundgate.backends.openapi.hints import hints
 from roundgate.backends.openapi.index import Index, Row, Span, Writer
 from roundgate.backends.openapi.names import Identity, tool_names
+from roundgate.backends.openapi.overlays import Action, actions_of, overlaid
 from roundgate.backends.openapi.reading import Document, Found, Operation
 from roundgate.backends.openapi.references import References
 from roundgate.backends.openapi.schemas import Schemas
@@ -49,6 +50,13 @@ def compile_index(
     return _Compiler(config, origin, fetch).index()
 
 
+def documents_of(
+    config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None
+) -> list[Document]:
+    """The descriptions of a back end as its overlays have changed them; arguments and errors of `compile_index`."""
+    return _Compiler(config, origin, fetch).documents()
+
+
 @dataclass(frozen=True, slots=True)
 class _Named:
     """An operation, its document and where it stands."""
@@ -64,7 +72,7 @@ class _Compiler:
         self._root = _uri(config.document, origin.base_dir)
         allowed = [
             *_own_folder(self._root),
-            *(_uri(one, origin.base_dir) for one in config.references),
+            *(_uri(one, origin.base_dir) for one in (*config.references, *config.overlay)),
         ]
         self._sources = Sources(allowed, fetch)
         self._references = References(self._sources)
@@ -72,6 +80,8 @@ class _Compiler:
         self._answers = Schemas(self._references, self._is_old, "response")
         self._servers = Servers(config.base_url, config.variables, config.origins)
         self._problems: list[Problem] = []
+        self._reasons: set[tuple[str, str]] = set()
+        self._idle: list[Problem] = []
         self._writer = Writer()
         self._urls: dict[str, int] = {}
         self._security: dict[bytes, tuple[int, Sequence[Alternative]]] = {}
@@ -79,7 +89,7 @@ class _Compiler:
         self._first_is_old = False
 
     def index(self) -> Index:
-        documents = self._documents()
+        documents = self.documents()
         operations = [
             _Named(document, found) for document in documents for found in self._found(document)
         ]
@@ -90,23 +100,21 @@ class _Compiler:
                 self._add(name, one)
             except UnusableOperation as error:
                 self._leave_out(one.found.uri, one.found.pointer, one.found.identity, error)
-        if self._problems and self._config.strict:
-            raise ConfigError(self._problems)
+        problems = [*self._idle, *self._problems]
+        if problems and self._config.strict:
+            raise ConfigError(problems)
         if not self._writer.rows:
-            problem = self._here(
-                "has no operation that can be offered", "see the other problems, or its `paths`"
-            )
-            raise ConfigError([problem, *self._problems])
+            raise ConfigError(self._nothing_offered())
         sources = [
             (self._shown(one.uri), one.size, one.sha256) for one in self._sources.read.values()
         ]
         security = [offered for _, offered in self._security.values()]
         print_ = fingerprint(self._config)
         return self._writer.index(
-            print_, sources, list(self._urls), security, self._slots, self._problems
+            print_, sources, list(self._urls), security, self._slots, problems
         )
 
-    def _documents(self) -> list[Document]:
+    def documents(self) -> list[Document]:
         """Every description: the document itself, or those in the folder that have `paths`."""
         path = None if urlsplit(self._root).scheme != "file" else path_of(self._root)
         uris = (
@@ -114,6 +122,8 @@ class _Compiler:
             if path is not None and path.is_dir()
             else []
         )
+        actions = self._actions()
+        idle: list[list[Problem]] = []
         found: list[Document] = []
         for uri in uris or [self._root]:
             try:
@@ -123,11 +133,33 @@ class _Compiler:
                     [self._here(str(error), "correct `document`, or mend the file")]
                 ) from None
             if _is_description(value):
+                value, without_effect = overlaid(value, actions) if actions else (value, [])
+                idle.append(without_effect)
+                self._sources.replace(uri, value)
                 found.append(self._document(uri, value))
         if not found:
             remedy = "name an OpenAPI 3 or Swagger 2.0 document, or a folder that has some"
             raise ConfigError([self._here(f"{self._config.document} describes no service", remedy)])
         self._first_is_old = _is_old(found[0].value)
+        self._idle = [one for one in idle[0] if all(one in others for others in idle)]
+        return found
+
+    def _actions(self) -> list[Action]:
+        """Those of all overlays.
+
+        Raises:
+            ConfigError
+        """
+        found: list[Action] = []
+        for number, given in enumerate(self._config.overlay):
+            uri = _uri(given, self._origin.base_dir)
+            try:
+                overlay = self._sources.document(uri)
+            except UnreadableDocument as error:
+                place = self._origin.at("overlay", number)
+                problem = place.problem(str(error), "correct `overlay`, or mend the file")
+                raise ConfigError([problem]) from None
+            found += actions_of(self._shown(uri), overlay)
         return found
 
     def _document(self, uri: str, value: Mapping[str, Any]) -> Document:
@@ -232,7 +264,22 @@ class _Compiler:
             if identity is None
             else f"{identity.method} {identity.path} is left out"
         )
+        self._reasons.add((str(error), error.remedy))
         self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
+
+    def _nothing_offered(self) -> list[Problem]:
+        """Why there is no operation: once where all have the same reason, such as that there are no servers."""
+        if len(self._reasons) == 1 and len(self._problems) > 1:
+            [(reason, remedy)] = self._reasons
+            return [
+                self._here(
+                    f"none of {len(self._problems):,} operations can be offered: {reason}", remedy
+                )
+            ]
+        whole = self._here(
+            "has no operation that can be offered", "see the other problems, or its `paths`"
+        )
+        return [whole, *self._problems]
 
     def _here(self, message: str, remedy: str) -> Problem:
         return self._origin.at("document").problem(message, remedy)

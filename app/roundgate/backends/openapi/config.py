@@ -45,6 +45,11 @@ class OpenApiBackendConfig(RemoteConfig):
         [],
         description="What the document may refer to besides its own folder: URLs or paths, with everything below them.",
     )
+    overlay: list[str] = Field(
+        [],
+        description="Overlays (Overlay Specification 1.0) that change the document, in order: files, relative to"
+        " gateway.yaml, or URLs, which only `roundgate check` and `roundgate compile` fetch.",
+    )
     credentials: dict[str, Credential] = Field(
         {}, description="What fills the document's security schemes, by their names there."
     )

@@ -22,6 +22,7 @@ _COMPILED_WITH: Final = (
         "variables",
         "origins",
         "references",
+        "overlay",
         "media_types",
         "output_schemas",
         "strict",

@@ -64,8 +64,13 @@ class Index:
     rows: Sequence[Row]
     schemas: Sequence[Span]
     problems: Sequence[Problem]
-    """Operations that it does not have, and why."""
+    """Operations that it does not have, and why; actions of overlays that change nothing."""
     pieces: bytes = field(repr=False)
+
+    @property
+    def left_out(self) -> int:
+        """How many operations it does not have."""
+        return sum(problem.path.startswith("/paths/") for problem in self.problems)
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
         """The definition of a tool."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Alternative: TypeAlias = Mapping[str, Sequence[str]]
 """Schemes that go together, by name, with the scopes that the operation needs of each."""
+
+
+_MUTUAL_TLS: Final = "its own certificate: `tls` of the back end, with `cert`"
+_OF_AWS: Final = "x-amazon-apigateway-authtype"
+"""What API Gateway says of a scheme in the documents that it exports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +25,25 @@ class Slot:
     query: str | None = None
     cookie: str | None = None
 
+    @property
+    def is_mutual_tls(self) -> bool:
+        """Whether the connection fills it, and no credential."""
+        return self.description == _MUTUAL_TLS
+
+    @property
+    def remedy(self) -> str:
+        """How it is filled."""
+        if self.is_mutual_tls:
+            return f"give the gateway {self.description}"
+        return f"set `credentials.{self.name}` ({self.description}), or one `credential` for all"
+
 
 def slot_of(name: str, scheme: Any) -> Slot:
     """The slot that a scheme is."""
     if not isinstance(scheme, dict):
         return Slot(name, "a scheme that the document does not describe")
+    if scheme.get(_OF_AWS) == "awsSigv4":
+        return Slot(name, "sigv4: execute-api", header="authorization")
     match scheme.get("type"), scheme.get("in"), str(scheme.get("scheme", "")).lower():
         case "apiKey", ("header" | "query" | "cookie") as place, _:
             key = str(scheme.get("name", ""))
@@ -33,6 +52,8 @@ def slot_of(name: str, scheme: Any) -> Slot:
             return Slot(name, 'basic: "user:password"', header="authorization")
         case "http", _, _:
             return Slot(name, "bearer: the token", header="authorization")
+        case "mutualTLS", _, _:
+            return Slot(name, _MUTUAL_TLS)
         case (("oauth2" | "openIdConnect"), _, _):
             return Slot(name, "bearer: a token, or client_credentials", header="authorization")
     return Slot(name, f"what {scheme.get('type')} needs", header="authorization")

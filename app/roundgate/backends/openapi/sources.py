@@ -66,6 +66,10 @@ class Sources:
             self.read[uri] = Source(uri, len(raw), hashlib.sha256(raw).hexdigest())
         return self._documents[uri]
 
+    def replace(self, uri: str, document: Any) -> None:
+        """Have another value stand for a document that was read, as overlays change it."""
+        self._documents[uri] = document
+
     def _raw(self, uri: str) -> bytes:
         if not self._allows(uri):
             raise UnreadableDocument(f"{uri} is outside of what the document may refer to")

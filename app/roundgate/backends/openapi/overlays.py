@@ -1,0 +1,202 @@
+"""Overlays (Overlay Specification 1.0): changes to a document that is somebody else's, kept in a file of one's own.
+
+An overlay is a list of actions. Each chooses parts of the document with JSONPath (RFC 9535), and merges something into
+them or removes them. What is wrong with one is an error with the file and the place in it: a document is changed as all
+of its overlays say, or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from roundgate.errors import ConfigError, Problem
+
+Location: TypeAlias = tuple[int | str, ...]
+"""Keys and indexes from the root of a document to one of its values."""
+Find: TypeAlias = Callable[[Any], list[Location]]
+
+MAX_ADDED: Final = 1_000_000
+"""Values that the actions of all overlays may add to a document together."""
+_WORDS: Final = frozenset({"target", "description", "update", "remove"})
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One change ("Action Object"), and where it stands in its overlay."""
+
+    file: str
+    pointer: str
+    target: str
+    find: Find
+    is_removal: bool
+    update: Any
+
+    def problem(self, message: str, remedy: str) -> Problem:
+        """A problem at its place."""
+        return Problem(self.file, self.pointer, message, remedy)
+
+
+def actions_of(file: str, overlay: Any) -> list[Action]:
+    """The actions of a parsed overlay, in order.
+
+    Args:
+        file: what to call it in problems.
+        overlay: its content.
+
+    Raises:
+        ConfigError: each thing in it that is no overlay, or that no JSONPath is.
+    """
+    if not isinstance(overlay, dict) or not str(overlay.get("overlay", "")).startswith("1."):
+        remedy = "begin it with `overlay: 1.0.0`, `info` and `actions`"
+        raise ConfigError([Problem(file, "", "is no overlay of version 1", remedy)])
+    given = overlay.get("actions")
+    if not isinstance(given, list) or not given:
+        raise ConfigError([Problem(file, "/actions", "has no actions", "list at least one")])
+    compile_path = _jsonpath(file)
+    made = [_action(file, f"/actions/{n}", one, compile_path) for n, one in enumerate(given)]
+    if problems := [one for one in made if isinstance(one, Problem)]:
+        raise ConfigError(problems)
+    return [one for one in made if isinstance(one, Action)]
+
+
+def _action(
+    file: str, at: str, given: Any, compile_path: Callable[[str], Find]
+) -> Action | Problem:
+    if not isinstance(given, dict) or not isinstance(given.get("target"), str):
+        return Problem(
+            file, at, "is no action", "give it a `target`, and `update` or `remove: true`"
+        )
+    if unknown := [one for one in given if one not in _WORDS and not str(one).startswith("x-")]:
+        remedy = f"an action has {', '.join(sorted(_WORDS))}"
+        return Problem(file, f"{at}/{unknown[0]}", "is not known of an action", remedy)
+    removes = given.get("remove", False)
+    if not isinstance(removes, bool) or not (removes or "update" in given):
+        return Problem(file, at, "changes nothing", "give it an `update`, or `remove: true`")
+    try:
+        find = compile_path(given["target"])
+    except ValueError as error:
+        remedy = 'write JSONPath (RFC 9535), such as $.paths["/pets"].get'
+        return Problem(file, f"{at}/target", f"is no JSONPath: {error}", remedy)
+    return Action(file, at, given["target"], find, removes, given.get("update"))
+
+
+def _jsonpath(file: str) -> Callable[[str], Find]:
+    """What compiles an expression; raises ValueError for what is none."""
+    try:
+        import jsonpath_rfc9535 as jsonpath
+    except ImportError:
+        remedy = "pip install 'roundgate[openapi]'; a gateway that has the index needs it not"
+        problem = Problem(file, "", "overlays need the package jsonpath-rfc9535", remedy)
+        raise ConfigError([problem]) from None
+
+    def compiled(expression: str) -> Find:
+        try:
+            query = jsonpath.compile(expression)
+        except (jsonpath.JSONPathError, RecursionError) as error:
+            raise ValueError(str(error).splitlines()[0][:200]) from None
+        return lambda document: [node.location for node in query.finditer(document)]
+
+    return compiled
+
+
+def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Problem]]:
+    """A document with what the actions change, and a problem for each action whose target is nowhere in it (which the
+    specification allows, and which is mostly a slip of the pen). The given document stays as it is.
+
+    Raises:
+        ConfigError: an update does not fit what is there, or the actions add more than MAX_ADDED values.
+    """
+    changed, idle, room = copy.deepcopy(document), [], MAX_ADDED
+    for action in actions:
+        found = _found(action, changed)
+        if not found:
+            remedy = "correct `target`, or take the action out"
+            idle.append(
+                action.problem(f"target {action.target!r} is nowhere in the document", remedy)
+            )
+        elif action.is_removal:
+            _remove(action, changed, found)
+        else:
+            room -= len(found) * _count(action.update)
+            if room < 0:
+                message = f"the overlays add more than {MAX_ADDED:,} values"
+                raise ConfigError([action.problem(message, "choose fewer targets")])
+            _update(action, changed, found)
+    return changed, idle
+
+
+def _found(action: Action, document: Any) -> list[Location]:
+    import jsonpath_rfc9535 as jsonpath
+
+    try:
+        return list(dict.fromkeys(action.find(document)))
+    except (jsonpath.JSONPathError, RecursionError) as error:
+        message = f"target {action.target!r} cannot be looked for: {str(error)[:200]}"
+        raise ConfigError([action.problem(message, "use a simpler `target`")]) from None
+
+
+def _remove(action: Action, document: Any, found: Sequence[Location]) -> None:
+    if () in found:
+        raise ConfigError([action.problem("removes the whole document", "choose a part of it")])
+    inner_first = sorted(found, key=lambda one: (len(one), _last_index(one)), reverse=True)
+    for location in inner_first:
+        del _at(document, location[:-1])[location[-1]]
+
+
+def _last_index(location: Location) -> int:
+    """For the order of removals in a list: the last first, so that the other indexes hold."""
+    return location[-1] if isinstance(location[-1], int) else 0
+
+
+def _update(action: Action, document: Any, found: Sequence[Location]) -> None:
+    for location, node in [(one, _at(document, one)) for one in found]:
+        if isinstance(node, list):
+            node.append(copy.deepcopy(action.update))
+        elif isinstance(node, dict) and isinstance(action.update, dict):
+            _merge(node, action.update)
+        else:
+            raise ConfigError([_misfit(action, location, node)])
+
+
+def _misfit(action: Action, location: Location, node: Any) -> Problem:
+    where = "".join(f"/{step}" for step in location)
+    if isinstance(node, dict):
+        message, remedy = "the update of an object is no object", "give the members that change"
+    else:
+        message, remedy = "only objects and lists are updated", "choose the object that has it"
+    return action.problem(f"{message}: at {where[:200] or 'the root'}", remedy)
+
+
+def _merge(node: dict[str, Any], update: Mapping[str, Any]) -> None:
+    """Objects are merged, lists joined, and anything else is replaced."""
+    for name, value in update.items():
+        there = node.get(name)
+        if isinstance(there, dict) and isinstance(value, dict):
+            _merge(there, value)
+        elif isinstance(there, list) and isinstance(value, list):
+            there.extend(copy.deepcopy(value))
+        else:
+            node[name] = copy.deepcopy(value)
+
+
+def _at(document: Any, location: Location) -> Any:
+    for step in location:
+        document = document[step]
+    return document
+
+
+def _count(value: Any) -> int:
+    """How many values there are in one."""
+    return sum(1 for _ in _values(value))
+
+
+def _values(value: Any) -> Iterator[Any]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if isinstance(one, (dict, list)):
+            waiting.extend(one.values() if isinstance(one, dict) else one)

