@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -32,13 +31,13 @@ from bench.measurements import Sample, Settings, rotated
 from bench.servers import Cores
 from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
-from infra import package
-from infra.dynamodb_local import why_not
-from infra.stack.aws import Aws, make_resources, services
-from infra.stack.functions import INVOCATION, Environment, Tools
-from infra.stack.stack import TEMPLATE, find_tools
-from infra.stack.template import Function, Template
 from roundgate.auth import LOCAL
+from roundgate.deployment import packaging, places, runtime
+from roundgate.deployment.dynamodb_local import why_not
+from roundgate.deployment.stack.aws import Aws, make_resources, services
+from roundgate.deployment.stack.functions import INVOCATION, Environment, Tools, unpack
+from roundgate.deployment.stack.stack import build_zips, find_tools
+from roundgate.deployment.stack.template import Function, Template
 from roundgate.tasks import owner_of
 
 WITH_BYTE_CODE = "byte code in the zips"
@@ -81,9 +80,9 @@ def samples(settings: Settings) -> Iterator[Sample]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
         aws = stack.enter_context(services(folder))
-        resources = make_resources(aws, Template(TEMPLATE, {}, {}))
+        resources = make_resources(aws, Template(places.TEMPLATE, {}, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template = Template(TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
+        template = Template(places.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
         with redirect_stdout(sys.stderr):  # samples alone go to the other
             build(folder)
         measure = Measure(settings, tools, template, aws, folder)
@@ -172,12 +171,11 @@ COLD = (
 
 def build(folder: Path) -> None:
     """The code of every function, as AWS would unpack it."""
-    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
-    for function in package.FUNCTIONS:
-        package.build(function, ROOT / "bench/cold_gateway/gateway.yaml", arch, folder)
-    locked = dict(
-        line.split("==") for line in package.LOCK.read_text().splitlines() if "==" in line
-    )
+    build_zips(ROOT / "bench/cold_gateway/gateway.yaml", folder)
+    for name in ("gateway", "worker"):
+        unpack(folder / f"{name}.zip", folder / name)
+    found = re.findall(r"^([a-z0-9-]+)==(\S+)", places.LOCK.read_text("utf-8"), re.MULTILINE)
+    locked = dict(found)
     mangum = f"mangum=={locked['mangum']}"
     floor = [f"{name}=={locked[name]}" for name in ("fastapi", "starlette", "pydantic")]
     handlers = [f"apps/{path.stem}" for path in (ROOT / "bench/apps").glob("lambda_*.py")]
@@ -186,8 +184,11 @@ def build(folder: Path) -> None:
         "sdk": ["mcp>=2.3,<2.4", mangum],
     }.items():
         staging = folder / subject
-        target = ["--target", str(staging), "--no-compile", "--quiet", *package.for_runtime(arch)]
-        package.pip(["install", *target, *requirements])
+        target = ["--target", str(staging), "--no-compile", "--quiet"]
+        if said := runtime.try_pip(
+            ["install", *target, *runtime.options(runtime.here()), *requirements]
+        ):
+            sys.exit(said)
         (staging / "bench/apps").mkdir(parents=True)
         for name in (
             "__init__",
@@ -198,7 +199,7 @@ def build(folder: Path) -> None:
             *handlers,
         ):
             shutil.copy(ROOT / f"bench/{name}.py", staging / f"bench/{name}.py")
-        package.compile_code(staging)
+        packaging.compile_code(staging)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.measurements import Sample
-from infra.dynamodb_local import Emulator
 from roundgate.auth import LOCAL
 from roundgate.backends import Offering, Tool, build, loading
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
+from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.protocol import TextContent, ToolResult
 from roundgate.replay import Context, Journal
 from roundgate.storage import Claimed, TaskQueue, TaskRef, TaskStore

@@ -33,10 +33,10 @@ from bench.servers import Cores, Server, running
 from bench.subjects import ROOT, SUBJECTS
 from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
-from infra import dynamodb_local
-from infra.dynamodb_local import Emulator
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
+from roundgate.deployment import dynamodb_local
+from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.storage.sqlite import Database, SqliteQueue
 from roundgate.tasks import Sweep
 

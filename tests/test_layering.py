@@ -40,6 +40,7 @@ LAYERS = [
     {"endpoints", "sealing"},
     {"protected", "replica"},
     {"main"},
+    {"deployment"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above. A module
@@ -47,16 +48,16 @@ that has a layer of its own, below its package's, imports nothing of the package
 
 HOMES = {
     "fastapi": {"main", "http.shortcut"},
-    "starlette": {"main", "http", "lambda_http"},
+    "starlette": {"main", "http", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
-    "uvicorn": {"cli.serve", "http.server", "http.cycle"},
+    "uvicorn": {"cli.serve", "http.server", "http.cycle", "deployment.stack"},
     "httpx": {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
-        *("client.httpx_transport", "client.session"),
+        *("client.httpx_transport", "client.session", "deployment.stack"),
     },
     "yaml": {
         *("config.yaml_file", "backends.openapi.sources", "cli.answering", "suites.snapshots"),
-        "cassettes.files",
+        *("cassettes.files", "deployment.placing", "deployment.stack"),
     },
     "jmespath": {"backends.shaping", "suites.paths"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
@@ -67,17 +68,14 @@ HOMES = {
     "jiter": {"json"},
     "orjson": {"json"},
     "time": {
-        "clock",
-        "logs",
-        "http.exceptions",
-        "http.stalls",
-        "backends.python.modules",
+        *("clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"),
         "backends.http.service",
+        "deployment",  # waits for processes of its own
     },
-    "secrets": {"tokens.keys"},
+    "secrets": {"tokens.keys", "deployment.stack.loops"},
     "cryptography": {"tokens.sealed", "client.auth", "backends.http.assertion"},
     "jwt": {"auth", "client.auth", "backends.http.assertion"},
-    "botocore": {"aws"},
+    "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
     "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
@@ -318,10 +316,14 @@ WITHOUT_FACE = {
     "roundgate.backends.python",
     "roundgate.cli",
     "roundgate.cli.dialogue",
+    "roundgate.deployment",
+    "roundgate.deployment.stack",
+    "roundgate.deployment.stack.demo",
     "roundgate.protocol.v2025",
     "roundgate.protocol.v2026_07_28",
 }
-"""Kinds of back ends are found by `backends.registry`, revisions by `protocol.revisions`; `cli` is the command."""
+"""Kinds of back ends are found by `backends.registry`, revisions by `protocol.revisions`; `cli` is the
+command, and `deployment` what three of its commands do."""
 
 
 def loaded_after(statement: str) -> set[str]:

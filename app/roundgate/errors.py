@@ -38,6 +38,7 @@ Standard library only; the bottom of every import chain.
     │   ├── StateTooLarge                 a handler had more remembered than may travel
     │   ├── LeaseLost                     a task is no longer this worker's to write to
     │   ├── ConfigError                   gateway.yaml or the environment is wrong; carries every problem found
+    │   │   └── VersionsConflict          no versions of packages satisfy everybody who wants some
     │   ├── UsageError                    what was said on the command line, or in a file that it names, cannot be used
     │   └── ClientError                   what `roundgate.client` raises: a server could not be used as was asked
     │       ├── ConnectionLost            no connection, or it ended before the answer was whole
@@ -60,6 +61,9 @@ Standard library only; the bottom of every import chain.
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
         ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
+        ├── InvocationFailed              a function of the local stack raised, timed out, or its process died
+        │   ├── PayloadTooLarge           its event is larger than AWS Lambda takes
+        │   └── Throttled                 as many functions run there as may run at once
         ├── KeysUnavailable               the keys of an issuer have never been read
         ├── NotNow                        a service's job cannot be asked for just now
         ├── NotServedHere                 this worker cannot serve a task, another may
@@ -422,6 +426,10 @@ class ConfigError(GatewayError):
         self.problems = tuple(problems)
 
 
+class VersionsConflict(ConfigError):
+    """What a repository wants to be packed cannot be had together."""
+
+
 class UsageError(GatewayError):
     """What was said on the command line, or in a file that it names, cannot be used."""
 
@@ -448,6 +456,23 @@ class CallCancelled(Inside):
 
 class HandlerExited(Inside, RuntimeError):
     """A handler called `sys.exit()`, or raised what would end the process."""
+
+
+class InvocationFailed(Inside):
+    """A function of the local stack raised, timed out, or its environment died. `said` is what AWS answers to who has
+    invoked it."""
+
+    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
+
+
+class PayloadTooLarge(InvocationFailed):
+    """The event is larger than AWS Lambda takes; nothing was invoked."""
+
+
+class Throttled(InvocationFailed):
+    """As many functions run as may run at once; nothing was invoked."""
 
 
 class KeysUnavailable(Inside):

@@ -25,6 +25,7 @@ from roundgate.config.yaml_file import Located
 from roundgate.errors import ConfigError, ToolError
 from roundgate.main import build_app
 from tests.support.lambdas import entry, gateway_with, refused, said, use
+from tests.support.rounds import Conversation, accept, tool
 from tests.support.services import Service, answer, service
 from tests.support.task_client import TaskClient
 
@@ -172,6 +173,47 @@ async def test_an_asynchronous_invocation_is_told_in_its_payload(
     assert sent["input"] == {"a": 1}
     assert sent["caller"]["subject"] == "local"
     assert result["structuredContent"] == {"accepted": True, "requestId": "r-1"}
+
+
+async def test_what_every_kind_has_holds_for_functions_too(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"order": {"type": "string"}, "mode": {"type": "string"}},
+        "required": ["order", "mode"],
+    }
+    override = {
+        "tool": {
+            "name": "look",
+            "arguments": {"mode": {"fixed": "fast"}, "order": {"name": "number"}},
+            "result": "lines",
+            "max_result": 200,
+        }
+    }
+    declared = entry(
+        {"input_schema": schema, "approval": "It costs.", "ask_for": ["order"]},
+        {"name": "gone"},
+        prefix="d",
+        approve="always",
+        exclude=[{"name": "gone"}],
+        override=override,
+    )
+    async with service(said({"lines": "x" * 300, "more": 1})) as told:
+        use(patch, told.url)
+        async with gateway_with(tmp_path, declared) as mcp:
+            answers = {
+                "arguments": accept(order="7"),
+                "approve": accept(approve=True),
+            }
+            talk = Conversation(answers)
+            result = await talk.have([mcp] * 3, *tool("d__look"))
+            names = [one["name"] for one in (await mcp.result("tools/list"))["tools"]]
+    assert talk.asked == [["arguments"], ["approve"]]
+    assert json.loads(told.body()) == {"order": "7", "mode": "fast"}
+    assert len(told.requests) == 1
+    assert result["content"][0]["text"].startswith("x" * 200 + "\n")
+    assert names == ["d__look", "read_more"]
 
 
 async def test_secrets_that_are_sent_do_not_come_back(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.lambda_api import functions_at
-from infra.stack.stack import find_tools, why_not
 from roundgate import config
 from roundgate.cli import main
+from roundgate.deployment.stack.lambda_api import functions_at
+from roundgate.deployment.stack.stack import find_tools, why_not
 from roundgate.main import build_app
 from tests.support.asgi import client
 from tests.support.documents import ROOT

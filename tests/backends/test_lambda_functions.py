@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from infra.stack.functions import Pool
-from infra.stack.lambda_api import LambdaApi, functions_at
-from infra.stack.stack import find_tools, why_not
 from roundgate.cli import main
+from roundgate.deployment.stack.functions import Pool
+from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
+from roundgate.deployment.stack.stack import find_tools, why_not
 from tests.support import wire
 from tests.support.lambdas import FUNCTIONS, entry, gateway_with, use
 from tests.support.rounds import Conversation, accept, ask, retry, tool

@@ -22,7 +22,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.ports import reserved_port
+from roundgate.deployment.ports import reserved_port
 from tests.chaos.fleet import ROOT
 from tests.chaos.hostile import call, request
 from tests.chaos.orders import table

@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from infra.ports import reserved_port
+from roundgate.deployment.ports import reserved_port
 from tests.chaos.edge import _memory_mb as memory_mb
 from tests.chaos.fleet import ROOT
 from tests.chaos.orders import table

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from infra.stack.stack import why_not
+from roundgate.deployment.stack.stack import why_not
 from tests.chaos.tasks import store
 from tests.clients import documented
 from tests.clients.capabilities import RIGHT

@@ -167,6 +167,7 @@ PLACES: dict[type[Model], str] = {
     config.JwtAuthConfig: "## `auth`",
     config.AuthorizerConfig: "| setting of an authorizer",
     config.StateConfig: "## `state`",
+    config.PackageConfig: "## `package`",
     config.SessionsConfig: "## `sessions`",
     config.FallbackConfig: "## `fallback`",
     config.TasksConfig: "## `tasks`",

@@ -32,8 +32,8 @@ from types import MappingProxyType
 
 import yaml
 
-from infra.ports import reserved_port
-from infra.stack.stack import why_not
+from roundgate.deployment.ports import reserved_port
+from roundgate.deployment.stack.stack import why_not
 from tests.conformance.judge import (
     Check,
     Outcome,

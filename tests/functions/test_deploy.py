@@ -1,4 +1,4 @@
-"""`scripts/deploy`: what it passes to `sam deploy`, what it refuses, and what it finds out about
+"""`roundgate deploy`: what it passes to `sam deploy`, what it refuses, and what it finds out about
 the stack."""
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from infra import deploy
-from roundgate.errors import ConfigError
+from roundgate.deployment import deploying as deploy
+from roundgate.errors import ConfigError, UsageError
 
 boto3 = pytest.importorskip("boto3")
 
 from botocore.exceptions import ClientError  # noqa: E402
 from botocore.stub import Stubber  # noqa: E402
 
+BUILT = Path(".build/template.yaml")
 UP = {"Architecture": "arm64", "AllowAnonymous": "true", "WorkerConcurrency": "5"}
 """Parameters of a stack that is up."""
 
@@ -43,7 +44,13 @@ def passed(command: list[str]) -> dict[str, str]:
 
 
 def wanted(config: Path, *options: str) -> deploy.Asked:
-    return deploy.asked(["roundgate", str(config), *options])
+    return deploy.asked("roundgate", [str(config), *options])
+
+
+def check(one: deploy.Asked, stored: dict[str, str], executions: int | None) -> None:
+    """Whether a deployment is refused."""
+    assert one.config is not None
+    deploy.check(one, one.config, stored, executions)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,7 @@ def test_the_architecture_is_the_one_asked_for_or_that_of_the_stack_and_always_p
     open_config: Path, stored: dict[str, str], options: list[str], architecture: str
 ) -> None:
     one = wanted(open_config, deploy.OVERRIDES, *options) if options else wanted(open_config)
-    for command in deploy.commands(one, stored):
+    for command in deploy.commands(one, stored, BUILT):
         assert passed(command)["Architecture"] == architecture
 
 
@@ -86,14 +93,14 @@ def test_other_options_and_parameters_are_passed_on(open_config: Path) -> None:
         "mine",
     ]
     one = wanted(open_config, *options)
-    (command,) = deploy.commands(one, UP)
+    (command,) = deploy.commands(one, UP, BUILT)
     assert passed(command) == {"Architecture": "arm64", "LogLevel": "debug", "StageName": "prod"}
     assert " --region us-east-1 --profile mine " in " ".join(command)
     assert one.of_session == {"--region": "us-east-1", "--profile": "mine"}
 
 
 def test_a_new_stacks_table_is_protected_when_the_stack_has_been_made(open_config: Path) -> None:
-    first, second = deploy.commands(wanted(open_config), {})
+    first, second = deploy.commands(wanted(open_config), {}, BUILT)
     assert passed(first)["ProtectTable"] == "false"
     assert passed(second) == {**passed(first), "ProtectTable": "true"}
 
@@ -102,11 +109,11 @@ def test_a_new_stacks_table_is_protected_when_the_stack_has_been_made(open_confi
     "options", [["--no-execute-changeset"], [deploy.OVERRIDES, "ProtectTable=false"]], ids=str
 )
 def test_it_is_not_where_that_was_not_wanted(open_config: Path, options: list[str]) -> None:
-    assert len(deploy.commands(wanted(open_config, *options), {})) == 1
+    assert len(deploy.commands(wanted(open_config, *options), {}, BUILT)) == 1
 
 
 def test_a_stack_that_is_up_is_deployed_once_and_keeps_its_protection(open_config: Path) -> None:
-    (command,) = deploy.commands(wanted(open_config), UP)
+    (command,) = deploy.commands(wanted(open_config), UP, BUILT)
     assert "ProtectTable" not in passed(command)
 
 
@@ -146,7 +153,7 @@ class Session:
 
 def test_functions_of_tools_become_arns_with_their_qualifiers(open_config: Path) -> None:
     open_config.write_text(FUNCTIONS)
-    found = deploy.with_functions(wanted(open_config), Session()).overrides
+    found = deploy.with_functions(wanted(open_config), open_config, Session()).overrides
     here = "arn:aws:lambda:eu-central-1:123456789012:function:"
     assert found["FunctionArns"].split(",") == [
         f"{here}orders:live",
@@ -164,14 +171,16 @@ def test_functions_of_tools_become_arns_with_their_qualifiers(open_config: Path)
 def test_without_functions_there_are_none_and_those_that_are_given_are_passed(
     open_config: Path,
 ) -> None:
-    none = deploy.with_functions(wanted(open_config), Session()).overrides
+    none = deploy.with_functions(wanted(open_config), open_config, Session()).overrides
     assert none == {"FunctionArns": "none", "DurableFunctionArns": "none"}
     given = "FunctionArns=arn:f", "DurableFunctionArns=none"
     open_config.write_text(FUNCTIONS.replace("function: orders", "function: ${ORDERS}"))
-    one = deploy.with_functions(wanted(open_config, deploy.OVERRIDES, *given), Session())
+    one = deploy.with_functions(
+        wanted(open_config, deploy.OVERRIDES, *given), open_config, Session()
+    )
     assert one.overrides["FunctionArns"] == "arn:f"
-    with pytest.raises(deploy.Refused, match="named by a reference"):
-        deploy.with_functions(wanted(open_config), Session())
+    with pytest.raises(UsageError, match="named by a reference"):
+        deploy.with_functions(wanted(open_config), open_config, Session())
 
 
 # Secrets of credentials
@@ -189,7 +198,7 @@ backends:
 
 def test_secrets_and_parameters_of_credentials_become_arns(open_config: Path) -> None:
     open_config.write_text(SECRETS)
-    found = deploy.with_secrets(wanted(open_config), Session()).overrides
+    found = deploy.with_secrets(wanted(open_config), open_config, Session()).overrides
     assert found["SecretArns"].split(",") == [
         "arn:aws:secretsmanager:eu-central-1:123456789012:secret:prod/orders-??????",
         "arn:aws:secretsmanager:us-east-1:1:secret:far",
@@ -204,11 +213,11 @@ def test_secrets_and_parameters_of_credentials_become_arns(open_config: Path) ->
 def test_without_secrets_there_are_none_and_those_that_are_given_are_passed(
     open_config: Path,
 ) -> None:
-    none = deploy.with_secrets(wanted(open_config), Session()).overrides
+    none = deploy.with_secrets(wanted(open_config), open_config, Session()).overrides
     assert none == {"SecretArns": "none", "ParameterArns": "none"}
     open_config.write_text(SECRETS)
     given = "SecretArns=arn:s", "ParameterArns=none"
-    one = deploy.with_secrets(wanted(open_config, deploy.OVERRIDES, *given), Session())
+    one = deploy.with_secrets(wanted(open_config, deploy.OVERRIDES, *given), open_config, Session())
     assert one.overrides == {"SecretArns": "arn:s", "ParameterArns": "none"}
 
 
@@ -218,13 +227,13 @@ def test_without_secrets_there_are_none_and_those_that_are_given_are_passed(
 def test_without_authentication_a_deployment_has_to_be_meant(
     open_config: Path, guarded_config: Path
 ) -> None:
-    with pytest.raises(deploy.Refused, match=r"(?s)no authentication.*AllowAnonymous=true"):
-        deploy.check(wanted(open_config), {}, None)
-    deploy.check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=true"), {}, None)
-    deploy.check(wanted(open_config), UP, None)
-    with pytest.raises(deploy.Refused):
-        deploy.check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=false"), UP, None)
-    deploy.check(wanted(guarded_config), {}, None)
+    with pytest.raises(UsageError, match=r"(?s)no authentication.*AllowAnonymous=true"):
+        check(wanted(open_config), {}, None)
+    check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=true"), {}, None)
+    check(wanted(open_config), UP, None)
+    with pytest.raises(UsageError):
+        check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=false"), UP, None)
+    check(wanted(guarded_config), {}, None)
 
 
 def test_what_only_the_function_knows_is_not_asked_for(guarded_config: Path) -> None:
@@ -232,15 +241,15 @@ def test_what_only_the_function_knows_is_not_asked_for(guarded_config: Path) -> 
         "https://issuer.example/keys", "${SET_IN_THE_FUNCTION_ONLY}"
     )
     guarded_config.write_text(text)
-    deploy.check(wanted(guarded_config), {}, None)
+    check(wanted(guarded_config), {}, None)
 
 
 @pytest.mark.parametrize("text", ["auth: [", "- a list"], ids=["no YAML", "a list"])
 def test_a_configuration_that_is_none_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    with pytest.raises((deploy.Refused, ConfigError), match=r"broken\.yaml"):
-        deploy.check(wanted(path), UP, None)
+    with pytest.raises((UsageError, ConfigError), match=r"broken\.yaml"):
+        check(wanted(path), UP, None)
 
 
 @pytest.mark.parametrize(
@@ -251,18 +260,20 @@ def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
 ) -> None:
     one = wanted(guarded_config, deploy.OVERRIDES, f"WorkerConcurrency={workers}")
     if fits:
-        deploy.check(one, {}, executions)
+        check(one, {}, executions)
     else:
-        with pytest.raises(deploy.Refused, match=r"(?s)10 functions at once.*Set it to 5 at most"):
-            deploy.check(one, {}, executions)
+        with pytest.raises(UsageError, match=r"(?s)10 functions at once.*Set it to 5 at most"):
+            check(one, {}, executions)
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["stack"], ["--help", "x"], ["stack", "file", deploy.OVERRIDES, "Name"]]
-)
-def test_a_command_line_that_is_none_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(deploy.Refused):
-        deploy.asked(arguments)
+def test_an_override_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="takes NAME=VALUE, not 'Name'"):
+        deploy.asked("stack", ["file", deploy.OVERRIDES, "Name"])
+
+
+def test_the_nearest_configuration_is_deployed_if_none_is_named() -> None:
+    one = deploy.asked("stack", [deploy.OVERRIDES, "LogLevel=debug"])
+    assert (one.config, one.overrides) == (None, {"LogLevel": "debug"})
 
 
 # What it finds out

@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.ports import reserved_port
 from roundgate.config.settings import Settings
+from roundgate.deployment.ports import reserved_port
 from tests.support import wire
 from tests.support.dynamodb import ROOT
 

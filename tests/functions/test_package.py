@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from infra import package
+from roundgate.config import load
+from roundgate.deployment import locking, places, runtime
+from roundgate.deployment import packaging as package
+from roundgate.deployment.requirements import Requirements
 from tests.support.dynamodb import ROOT
 
 pytestmark = (
@@ -104,19 +105,21 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def zips(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Zip]:
-    finder = [sys.executable, str(ROOT / "scripts/interpreter.py"), package.RUNTIME]
-    if subprocess.run(finder, capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"the functions need Python {package.RUNTIME}")
+    if runtime.interpreter() is None:
+        pytest.skip(f"the functions need Python {runtime.PYTHON}")
     out = tmp_path_factory.mktemp("zips")
-    for function in package.FUNCTIONS:
-        package.build(function, config, ARCH, out)
+    build(config, out)
     return {function.name: Zip(out / f"{function.name}.zip") for function in package.FUNCTIONS}
+
+
+def build(config: Path, out: Path) -> None:
+    package.package(package.plan(load(config), config, ARCH), out)
 
 
 def locked() -> set[str]:
     return {
         line.partition("==")[0]
-        for line in package.LOCK.read_text().splitlines()
+        for line in places.LOCK.read_text().splitlines()
         if not line.startswith("#")
     }
 
@@ -143,7 +146,7 @@ def wheels(made: Zip) -> list[Path]:
     }
     found = [
         path
-        for path in package.WHEELS.glob("*.whl")
+        for path in (places.cache() / "wheels").glob("*/*.whl")
         if "-".join(path.name.split("-")[:2]).lower() in versions
     ]
     assert {"-".join(path.name.split("-")[:2]).lower() for path in found} == versions
@@ -186,7 +189,7 @@ def test_each_has_its_own_part_of_the_app(zips: Mapping[str, Zip]) -> None:
         str(path.relative_to(ROOT / "app/roundgate"))
         for path in (ROOT / "app/roundgate").rglob("*.py")
     }
-    command = {one for one in app if one.startswith("cli/")}
+    command = {one for one in app if one.startswith(("cli/", "deployment/"))}
     web = {one for one in app if one.startswith("http/")} | {"main.py", "lambda_http.py"}
     assert zips["gateway"].under("roundgate") == app - command - {"lambda_worker.py"}
     assert zips["worker"].under("roundgate") == app - command - web
@@ -224,14 +227,15 @@ def test_the_same_input_makes_the_same_zip(
     zips: Mapping[str, Zip], config: Path, tmp_path: Path
 ) -> None:
     elsewhere = shutil.copytree(config.parent, tmp_path / "elsewhere")  # other times, another path
-    (worker,) = (function for function in package.FUNCTIONS if function.name == "worker")
-    package.build(worker, elsewhere / "gateway.yaml", ARCH, tmp_path / "out")
+    build(elsewhere / "gateway.yaml", tmp_path / "out")
     assert (tmp_path / "out/worker.zip").read_bytes() == zips["worker"].path.read_bytes()
 
 
 def test_the_lock_can_be_installed_for_the_other_machine(tmp_path: Path) -> None:
-    (gateway,) = (function for function in package.FUNCTIONS if function.name == "gateway")
-    package.install(gateway, "x86_64", tmp_path)
+    wheels = locking.wheels(
+        locking.for_repository(Requirements(None), tmp_path, "x86_64"), "x86_64"
+    )
+    package.unpack_wheels(wheels, tmp_path)
     native = [path.name for path in tmp_path.rglob("*.so")]
     assert native
     assert all("x86_64" in name or ".abi3." in name for name in native), native

@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from infra.stack.stack import EXECUTIONS, rate_s
-from infra.stack.template import Template
 from roundgate import lambda_worker
 from roundgate.config.settings import Settings, from_environment
+from roundgate.deployment.stack.stack import EXECUTIONS, rate_s
+from roundgate.deployment.stack.template import Template
 from roundgate.storage.dynamodb.table import TABLE
 from tests.support import permissions
 from tests.support.dynamodb import ROOT

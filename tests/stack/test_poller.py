@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from infra.stack import loops
-from infra.stack.functions import InvocationFailed
-from infra.stack.triggers import Poller, failures
+from roundgate.deployment.stack import loops
+from roundgate.deployment.stack.triggers import Poller, failures
+from roundgate.errors import InvocationFailed
 from tests.support import moto_server
 
 boto3 = pytest.importorskip("boto3")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.stack.loops import MOST
+from roundgate.deployment.stack.loops import MOST
 from tests.stack.conftest import TIMES, Deployed, begun, until
 from tests.support.asgi import Client
 from tests.support.cloudwatch import Alarm, alarms

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from infra.dynamodb_local import ROOT as ROOT
-from infra.dynamodb_local import Emulator as Emulator
-from infra.dynamodb_local import emulator as emulator
-from infra.dynamodb_local import why_not as why_not
+from roundgate.deployment.dynamodb_local import Emulator as Emulator
+from roundgate.deployment.dynamodb_local import emulator as emulator
+from roundgate.deployment.dynamodb_local import why_not as why_not
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from infra.ports import reserved_port
+from roundgate.deployment.ports import reserved_port
 
 _COMMAND = "import sys; from roundgate.cli import main; sys.exit(main())"
 

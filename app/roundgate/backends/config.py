@@ -145,6 +145,16 @@ class BackendConfig(Model):
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
 
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """Files and folders, relative to gateway.yaml, without which a function could not serve it."""
+        return ()
+
+    @property
+    def packed_modules(self) -> tuple[str, ...]:
+        """Dotted names of modules, beside gateway.yaml or installed, that are loaded for it."""
+        return ()
+
 
 class SearchConfig(Model):
     """Three tools in place of a long list: search_tools, describe_tool and call_tool."""

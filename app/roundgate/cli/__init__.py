@@ -12,6 +12,7 @@ from typing import Final
 
 from roundgate.cli import (
     cassette_options,
+    deployment_options,
     remote_options,
     repository_options,
     serving_options,
@@ -24,6 +25,7 @@ from roundgate.logs import escaped
 _GROUPS: Final = (
     repository_options,
     serving_options,
+    deployment_options,
     task_options,
     remote_options,
     cassette_options,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from roundgate.config.models import HttpConfig as HttpConfig
     from roundgate.config.models import JwtAuthConfig as JwtAuthConfig
     from roundgate.config.models import LimitsConfig as LimitsConfig
+    from roundgate.config.models import PackageConfig as PackageConfig
     from roundgate.config.models import ServerConfig as ServerConfig
     from roundgate.config.models import SessionsConfig as SessionsConfig
     from roundgate.config.models import StateConfig as StateConfig
@@ -44,7 +45,7 @@ else:
             ".base": "Model Origin TaskMode WithoutTasks",
             ".loading": "ConfigFile Inspected inspect load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
-            "HttpConfig JwtAuthConfig LimitsConfig ServerConfig SessionsConfig StateConfig TasksConfig",
+            "HttpConfig JwtAuthConfig LimitsConfig PackageConfig ServerConfig SessionsConfig StateConfig TasksConfig",
             ".references": "kept_at_aws read_file",
             ".secret": "Reference Secret checked found_in",
             ".settings": "Settings",

@@ -454,6 +454,15 @@ def _kind_of_auth(given: Any) -> str:
     return "<authorizer>" if is_authorizer else "<jwt>"
 
 
+class PackageConfig(Model):
+    """What goes into the functions beside what gateway.yaml names and what that imports."""
+
+    include: list[str] = Field(
+        [],
+        description="Files and folders, relative to gateway.yaml: paths, or patterns such as data/**/*.csv.",
+    )
+
+
 class GatewayConfig(Model):
     """The whole file."""
 
@@ -495,6 +504,9 @@ class GatewayConfig(Model):
     )
     views: list[ViewConfig] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."
+    )
+    package: PackageConfig = Field(
+        PackageConfig.model_construct(), description="What `roundgate package` puts into functions."
     )
 
     @model_validator(mode="after")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from infra import package
 from roundgate import config
 from roundgate.backends import loading
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import read
 from roundgate.cli import main
+from roundgate.deployment import packaging as package
 from roundgate.errors import ConfigError, UnusableIndex
 from tests.support.authority import Authority
 from tests.support.openapi import document, file_of, gateway_of, operation
@@ -263,10 +263,10 @@ def test_what_is_packaged_has_its_indexes(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_text(
         "backends: [{kind: openapi, name: api, document: api.json}]"
     )
-    package.compile_documents(tmp_path / "gateway.yaml")
+    package.compile_documents(config.load(tmp_path / "gateway.yaml"))
     assert [row.name for row in read(tmp_path / "api.index").rows] == ["op"]
     (tmp_path / "plain.yaml").write_text("backends: [{kind: python, name: p, module: not_there}]")
-    package.compile_documents(tmp_path / "plain.yaml")  # nothing to compile, so nothing is read
+    package.compile_documents(config.load(tmp_path / "plain.yaml"))  # nothing to compile
 
 
 def test_an_index_of_another_document_or_other_settings_is_not_used(tmp_path: Path) -> None:

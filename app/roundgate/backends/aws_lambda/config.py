@@ -244,6 +244,11 @@ class LambdaBackendConfig(BackendConfig):
     )
     tools: list[LambdaToolConfig] = Field([], description="The tools that are declared here.")
 
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """The index, where the function tells its tools."""
+        return (self.index or f"{self.name}.index",) if self.describe else ()
+
     @model_validator(mode="after")
     def _has_functions(self) -> LambdaBackendConfig:
         if not self.tools and not self.describe:

@@ -64,3 +64,13 @@ class OpenApiBackendConfig(RemoteConfig):
     strict: bool = Field(
         False, description="Whether an operation that cannot be offered is an error."
     )
+
+    @property
+    def index_file(self) -> str:
+        """Where its index is kept, relative to gateway.yaml."""
+        return self.index or f"{self.name}.index"
+
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """The index, which is all that a start reads."""
+        return (self.index_file,)

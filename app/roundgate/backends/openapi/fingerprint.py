@@ -32,7 +32,7 @@ _COMPILED_WITH: Final = (
 
 def index_path(config: OpenApiBackendConfig, origin: Origin) -> Path:
     """Where the index of a back end is kept."""
-    return origin.base_dir / (config.index or f"{config.name}.index")
+    return origin.base_dir / config.index_file
 
 
 def fingerprint(config: OpenApiBackendConfig) -> str:

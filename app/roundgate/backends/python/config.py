@@ -18,6 +18,16 @@ class PythonBackendConfig(BackendConfig):
         None, description="Dotted name of an importable module, instead of path."
     )
 
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """Its file."""
+        return () if self.path is None else (self.path,)
+
+    @property
+    def packed_modules(self) -> tuple[str, ...]:
+        """Its module."""
+        return () if self.module is None else (self.module,)
+
     @model_validator(mode="after")
     def _one_source(self) -> PythonBackendConfig:
         if (self.path is None) == (self.module is None):

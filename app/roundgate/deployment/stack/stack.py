@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -17,15 +16,25 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from infra.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
-from infra.stack.front import INTEGRATION_S, Front
-from infra.stack.functions import Account, Environment, Pool, Tools, free_port, unpack
-from infra.stack.lambda_api import LambdaApi, functions_at
-from infra.stack.template import Template
-from infra.stack.triggers import Poller, Schedule
+from roundgate import config as loading
+from roundgate.backends import kind_of
+from roundgate.deployment import packaging, places, runtime, tools
+from roundgate.deployment.packaging import PLACEHOLDER
+from roundgate.deployment.stack.aws import ACCOUNT, REGION, Aws, make_resources, services
+from roundgate.deployment.stack.front import INTEGRATION_S, Front
+from roundgate.deployment.stack.functions import (
+    Account,
+    Environment,
+    Pool,
+    Tools,
+    free_port,
+    unpack,
+)
+from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
+from roundgate.deployment.stack.template import Template
+from roundgate.deployment.stack.triggers import Poller, Schedule
+from roundgate.errors import UsageError
 
-ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "template.yaml"
 EXECUTIONS = 10
 """What a new account may have at once of all its functions."""
 
@@ -131,24 +140,24 @@ async def running(
     """
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
-    parameters, tools = {"PublicUrl": url, "AllowAnonymous": "true"}, find_tools()
+    parameters, made_with = {"PublicUrl": url, "AllowAnonymous": "true"}, find_tools()
     with services(directory) as aws:
-        resources = make_resources(aws, Template(TEMPLATE, parameters, {}))
+        resources = make_resources(aws, Template(places.TEMPLATE, parameters, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
         template, variables = (
-            Template(TEMPLATE, parameters, known),
+            Template(places.TEMPLATE, parameters, known),
             {**aws.environment, **(more or {})},
         )
         async with AsyncExitStack() as others:
             invoked = None
             if functions is not None:
-                at = functions_at(functions, directory, tools, more=more)
+                at = functions_at(functions, directory, made_with, more=more)
                 variables["AWS_ENDPOINT_URL_LAMBDA"], invoked = await others.enter_async_context(at)
             http = await others.enter_async_context(
                 httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
             )
             deployment = Deployment(
-                template, zips, tools, variables, directory, http, times, Account(executions)
+                template, zips, made_with, variables, directory, http, times, Account(executions)
             )
             front, back = deployment.gateways(gateways), deployment.workers(workers)
             poller, schedule = triggers(template, aws, resources, back, times)
@@ -223,19 +232,20 @@ async def up(server: uvicorn.Server) -> None:
 
 def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -> Path:
     """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed.
-    `more` are variables, such as where functions are that tell their tools."""
-    arch = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
-    command = [
-        sys.executable,
-        "-m",
-        "infra.package",
-        "--arch",
-        arch,
-        "--out",
-        str(out.resolve()),
-        str(config.resolve()),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **(more or {})})
+    `more` are variables, such as where functions are that tell their tools.
+
+    Raises:
+        ConfigError: it cannot be packed.
+        UsageError: something that describes a back end cannot be compiled.
+    """
+    file = loading.load(config, placeholder=PLACEHOLDER)
+    if any(kind_of(backend).compile_with() for backend in file.config.backends):
+        # in a process of its own, for the sake of its variables
+        command = [sys.executable, "-m", "roundgate.cli", "compile", str(config)]
+        environ = {**os.environ, **(more or {})}
+        if subprocess.run(command, env=environ, check=False).returncode != 0:
+            raise UsageError(f"{config} cannot be compiled")
+    packaging.package(packaging.plan(file, config, runtime.here()), out)
     return out
 
 
@@ -251,19 +261,18 @@ async def build_with_functions(config: Path, functions: Path, directory: Path) -
 
 def why_not() -> str | None:
     """Why the stack cannot be run here, if it cannot."""
-    finder = [sys.executable, str(ROOT / "scripts/interpreter.py"), "3.13"]
-    if subprocess.run(finder, capture_output=True, check=False).returncode != 0:
-        return "the functions need Python 3.13"
+    if runtime.interpreter() is None:
+        return f"the functions need Python {runtime.PYTHON}"
     return None if shutil.which("java") else "DynamoDB Local needs Java 17"
 
 
 def find_tools(*, with_store: bool = True) -> Tools:
-    """The emulator and the runtime's Python; with DynamoDB Local they are installed once."""
+    """The emulator and the runtime's Python; with DynamoDB Local they are installed once.
+
+    Raises:
+        UsageError: they cannot be.
+    """
     if with_store:
-        subprocess.run([ROOT / "scripts/dynamodb-local", "--install"], check=True)
-    subprocess.run([ROOT / "scripts/lambda-tools"], check=True)
-    emulator = ROOT / ".cache/lambda/aws-lambda-rie"
-    python = ROOT / ".cache/lambda/runtime/bin/python"
-    if not (emulator.exists() and python.exists()):
-        sys.exit("scripts/lambda-tools did not install the emulator")
-    return Tools(emulator, python)
+        tools.dynamodb()
+        tools.provide_moto()
+    return Tools(*tools.emulator())

@@ -23,11 +23,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from infra.ports import reserved_port
 from roundgate.clock import Clock
+from roundgate.deployment import places, tools
+from roundgate.deployment.ports import reserved_port
 from roundgate.storage.dynamodb import CONFIG, Table, create_table
 
-ROOT = Path(__file__).parents[1]
 START_S = 60
 
 _WATCHER = """
@@ -36,8 +36,9 @@ from pathlib import Path
 
 if os.fork():
     os._exit(0)  # nobody's child: it may outlive whoever began it
-users, address, port = sys.argv[1:]
-java = subprocess.Popen(["scripts/dynamodb-local", port])
+users, address, folder, port = sys.argv[1:]
+java = subprocess.Popen(["java", "-Djava.library.path=DynamoDBLocal_lib", "-jar", "DynamoDBLocal.jar", "-inMemory",
+                         "-disableTelemetry", "-port", port], cwd=folder)
 with open(users) as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     Path(address).unlink(missing_ok=True)
@@ -91,7 +92,7 @@ def why_not() -> str | None:
     """Why it cannot be run here, if it cannot."""
     if shutil.which("java") is None:
         return "DynamoDB Local needs Java 17"
-    if not (ROOT / ".cache/dynamodb-local/.stamp").exists():
+    if not (places.cache() / "dynamodb-local/.stamp").exists():
         return "DynamoDB Local is not installed: scripts/dynamodb-local --install"
     return None
 
@@ -117,10 +118,9 @@ def _locked(path: Path, how: int) -> Iterator[IO[str]]:
 def _start(users: Path, address: Path) -> None:
     with reserved_port() as port:
         with users.with_suffix(".log").open("a") as log:
-            command = [sys.executable, "-c", _WATCHER, str(users), str(address), str(port)]
+            paths = [str(users), str(address), str(tools.dynamodb())]
             subprocess.run(
-                command,
-                cwd=ROOT,
+                [sys.executable, "-c", _WATCHER, *paths, str(port)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from infra.stack import loops
-from infra.stack.functions import InvocationFailed, Throttled
+from roundgate.deployment.stack import loops
+from roundgate.errors import InvocationFailed, Throttled
 
 Invoke: TypeAlias = Callable[..., Awaitable[Any]]
 """An event, and the trace header of what led to it, to a function; what it returns. Raises
@@ -39,7 +39,7 @@ class Poller:
     dead_letters: str = ""
     """Where messages go that have invoked the function too often in one chain."""
     allows_loops: bool = False
-    """Whether the function has `RecursiveLoop: Allow`, see `infra.stack.loops`."""
+    """Whether the function has `RecursiveLoop: Allow`, see `roundgate.deployment.stack.loops`."""
     counts: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:

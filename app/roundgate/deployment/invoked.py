@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
-class Refused(Exception):
-    """What speaks against a deployment, and the remedy."""
+from roundgate.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ def functions_of(configuration: Mapping[str, Any]) -> list[Named]:
     """What `gateway.yaml` names, each once.
 
     Raises:
-        Refused: a name is a reference, which only the function knows.
+        UsageError: a name is a reference, which only the function knows.
     """
     found: list[Named] = []
     for entry in configuration.get("backends") or []:
@@ -35,7 +33,7 @@ def functions_of(configuration: Mapping[str, Any]) -> list[Named]:
             found += _of_entry(entry)
     for one in found:
         if "${" in f"{one.function}{one.qualifier}{one.region}":
-            raise Refused(
+            raise UsageError(
                 f"The function {one.function} is named by a reference, which is only known where the gateway runs.\n"
                 "Name it, or pass FunctionArns and DurableFunctionArns yourself (--parameter-overrides)."
             )

@@ -1,4 +1,4 @@
-"""`scripts/deploy`: what is deployed with which parameters, so that a second deployment changes
+"""`roundgate deploy`: what is deployed with which parameters, so that a second deployment changes
 nothing by accident.
 
 `sam deploy` keeps the parameters of the stack that it is not given. The zips it knows nothing of:
@@ -10,8 +10,6 @@ protected by a second deployment, of that one parameter.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,16 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from infra.invoked import Named, arn_of, functions_of, unqualified
-from infra.invoked import Refused as Refused
-from infra.referred import resources_of
-from infra.stack.template import Template
 from roundgate.config import kept_at_aws, yaml_file
-from roundgate.errors import ConfigError
+from roundgate.deployment import places
+from roundgate.deployment.invoked import Named, arn_of, functions_of, unqualified
+from roundgate.deployment.referred import resources_of
+from roundgate.deployment.stack.template import Template
+from roundgate.errors import UsageError
 
-ROOT: Final = Path(__file__).parents[1]
-USAGE: Final = """scripts/deploy STACK CONFIG [sam deploy's options]
-scripts/deploy roundgate gateway.yaml --parameter-overrides AllowAnonymous=true WorkerConcurrency=50"""
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
 """Options that say whose stack it is."""
@@ -41,7 +36,8 @@ class Asked:
     """The command line."""
 
     stack: str
-    config: Path
+    config: Path | None
+    """What is deployed, if it was said."""
     overrides: Mapping[str, str]
     options: Sequence[str]
     """For `sam deploy`, without the overrides."""
@@ -53,26 +49,25 @@ class Asked:
         return {name: value for name, value in pairs if name in OF_SESSIONS}
 
 
-def asked(arguments: Sequence[str]) -> Asked:
-    """The command line, read.
+def asked(stack: str, rest: Sequence[str]) -> Asked:
+    """The command line, read: the stack's name, and what stands behind it.
 
     Raises:
-        Refused: it is none.
+        UsageError: an override is none.
     """
-    if len(arguments) < 2 or arguments[0].startswith("-") or arguments[1].startswith("-"):
-        raise Refused(USAGE)
-    stack, config_file, *rest = arguments
+    words = list(rest)
+    config = Path(words.pop(0)) if words and not words[0].startswith("-") else None
     overrides: dict[str, str] = {}
     options: list[str] = []
     is_override = False
-    for text in rest:
+    for text in words:
         if text.startswith("-"):
             is_override = text == OVERRIDES
         if is_override and text != OVERRIDES:
             overrides.update(_override(text))
         elif not is_override:
             options.append(text)
-    return Asked(stack, Path(config_file), overrides, options)
+    return Asked(stack, config, overrides, options)
 
 
 def _override(text: str) -> Iterator[tuple[str, str]]:
@@ -82,31 +77,29 @@ def _override(text: str) -> Iterator[tuple[str, str]]:
         if name == "ParameterKey":
             name, _, value = value.partition(",ParameterValue=")
         if not equals:
-            raise Refused(f"{OVERRIDES} takes NAME=VALUE, not {one!r}")
+            raise UsageError(f"{OVERRIDES} takes NAME=VALUE, not {one!r}")
         yield name, value
 
 
 def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
     """All that are passed: what is asked for, and the architecture, which is never left to
     anybody's memory."""
-    default = Template(ROOT / "template.yaml", {}, {}).source["Parameters"]["Architecture"][
-        "Default"
-    ]
+    default = _default("Architecture")
     known = {"Architecture": stored.get("Architecture", default), **asked.overrides}
     return known if stored else {**known, "ProtectTable": "false"}
 
 
-def check(asked: Asked, stored: Mapping[str, str], executions: int | None) -> None:
-    """Raises Refused: the functions would not start, or would starve each other."""
+def check(asked: Asked, config: Path, stored: Mapping[str, str], executions: int | None) -> None:
+    """Raises UsageError: the functions would not start, or would starve each other."""
     says = {**stored, **asked.overrides}
-    if not _authenticates(asked.config) and says.get("AllowAnonymous") != "true":
-        raise Refused(
-            f"{asked.config} configures no authentication: everybody who knows the URL could call.\n"
+    if not _authenticates(config) and says.get("AllowAnonymous") != "true":
+        raise UsageError(
+            f"{config} configures no authentication: everybody who knows the URL could call.\n"
             f"Configure auth, or say {OVERRIDES} AllowAnonymous=true if that is meant."
         )
     workers = int(says.get("WorkerConcurrency", _default("WorkerConcurrency")))
     if executions is not None and workers > executions // GATEWAYS_SHARE:
-        raise Refused(
+        raise UsageError(
             f"The account may have {executions} functions at once,"
             f" and WorkerConcurrency={workers} leaves too few to the gateway.\n"
             f"Set it to {max(2, executions // GATEWAYS_SHARE)} at most, or ask AWS for more"
@@ -118,51 +111,64 @@ def _authenticates(path: Path) -> bool:
     """Whether a configuration says who may call. Its references are for the function, not for here.
 
     Raises:
-        ConfigError, Refused: it cannot be read.
+        ConfigError, UsageError: it cannot be read.
     """
     value = yaml_file.read(path).value
     if not isinstance(value, dict):
-        raise Refused(
+        raise UsageError(
             f"{path} is no configuration: it has to be a mapping, see docs/configuration.md"
         )
     return bool(value.get("auth", "none") != "none")
 
 
 def _default(name: str) -> Any:
-    return Template(ROOT / "template.yaml", {}, {}).source["Parameters"][name]["Default"]
+    return Template(places.TEMPLATE, {}, {}).source["Parameters"][name]["Default"]
 
 
-def commands(asked: Asked, stored: Mapping[str, str]) -> list[list[str]]:
+def commands(
+    asked: Asked, stored: Mapping[str, str], template: Path, sam: str = "sam"
+) -> list[list[str]]:
     """The calls of `sam`, one after another; a new stack's table is protected by the second."""
     passed = parameters(asked, stored)
-    first = _sam(asked, passed)
+    first = _sam(sam, template, asked, passed)
     if stored or "--no-execute-changeset" in asked.options:
         return [first]
     protect = {**passed, "ProtectTable": asked.overrides.get("ProtectTable", "true")}
-    return [first] if protect["ProtectTable"] == "false" else [first, _sam(asked, protect)]
+    is_open = protect["ProtectTable"] == "false"
+    return [first] if is_open else [first, _sam(sam, template, asked, protect)]
 
 
-def _sam(asked: Asked, passed: Mapping[str, str]) -> list[str]:
+def _sam(sam: str, template: Path, asked: Asked, passed: Mapping[str, str]) -> list[str]:
     return [
-        *("sam", "deploy", "--template", "template.yaml", "--stack-name", asked.stack),
+        *(sam, "deploy", "--template", str(template), "--stack-name", asked.stack),
         *("--capabilities", "CAPABILITY_IAM", "--resolve-s3", "--no-fail-on-empty-changeset"),
         *asked.options,
         *(OVERRIDES, *(f"{name}={value}" for name, value in passed.items())),
     ]
 
 
+def run(commands: Sequence[Sequence[str]]) -> int:
+    """Run them one after another; the status of the first that fails, else 0."""
+    for command in commands:
+        has_json = "{" in "".join(command)
+        print("+", json.dumps(command) if has_json else " ".join(command), file=sys.stderr)
+        if code := subprocess.run(command, check=False).returncode:
+            return code
+    return 0
+
+
 # What tools invoke
 
 
-def with_functions(asked: Asked, session: Any) -> Asked:
+def with_functions(asked: Asked, config: Path, session: Any) -> Asked:
     """With the ARNs of the functions that the configuration names, unless they are given.
 
     Raises:
-        Refused: a name is only known to the function.
+        UsageError: a name is only known to the function.
     """
     if {"FunctionArns", "DurableFunctionArns"} <= asked.overrides.keys():
         return asked
-    value = yaml_file.read(asked.config).value
+    value = yaml_file.read(config).value
     named = functions_of(value if isinstance(value, dict) else {})
     found = {"FunctionArns": "none", "DurableFunctionArns": "none"}
     if named:
@@ -184,11 +190,11 @@ def parameters_of(named: Sequence[Named], session: Any) -> dict[str, str]:
 # What credentials refer to
 
 
-def with_secrets(asked: Asked, session: Any) -> Asked:
+def with_secrets(asked: Asked, config: Path, session: Any) -> Asked:
     """With the ARNs of the secrets and parameters that the configuration refers to, unless they are given."""
     if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
         return asked
-    references = list(kept_at_aws(yaml_file.read(asked.config).value))
+    references = list(kept_at_aws(yaml_file.read(config).value))
     found = {"SecretArns": "none", "ParameterArns": "none"}
     if references:
         caller = session.client("sts").get_caller_identity()["Arn"].split(":")
@@ -225,39 +231,21 @@ def executions_of(functions: Any) -> int | None:
         return None
 
 
-def main() -> int:
+def of_account(asked: Asked, config: Path) -> tuple[Asked, dict[str, str], int | None]:
+    """What is asked for with the ARNs that the configuration refers to, the parameters that the stack has, and how many
+    functions the account may run at once.
+
+    Raises:
+        UsageError: AWS does not say.
+    """
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
+    names = {"--region": "region_name", "--profile": "profile_name"}
     try:
-        wanted = asked(sys.argv[1:])
-        names = {"--region": "region_name", "--profile": "profile_name"}
-        session = boto3.Session(**{names[name]: value for name, value in wanted.of_session.items()})
-        wanted = with_secrets(with_functions(wanted, session), session)
-        stored = stored_parameters(session.client("cloudformation"), wanted.stack)
-        check(wanted, stored, executions_of(session.client("lambda")))
-    except (Refused, ConfigError, BotoCoreError, ClientError) as error:
-        print(f"scripts/deploy: {error}", file=sys.stderr)
-        return 2
-    shutil.rmtree(
-        ROOT / "infra/rotation/__pycache__", ignore_errors=True
-    )  # the directory is deployed as it is
-    package = [
-        "scripts/package",
-        "--arch",
-        parameters(wanted, stored)["Architecture"],
-        str(wanted.config.resolve()),
-    ]
-    for command in [package, *commands(wanted, stored)]:
-        print(
-            "+",
-            json.dumps(command) if "{" in "".join(command) else " ".join(command),
-            file=sys.stderr,
-        )
-        if code := subprocess.run(command, cwd=ROOT, env=os.environ, check=False).returncode:
-            return code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        session = boto3.Session(**{names[one]: value for one, value in asked.of_session.items()})
+        asked = with_secrets(with_functions(asked, config, session), config, session)
+        stored = stored_parameters(session.client("cloudformation"), asked.stack)
+        return asked, stored, executions_of(session.client("lambda"))
+    except (BotoCoreError, ClientError) as error:
+        raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None

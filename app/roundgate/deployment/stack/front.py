@@ -19,7 +19,8 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from infra.stack.functions import InvocationFailed, PayloadTooLarge, Pool, Throttled
+from roundgate.deployment.stack.functions import Pool
+from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
 
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024

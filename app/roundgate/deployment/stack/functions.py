@@ -27,31 +27,15 @@ from typing import Any
 
 import httpx
 
-from infra.stack.loops import new_trace
-from infra.stack.template import Function
+from roundgate.deployment.stack.loops import new_trace
+from roundgate.deployment.stack.template import Function
+from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
 """Of an event and of an answer, both as JSON."""
 RUNTIME = Path(__file__).with_name("runtime.py")
 INVOCATION = "/2015-03-31/functions/function/invocations"
-
-
-class InvocationFailed(Exception):
-    """The function raised, timed out, or its environment died. `said` is what AWS answers to who has
-    invoked it."""
-
-    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
-
-
-class PayloadTooLarge(InvocationFailed):
-    """The event is larger than AWS Lambda takes; nothing was invoked."""
-
-
-class Throttled(InvocationFailed):
-    """As many functions run as may run at once; nothing was invoked."""
 
 
 @dataclass

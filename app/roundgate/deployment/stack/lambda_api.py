@@ -15,6 +15,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -30,17 +31,16 @@ import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from infra.stack.functions import (
+from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
     Environment,
-    InvocationFailed,
     Pool,
-    Throttled,
     Tools,
     free_port,
 )
-from infra.stack.template import Function
+from roundgate.deployment.stack.template import Function
+from roundgate.errors import InvocationFailed, Throttled
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 MAX_CLIENT_CONTEXT: Final = 3_583
@@ -183,7 +183,7 @@ async def functions_at(
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[str, LambdaApi]]:
     """The API with the functions of a file, for as long as this lasts: its URL, and itself."""
-    from infra.stack.stack import QuietServer, up
+    from roundgate.deployment.stack.stack import QuietServer, up
 
     port = port or free_port()
     limits = httpx.Limits(max_keepalive_connections=0)
@@ -202,7 +202,7 @@ async def functions_at(
 
 
 def main() -> int:
-    from infra.stack.stack import find_tools
+    from roundgate.deployment.stack.stack import find_tools
 
     parser = argparse.ArgumentParser(
         prog="scripts/functions", description="Functions of AWS Lambda on this machine."
@@ -210,6 +210,8 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="what functions there are, such as functions.yaml")
     parser.add_argument("--port", type=int, help="default: any free one")
     arguments = parser.parse_args()
+    # as Ctrl-C, so that nothing stays behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(_serve(arguments.file, arguments.port, find_tools(with_store=False)))
     except KeyboardInterrupt:

@@ -14,9 +14,9 @@ from typing import Any
 
 import boto3
 
-from infra.dynamodb_local import emulator
-from infra.stack.loops import traced
-from infra.stack.template import Template
+from roundgate.deployment.dynamodb_local import emulator
+from roundgate.deployment.stack.loops import traced
+from roundgate.deployment.stack.template import Template
 from roundgate.storage.dynamodb import create_table
 
 ACCOUNT = "123456789012"

@@ -1,0 +1,26 @@
+"""`roundgate deploy STACK`: the zips for the stack's architecture, and AWS SAM."""
+
+from __future__ import annotations
+
+import argparse
+
+from roundgate.cli import package
+from roundgate.cli.arguments import configuration_file
+from roundgate.deployment import deploying, tools
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Package and deploy.
+
+    Raises:
+        ConfigError: something is wrong with the configuration, or with what would be packed.
+        UsageError: the deployment is refused, or AWS does not answer.
+    """
+    asked = deploying.asked(arguments.stack, arguments.rest)
+    path = configuration_file(asked.config)
+    asked, stored, executions = deploying.of_account(asked, path)
+    deploying.check(asked, path, stored, executions)
+    planned = package.planned_from(path, deploying.parameters(asked, stored)["Architecture"])
+    print(*planned.lines(), sep="\n")
+    template = package.make(planned, path.parent / ".build")
+    return deploying.run(deploying.commands(asked, stored, template, tools.sam()))

@@ -1,0 +1,75 @@
+"""`roundgate stack`: the deployed stack on this machine, until Ctrl-C, or shown by a demonstration."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roundgate.cli import package
+from roundgate.cli.arguments import configuration_file
+from roundgate.deployment import packaging, runtime, tools
+
+if TYPE_CHECKING:
+    from roundgate.deployment.stack.stack import Stack
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Package, and run it.
+
+    Raises:
+        ConfigError: something is wrong with the configuration, or with what would be packed.
+        UsageError: what it needs cannot be had on this machine.
+    """
+    tools.emulator()
+    tools.dynamodb()
+    tools.provide_moto()
+    # as Ctrl-C, so that nothing stays behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory: Path = (arguments.directory or Path(temporary)).resolve()
+        prefix = _package(arguments, directory, Path(temporary, "shown"))
+        return asyncio.run(_run(arguments, directory, prefix))
+
+
+def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> str:
+    """Make the zips; returns what stands before the names of the demonstration's tools in them."""
+    from roundgate.deployment.stack import demo
+    from roundgate.deployment.stack.stack import build_with_functions
+
+    path = configuration_file(arguments.config)
+    if arguments.functions is not None:
+        asyncio.run(build_with_functions(path, arguments.functions, directory))
+        return ""
+    has_own = path.is_file() or not arguments.demo
+    planned, prefix = package.planned_from(path if has_own else demo.CONFIG, runtime.here()), ""
+    print(*planned.lines(), sep="\n")
+    if arguments.demo and has_own:
+        planned = package.planned_from(demo.beside(planned, folder), runtime.here())
+        prefix = demo.PREFIX + "__"
+    packaging.package(planned, directory / "zips")
+    return prefix
+
+
+async def _run(arguments: argparse.Namespace, directory: Path, prefix: str) -> int:
+    from roundgate.deployment.stack import demo
+    from roundgate.deployment.stack.stack import running
+
+    counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
+    others = {"port": arguments.port, "functions": arguments.functions}
+    async with running(directory, directory / "zips", **counts, **others) as stack:
+        if arguments.demo:
+            return await demo.show(stack, prefix)
+        await _serve(stack)
+    return 0
+
+
+async def _serve(stack: Stack) -> None:
+    print(
+        f"{stack.url}\nlogs of the functions: {stack.deployment.directory}\nCtrl-C ends it",
+        flush=True,
+    )
+    await asyncio.Event().wait()

@@ -1,0 +1,274 @@
+"""Which files of a repository go into the functions: what gateway.yaml names, and what that imports. Nothing else.
+
+    gateway.yaml ──▶ files of back ends ──▶ the modules beside them that they import ──▶ theirs …
+                 └─▶ package.include: what nobody can see from there, such as data
+
+A package is taken whole, with its data. `.roundgateignore` takes out of all of this; what looks like a secret
+is never in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from roundgate.config import ConfigFile, Origin
+from roundgate.errors import ConfigError, Problem
+
+IGNORE_FILE: Final = ".roundgateignore"
+SECRETS: Final = (
+    *(".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.*", ".netrc"),
+    *(".pypirc", ".npmrc", ".pgpass", ".htpasswd", ".aws", ".ssh", ".gnupg", "*.sqlite3*"),
+)
+"""Names that are refused whoever asks for them, in any case: of a file, or of a folder that it is in."""
+_NEVER: Final = (
+    *("__pycache__", "*.pyc", ".git", ".hg", ".svn", "venv", ".venv*", "node_modules", ".build"),
+    *(".roundgate", ".mypy_cache", ".pytest_cache", ".ruff_cache", "*.egg-info", ".DS_Store"),
+)
+"""What is of no use there."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What goes in."""
+
+    base: Path
+    files: dict[str, str] = field(default_factory=dict)
+    """Why each file is in it, by its path from there."""
+    refused: list[str] = field(default_factory=list)
+    """What was left out because its name is a secret's."""
+
+    @property
+    def sources(self) -> list[str]:
+        """The Python files."""
+        return sorted(name for name in self.files if name.endswith(".py"))
+
+
+def gather(file: ConfigFile) -> Contents:
+    """The files that belong to a configuration.
+
+    Raises:
+        ConfigError: one that is named is not there, is elsewhere, or has the name of a secret.
+    """
+    gathering = _Gathering(file.origin.base_dir)
+    problems: list[Problem] = []
+    for index, backend in enumerate(file.config.backends):
+        place = file.origin.at("backends", index)
+        for name in backend.packed_files:
+            problems += gathering.named(name, place, f"back end {backend.name}")
+        for module in backend.packed_modules:
+            gathering.module(module, gathering.base, f"back end {backend.name}")
+    for reference in sorted(file.references):
+        problems += gathering.named(str(reference), file.origin, "${file:…}")
+    for index, pattern in enumerate(file.config.package.include):
+        problems += gathering.included(pattern, file.origin.at("package", "include", index))
+    if problems:
+        raise ConfigError(problems)
+    found = gathering.contents
+    found.refused.sort()
+    return found
+
+
+def is_secret(path: PurePosixPath) -> bool:
+    """Whether the name of a file, or of a folder around it, is one that secrets have."""
+    return any(fnmatchcase(part.lower(), one) for part in path.parts for one in SECRETS)
+
+
+class Ignored:
+    """The patterns of `.roundgateignore`, as git reads its own: the last that matches decides."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        stripped = [line.strip() for line in lines]
+        self._patterns = [line for line in stripped if line and not line.startswith("#")]
+
+    @classmethod
+    def of(cls, directory: Path) -> Ignored:
+        """Those of a folder; none if it has no such file."""
+        file = directory / IGNORE_FILE
+        return cls(file.read_text("utf-8").splitlines() if file.is_file() else [])
+
+    def __contains__(self, path: PurePosixPath) -> bool:
+        around = [*reversed(path.parents[:-1]), path]
+        is_ignored = False
+        for pattern in self._patterns:
+            if any(_matches(pattern.removeprefix("!"), one, path) for one in around):
+                is_ignored = not pattern.startswith("!")
+        return is_ignored
+
+
+def _matches(pattern: str, part: PurePosixPath, path: PurePosixPath) -> bool:
+    """Whether a pattern means a file, or the folder `part` around it."""
+    if pattern.endswith("/"):
+        if part == path:
+            return False
+        pattern = pattern.rstrip("/")
+    if "/" in pattern:
+        return re.fullmatch(_expression(pattern.lstrip("/")), str(part)) is not None
+    return fnmatchcase(part.name, pattern)
+
+
+def _expression(pattern: str) -> str:
+    """A pattern with folders in it: `*` stays within one, `**` does not."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    means: Mapping[str, str] = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(means.get(part, re.escape(part)) for part in parts)
+
+
+class _Gathering:
+    """What has been found so far."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.contents = Contents(base)
+        self._ignored = Ignored.of(base)
+
+    def named(self, name: str, place: Origin, why: str) -> Iterator[Problem]:
+        """A file or folder that the configuration names."""
+        path = self.base / name
+        relative = self._relative(path)
+        if relative is None:
+            message = f"{name} is outside of {self.base}, which is all that the functions get"
+            yield place.problem(message, "move it beside gateway.yaml, or below")
+        elif is_secret(relative):
+            remedy = "rename it if it is none, or have the value in `env` as ${secret:…}"
+            yield place.problem(f"{name} has the name of a secret, and is not packed", remedy)
+        elif path.is_dir():
+            self._folder(path, why)
+        elif path.is_file():
+            self._take(path, why)
+        else:
+            yield place.problem(f"there is no {name}", "correct the path, or add the file")
+
+    def included(self, pattern: str, place: Origin) -> Iterator[Problem]:
+        """What a pattern of `package.include` means."""
+        if not any(sign in pattern for sign in "*?["):
+            yield from self.named(pattern, place, "package.include")
+            return
+        found = sorted(self.base.glob(pattern))
+        if not found:
+            yield place.problem(f"nothing here is {pattern}", "correct it, or take it out")
+        for path in found:
+            if path.is_dir():
+                self._folder(path, "package.include")
+            else:
+                self._offer(path, "package.include")
+
+    def module(self, name: str, root: Path, why: str) -> None:
+        """A module beside gateway.yaml, with its package; one that is installed is none of these."""
+        first = name.partition(".")[0]
+        for directory in dict.fromkeys((root, self.base)):
+            if (file := directory / f"{first}.py").is_file():
+                return self._take(file, why)
+            if _is_package(directory / first):
+                return self._folder(directory / first, why)
+        return None
+
+    def _folder(self, folder: Path, why: str) -> None:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self._offer(path, why)
+
+    def _offer(self, path: Path, why: str) -> None:
+        """Take a file unless its name speaks against it."""
+        relative = self._relative(path)
+        if relative is None or relative in self._ignored or _is_useless(relative):
+            return
+        if is_secret(relative):
+            if str(relative) not in self.contents.refused:
+                self.contents.refused.append(str(relative))
+        else:
+            self._take(path, why)
+
+    def _take(self, path: Path, why: str) -> None:
+        name = str(self._relative(path))
+        if name in self.contents.files:
+            return
+        self.contents.files[name] = why
+        if name.endswith(".py"):
+            for module in imported(path):
+                self.module(module.name, path.parent, f"{name} imports it")
+
+    def _relative(self, path: Path) -> PurePosixPath | None:
+        """The path from gateway.yaml's folder; `None` if it, or what it links to, is elsewhere."""
+        if not path.resolve().is_relative_to(self.base):
+            return None
+        whole = Path(*_without_dots(path.parts))
+        return (
+            PurePosixPath(whole.relative_to(self.base).as_posix())
+            if whole.is_relative_to(self.base)
+            else None
+        )
+
+
+def _without_dots(parts: Sequence[str]) -> list[str]:
+    """A path without `.` and `..`."""
+    found: list[str] = []
+    for part in parts:
+        if part == "..":
+            found.pop()
+        elif part != ".":
+            found.append(part)
+    return found
+
+
+def _is_package(folder: Path) -> bool:
+    """Whether a folder is what its name imports: one without `__init__.py` gives way to what is installed."""
+    if (folder / "__init__.py").is_file():
+        return True
+    if not (folder.is_dir() and folder.name.isidentifier()):
+        return False
+    installed = find_spec(folder.name)
+    return (installed is None or installed.origin is None) and any(folder.rglob("*.py"))
+
+
+def _is_useless(path: PurePosixPath) -> bool:
+    return any(fnmatchcase(part, pattern) for part in path.parts for pattern in _NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One that a module does."""
+
+    name: str
+    """Dotted."""
+    line: int
+    is_required: bool
+    """Whether the module cannot do without: it is neither tried with a way out nor for a type checker."""
+
+
+def imported(source: Path) -> list[Import]:
+    """The modules that a file imports by absolute names. A file that is no Python imports nothing:
+    whoever loads it says what is wrong."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    return list(_imports(tree.body, is_required=True))
+
+
+def _imports(body: Sequence[ast.AST], *, is_required: bool) -> Iterator[Import]:
+    for node in body:
+        match node:
+            case ast.Import(names=names):
+                yield from (Import(one.name, node.lineno, is_required) for one in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield Import(module, node.lineno, is_required)
+            case ast.Try(handlers=handlers) if any(map(_catches_imports, handlers)):
+                yield from _imports(list(ast.iter_child_nodes(node)), is_required=False)
+            case ast.If(test=test) if "TYPE_CHECKING" in ast.unparse(test):
+                yield from _imports(node.body, is_required=False)
+                yield from _imports(node.orelse, is_required=is_required)
+            case _:
+                yield from _imports(list(ast.iter_child_nodes(node)), is_required=is_required)
+
+
+def _catches_imports(handler: ast.ExceptHandler) -> bool:
+    caught = ast.unparse(handler.type) if handler.type else "ImportError"
+    return bool(re.search(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b", caught))

@@ -1,0 +1,92 @@
+"""What the packed modules import and the functions would not find: said before anything is deployed.
+
+`unpacked` reads the sources, for any architecture. `unloadable` loads gateway.yaml in the runtime's own Python with
+nothing but the packed files, where this machine can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from roundgate.deployment import runtime
+from roundgate.deployment.contents import Contents, imported
+from roundgate.errors import Problem
+
+_LOADS: Final = """
+import json, os, sys
+code, given, placeholder = sys.argv[1:]
+sys.path[:0] = [code]
+sys.path.append(given)
+from pathlib import Path
+from roundgate import config
+from roundgate.backends import loading
+from roundgate.errors import ConfigError
+try:
+    os.chdir(code)
+    loading.load(config.load(Path("gateway.json"), placeholder=placeholder))
+except ConfigError as error:
+    print(json.dumps([[one.path, one.message, one.remedy] for one in error.problems]))
+"""
+_LOAD_S: Final = 60
+
+
+def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Problem]:
+    """The imports of the repository's own modules that lead nowhere in a function's code.
+
+    Args:
+        contents: the files of the repository.
+        staging: what the zip will have.
+        function: which, for the message.
+    """
+    there = {path.name.partition(".")[0] for path in staging.iterdir()}
+    known = there | runtime.MODULES | sys.stdlib_module_names
+    for source in contents.sources:
+        local = {path.stem for path in (staging / source).parent.iterdir()}
+        for one in imported(staging / source):
+            top = one.name.partition(".")[0]
+            if one.is_required and top not in known | local:
+                message = f"imports {one.name}, which the {function} function does not have"
+                yield Problem(str(contents.base / source), top, message, _remedy(top), one.line)
+
+
+def _remedy(module: str) -> str:
+    names = metadata.packages_distributions().get(module, [])
+    what = " or ".join(names) if names else f"the package that has {module}"
+    return f"add {what} to requirements.txt or pyproject.toml, or the files to package.include"
+
+
+def unloadable(staging: Path, arch: str, config: Path, placeholder: str) -> Iterator[Problem]:
+    """What is wrong when gateway.yaml is loaded with the packed files alone; nothing where this machine is another
+    than the functions', or has not their Python."""
+    python = runtime.interpreter() if arch == runtime.here() else None
+    if python is None or sys.platform != "linux":
+        return
+    with tempfile.TemporaryDirectory() as given:
+        for module in sorted(runtime.MODULES):
+            if (found := find_spec(module)) and found.origin:
+                whole = Path(found.origin)
+                source = whole.parent if whole.name == "__init__.py" else whole
+                Path(given, source.name).symlink_to(source)
+        command = [str(python), "-I", "-B", "-c", _LOADS, str(staging), given, placeholder]
+        environ = {"PATH": os.environ.get("PATH", ""), "AWS_LAMBDA_FUNCTION_NAME": "packaging"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LOAD_S, env=environ, check=False
+        )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        remedy = "load it with `roundgate check` in an environment that has only its requirements"
+        yield Problem(str(config), "(file)", f"cannot be loaded as it is packed: {last}", remedy)
+        return
+    for path, message, remedy in json.loads(
+        done.stdout.strip().splitlines()[-1] if done.stdout else "[]"
+    ):
+        yield Problem(str(config), path, f"as it is packed: {message}", remedy)

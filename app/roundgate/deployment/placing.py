@@ -1,0 +1,43 @@
+"""The template beside the zips that it deploys: `template.yaml` of roundgate, as this repository needs it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from roundgate.deployment import places
+from roundgate.deployment.packaging import Plan
+from roundgate.deployment.stack.template import Template
+
+_CODE: Final = {
+    "GatewayFunction": "gateway.zip",
+    "WorkerFunction": "worker.zip",
+    "RotationFunction": "rotation",
+}
+_HEAD: Final = (
+    "# Written by `roundgate package`; parameters change it, edits are lost with the next one.\n"
+)
+
+
+def write(planned: Plan, out: Path) -> Path:
+    """The template in the folder that has the zips, and the code of the rotation; returns its path."""
+    rotation = out / "rotation"
+    shutil.rmtree(rotation, ignore_errors=True)
+    rotation.mkdir(parents=True)
+    shutil.copyfile(places.ROTATION, rotation / places.ROTATION.name)
+    target = out / "template.yaml"
+    text = yaml.safe_dump(rendered(planned), sort_keys=False, allow_unicode=True, width=110)
+    target.write_text(_HEAD + text, "utf-8")
+    return target
+
+
+def rendered(planned: Plan) -> dict[str, Any]:
+    """The template for what is packed."""
+    source = Template(places.TEMPLATE, {}, {}).source
+    for name, code in _CODE.items():
+        source["Resources"][name]["Properties"]["CodeUri"] = code
+    source["Parameters"]["Architecture"]["Default"] = planned.arch
+    return source

@@ -1,0 +1,57 @@
+"""What runs a function: its Python, its machines, what it has installed already; and pip, told of it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from roundgate.deployment import places
+
+PYTHON: Final = "3.13"
+PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"arm64": "aarch64", "x86_64": "x86_64"})
+"""By CloudFormation's name of an architecture, what wheels call it."""
+_MANYLINUX: Final = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
+"""What Amazon Linux 2023, below python3.13, can load: glibc 2.34."""
+
+HAS: Final = frozenset(
+    {"boto3", "botocore", "jmespath", "python-dateutil", "s3transfer", "six", "urllib3"}
+)
+"""The distributions that the runtime has."""
+MODULES: Final = frozenset(
+    {"boto3", "botocore", "jmespath", "dateutil", "s3transfer", "six", "urllib3"}
+)
+"""What can be imported of them."""
+
+
+def here() -> str:
+    """The architecture of this machine."""
+    return "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
+
+
+def interpreter() -> Path | None:
+    """A Python of the runtime's version on this machine, if there is one."""
+    command = [sys.executable, str(places.INTERPRETER), PYTHON]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return Path(found) if found else None
+
+
+def options(arch: str) -> list[str]:
+    """pip's, for another machine than this one."""
+    names = [f"{name}_{PLATFORMS[arch]}" for name in _MANYLINUX]
+    platforms = [option for name in names for option in ("--platform", name)]
+    return [
+        *platforms,
+        *("--python-version", PYTHON, "--implementation", "cp", "--only-binary", ":all:"),
+    ]
+
+
+def try_pip(arguments: Sequence[str], directory: Path | None = None) -> str | None:
+    """Run pip; what it says of a failure, if it fails."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else done.stderr or f"pip failed: {done.returncode}"

@@ -1,0 +1,154 @@
+"""Which files of a repository go into the functions, and what is said of those that may not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from roundgate.config import load
+from roundgate.deployment import contents, missing
+from roundgate.deployment.contents import Contents, Ignored
+from roundgate.errors import ConfigError
+
+GATEWAY = "backends:\n  - {kind: python, name: tools, path: tools.py}\n"
+
+
+def written(folder: Path, files: Mapping[str, str]) -> Path:
+    """A repository; returns its gateway.yaml."""
+    for name, text in {"gateway.yaml": GATEWAY, "tools.py": "", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "gateway.yaml"
+
+
+def gathered(folder: Path, files: Mapping[str, str]) -> Contents:
+    return contents.gather(load(written(folder, files)))
+
+
+def test_what_nobody_names_stays_here(tmp_path: Path) -> None:
+    lying_about = [
+        "prod.env",
+        ".env",
+        "key.pem",
+        "venv/lib/x.py",
+        ".git/config",
+        "notes.md",
+        "other.py",
+    ]
+    found = gathered(tmp_path, dict.fromkeys(lying_about, "x = 1"))
+    assert found.files == {"tools.py": "back end tools"}
+
+
+def test_modules_that_are_imported_come_along_with_those_that_they_import(tmp_path: Path) -> None:
+    files = {
+        "tools.py": "import json\nfrom shop.prices import of\n\ndef later():\n    import lazily\n",
+        "shop/__init__.py": "",
+        "shop/prices.py": "import taxes",
+        "shop/table.csv": "1,2",
+        "taxes.py": "try:\n    import faster\nexcept ImportError:\n    faster = None\n",
+        "faster.py": "",
+        "lazily.py": "",
+        "unused.py": "",
+    }
+    found = gathered(tmp_path, files)
+    assert set(found.files) == {*files, "tools.py"} - {"unused.py"}
+    assert found.files["taxes.py"] == "shop/prices.py imports it"
+
+
+def test_a_folder_gives_way_to_an_installed_package_of_its_name(tmp_path: Path) -> None:
+    found = gathered(
+        tmp_path, {"tools.py": "import httpx, space", "httpx/notes.py": "", "space/a.py": ""}
+    )
+    assert set(found.files) == {"tools.py", "space/a.py"}
+
+
+def test_secrets_in_a_package_are_left_out_and_named(tmp_path: Path) -> None:
+    names = [
+        "shop/.env.prod",
+        "shop/Server.PEM",
+        "shop/id_rsa",
+        "shop/.aws/config",
+        "shop/credentials",
+    ]
+    files = {"tools.py": "import shop", "shop/__init__.py": "", **dict.fromkeys(names, "secret")}
+    found = gathered(tmp_path, files)
+    assert set(found.files) == {"tools.py", "shop/__init__.py"}
+    assert found.refused == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("include", "says"),
+    [
+        ("key.pem", "has the name of a secret"),
+        ("../other", "is outside of"),
+        ("linked.txt", "is outside of"),
+        ("nothing.csv", "there is no nothing.csv"),
+        ("data/*.xml", "nothing here is data/"),
+    ],
+)
+def test_what_cannot_be_included_is_an_error_at_its_line(
+    tmp_path: Path, include: str, says: str
+) -> None:
+    (tmp_path / "outside.txt").write_text("")
+    folder = tmp_path / "repository"
+    text = f"{GATEWAY}package:\n  include:\n    - {include}\n"
+    path = written(folder, {"gateway.yaml": text, "key.pem": ""})
+    (folder / "linked.txt").symlink_to(tmp_path / "outside.txt")
+    with pytest.raises(ConfigError, match=says) as raised:
+        contents.gather(load(path))
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.line) == ("package.include[0]", 5)
+
+
+def test_a_file_whose_text_is_a_secret_is_not_packed(tmp_path: Path) -> None:
+    server = "server: {instructions: '${file:token.key}'}\n"
+    path = written(tmp_path, {"gateway.yaml": server + GATEWAY, "token.key": "t"})
+    with pytest.raises(ConfigError, match=r"token\.key has the name of a secret"):
+        contents.gather(load(path))
+
+
+def test_patterns_include_and_the_ignore_file_takes_out(tmp_path: Path) -> None:
+    text = f"{GATEWAY}package: {{include: [data, 'more/**/*.csv']}}\n"
+    names = [
+        "data/a.csv",
+        "data/a.tmp",
+        "data/raw/b.csv",
+        "data/raw/keep.csv",
+        "more/x/y.csv",
+        "more/z.txt",
+    ]
+    ignored = "# large\n*.tmp\n/data/raw/\n!data/raw/keep.csv\n"
+    found = gathered(
+        tmp_path, {"gateway.yaml": text, ".roundgateignore": ignored, **dict.fromkeys(names, "")}
+    )
+    assert set(found.files) == {"tools.py", "data/a.csv", "data/raw/keep.csv", "more/x/y.csv"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_ignored"),
+    [
+        ("raw", "a/raw/b.csv", True),
+        ("raw/", "a/raw", False),
+        ("/raw", "a/raw/b.csv", False),
+        ("a/*.csv", "a/b/c.csv", False),
+        ("a/**/c.csv", "a/b/c.csv", True),
+        ("b?.csv", "a/b1.csv", True),
+        ("[b].csv", "a/b.csv", True),
+    ],
+)
+def test_a_pattern_means_what_it_means_to_git(pattern: str, path: str, is_ignored: bool) -> None:
+    assert (PurePosixPath(path) in Ignored([pattern])) is is_ignored
+
+
+def test_an_import_that_leads_nowhere_is_named_with_its_line(tmp_path: Path) -> None:
+    text = "import os, json\nimport boto3, tools\nfrom slugify import slugify\nif False:\n    import nowhere.at.all\n"
+    found = gathered(tmp_path / "repository", {"tools.py": text})
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    (staging / "tools.py").write_text(text)
+    problems = list(missing.unpacked(found, staging, "worker"))
+    assert [(one.path, one.line) for one in problems] == [("slugify", 3), ("nowhere", 5)]
+    assert "imports slugify, which the worker function does not have" in problems[0].message
+    assert "requirements.txt" in problems[0].remedy
