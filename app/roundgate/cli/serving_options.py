@@ -23,6 +23,10 @@ EXAMPLES: Final = {
     "compile": ("roundgate compile gateway.yaml",),
     "keys": ("roundgate keys new", "roundgate keys rotate --stage 1"),
     "worker": ("roundgate worker gateway.yaml",),
+    "completion": (
+        "roundgate completion bash > ~/.local/share/bash-completion/completions/roundgate",
+        "roundgate completion fish > ~/.config/fish/completions/roundgate.fish",
+    ),
     "schema": ("roundgate schema > gateway.schema.json", "roundgate schema --suite"),
 }
 """What is shown under the help of a command."""
@@ -30,7 +34,15 @@ EXAMPLES: Final = {
 
 def add_commands(commands: Commands) -> None:
     """Add each command, in the order in which `--help` shows them."""
-    for add in (_add_serve, _add_check, _add_compile, _add_keys, _add_worker, _add_schema):
+    for add in (
+        _add_serve,
+        _add_check,
+        _add_compile,
+        _add_keys,
+        _add_worker,
+        _add_schema,
+        _add_completion,
+    ):
         add(commands)
     add_examples(commands, EXAMPLES)
 
@@ -129,3 +141,10 @@ def _add_schema(commands: Commands) -> None:
     schema.add_argument(
         "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
     )
+
+
+def _add_completion(commands: Commands) -> None:
+    completion = commands.add_parser(
+        "completion", help="print a script with which a shell completes"
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which")
