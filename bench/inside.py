@@ -1,5 +1,5 @@
 """Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a call, one call in
-two revisions, a JWT.
+two revisions, with a hundred tools, in a view, through search, with a JWT.
 
 Run with the gateway's own Python (`python -m bench.inside`); prints one JSON object, case → µs. Calls go through the
 whole ASGI app but through no socket, so that what differs between two is not lost in the noise of the network.
@@ -33,7 +33,7 @@ def main() -> None:
     """Measure everything and print it."""
     logs.configure("warning")
     measured = dict(sealing())
-    for measure in (rounds, revisions, verifying):
+    for measure in (rounds, revisions, catalogues, verifying):
         measured |= asyncio.run(measure())
     json.dump(measured, sys.stdout)
 
@@ -96,43 +96,81 @@ async def revisions() -> dict[str, float]:
         return best
 
 
+async def catalogues() -> dict[str, float]:
+    """One call where there are a hundred tools: plainly, with a JWT, in a view that searches, through that search."""
+    with tempfile.TemporaryDirectory() as directory:
+        using = settings.Settings(
+            state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
+        )
+        hundred = config.load(Path("bench/gateway-hundred-tools.yaml"))
+        searching = config.load(Path("bench/gateway-search-in-a-view.yaml"))
+        verifier, header = _verifier("ES256")
+        plain, in_view = build_app(hundred, using), build_app(searching, using)
+        verified = build_app(hundred, using, verifier=verifier)
+        order = {"order_id": "AB12345678"}
+        through = {"name": "get_order", "arguments": order}
+        return {
+            "call of 100 tools": await fastest_async(lambda: post(plain, "get_order", order)),
+            "call with a JWT": await fastest_async(
+                lambda: post(verified, "get_order", order, authorization=header.decode())
+            ),
+            "call in a view": await fastest_async(lambda: post(in_view, "get_order", order)),
+            "call through search": await fastest_async(lambda: post(in_view, "call_tool", through)),
+        }
+
+
 async def verifying() -> dict[str, float]:
     """Verify a bearer token with a warm key set."""
-    import jwt
-    from cryptography.hazmat.primitives.asymmetric import ec, rsa
-    from jwt.algorithms import ECAlgorithm, RSAAlgorithm
-
     measured: dict[str, float] = {}
-    made: list[tuple[str, Any, Any]] = [
-        ("RS256", rsa.generate_private_key(65537, 2048), RSAAlgorithm),
-        ("ES256", ec.generate_private_key(ec.SECP256R1()), ECAlgorithm),
-    ]
-    for algorithm, key, kind in made:
-        document = json.dumps(
-            {"keys": [json.loads(kind.to_jwk(key.public_key())) | {"kid": "k", "alg": algorithm}]}
-        )
-
-        async def fetch(url: str, document: str = document) -> bytes:
-            return document.encode()
-
-        auth = JwtAuthConfig(issuer="https://i", audience="a", jwks_url="https://i/jwks")
-        verifier = JwtVerifier(auth, "a", KeySet(auth.jwks_url, Clock(), fetch))
-        claims = {
-            "iss": "https://i",
-            "aud": "a",
-            "sub": "s",
-            "exp": int(time.time()) + 3600,
-            "scope": "read write",
-        }
-        header = b"Bearer " + jwt.encode(claims, key, algorithm, headers={"kid": "k"}).encode()
+    for algorithm in ("RS256", "ES256"):
+        verifier, header = _verifier(algorithm)
         measured[f"verify {algorithm}"] = await fastest_async(partial(verifier.principal, header))
     return measured
 
 
-async def post(app: Any, tool: str, arguments: Any, **more: Any) -> bytes:
+def _verifier(algorithm: str) -> tuple[JwtVerifier, bytes]:
+    """A verifier with one key, and a header with a token that it takes."""
+    import jwt
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+    from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+    key: Any
+    kind: Any
+    if algorithm == "RS256":
+        key, kind = rsa.generate_private_key(65537, 2048), RSAAlgorithm
+    else:
+        key, kind = ec.generate_private_key(ec.SECP256R1()), ECAlgorithm
+    public = json.loads(kind.to_jwk(key.public_key())) | {"kid": "k", "alg": algorithm}
+
+    async def fetch(url: str) -> bytes:
+        return json.dumps({"keys": [public]}).encode()
+
+    auth = JwtAuthConfig(
+        issuer="https://i", audience="a", jwks_url="https://i/jwks", algorithms=["RS256", "ES256"]
+    )
+    claims = {
+        "iss": "https://i",
+        "aud": "a",
+        "sub": "s",
+        "exp": int(time.time()) + 3600,
+        "scope": "read write",
+    }
+    token = jwt.encode(claims, key, algorithm, headers={"kid": "k"})
+    verifier = JwtVerifier(auth, "a", KeySet(auth.jwks_url, Clock(), fetch))
+    return verifier, b"Bearer " + token.encode()
+
+
+async def post(
+    app: Any, tool: str, arguments: Any, authorization: str | None = None, **more: Any
+) -> bytes:
     """One tools/call of 2026-07-28 through the app; the body of the answer."""
     request = message("tools/call", {"name": tool, "arguments": arguments, **more}, 1, META)
-    return (await send(app, "tools/call", request["params"], dict(headers_of(request))))[1]
+    headers = dict(headers_of(request))
+    if authorization is not None:
+        headers["authorization"] = authorization
+    body = (await send(app, "tools/call", request["params"], headers))[1]
+    assert b'"isError":true' not in body, body
+    return body
 
 
 async def send(

@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
+from bench import instructions as counting
 from bench.load import Order, Outcome
-from bench.servers import Cores, Server, running
+from bench.servers import Cores, Server, running, service
 from bench.subjects import GENERATOR, ROOT, Subject
 
 T = TypeVar("T")
@@ -33,8 +35,8 @@ class Settings:
     """How much to measure. Times are per subject, case and round."""
 
     cores: Cores
-    rounds: int = 5
-    seconds: float = 1.5
+    rounds: int = 9
+    seconds: float = 0.8
     warm_up_s: float = 0.3
     least_answers: int = 10
     starts: int = 7
@@ -100,16 +102,43 @@ def load(
     serves: str,
     workload: str,
     connections: tuple[int, ...],
+    is_logged: bool = False,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sample]:
     """Load every subject's server in turn, all of them up and idle meanwhile, at each number of connections."""
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(running(s, serves, workload, settings.cores)) for s in subjects
+            stack.enter_context(
+                running(s, serves, workload, settings.cores, environment, is_logged=is_logged)
+            )
+            for s in subjects
         ]
         for number in range(settings.rounds):
             for count in connections:
                 for server in rotated(servers, number):
                     yield load_sample(server, workload, count, settings)
+
+
+def proxied(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Load those that call a service, which is on the generator's core."""
+    with service(settings.cores) as url:
+        yield from load(
+            settings,
+            subjects,
+            serves="proxy",
+            workload="call_add",
+            connections=(16,),
+            environment={"BENCH_SERVICE": url},
+        )
+
+
+def instructions(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Count instructions, where there is valgrind."""
+    if not counting.is_possible():
+        yield Sample("", "", {}, ("no valgrind: instructions were not counted",))
+        return
+    for case, subject, count in counting.counted(subjects):
+        yield Sample(case, subject, {"instructions": count})
 
 
 def load_sample(server: Server, workload: str, connections: int, settings: Settings) -> Sample:
@@ -274,6 +303,31 @@ MEASUREMENTS = (
         sample=functools.partial(
             load, serves="one_tool", workload="call_add", connections=(1, 16, 64)
         ),
+    ),
+    Measurement(
+        "logged",
+        "tools/call, each with its own log line",
+        _LOAD_COLUMNS,
+        is_more_better=True,
+        sample=functools.partial(
+            load, serves="one_tool", workload="call_add", connections=(16,), is_logged=True
+        ),
+    ),
+    Measurement(
+        "instructions",
+        "instructions of a tools/call, without sockets and kernel",
+        (Column("instructions", "instructions"),),
+        is_more_better=False,
+        sample=instructions,
+        leaves_out=frozenset({"sdk", "fastmcp", "starlette"}),
+    ),
+    Measurement(
+        "proxy",
+        "tools/call that calls a service over HTTP",
+        _LOAD_COLUMNS,
+        is_more_better=True,
+        sample=proxied,
+        leaves_out=frozenset({"sdk", "fastmcp", "starlette", "asgi"}),
     ),
     Measurement(
         "list",

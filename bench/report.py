@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.measurements import Column, Measurement, Sample
+from bench.paired import Ratio, ratio
 from bench.subjects import SUBJECTS
 
 REFERENCE = "gateway"
+_CPU = "server_cpu_us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,17 @@ class Row:
     """One subject in one case: medians over the samples, and how far the compared value strayed.
 
     `spread` is (largest - smallest) / median. `reference_is` is how many times better the gateway does by the
-    measurement's first column (3.0: three times the requests, or a third of the time); None without a gateway.
+    measurement's first column (3.0: three times the requests, or a third of the time), and `by_cpu` by the processor
+    time of a request, where there is one: medians over the rounds, in each of which both were measured one after the
+    other, with an interval (`bench.paired`); None without a gateway.
     """
 
     subject: str
     medians: dict[str, float]
     samples: int
     spread: float
-    reference_is: float | None
+    reference_is: Ratio | None
+    by_cpu: Ratio | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +57,32 @@ def _rows(
 ) -> tuple[Row, ...]:
     key = _columns(measurement, next(iter(by_subject.values()))[0])[0].key
     medians = {subject: _medians(values) for subject, values in by_subject.items()}
-    reference = medians.get(REFERENCE)
+    reference = by_subject.get(REFERENCE)
     rows = []
     for subject in _in_order(by_subject):
         values = by_subject[subject]
         own = medians[subject][key]
-        better = None
+        better = by_cpu = None
         if reference is not None:
-            better = reference[key] / own if measurement.is_more_better else own / reference[key]
+            better = _better(values, reference, key, is_more_better=measurement.is_more_better)
+            if _CPU in values[0]:
+                by_cpu = _better(values, reference, _CPU, is_more_better=False)
         observed = [each[key] for each in values]
         spread = (max(observed) - min(observed)) / own if own else 0.0
-        rows.append(Row(subject, medians[subject], len(values), spread, better))
+        rows.append(Row(subject, medians[subject], len(values), spread, better, by_cpu))
     return tuple(rows)
+
+
+def _better(
+    values: Sequence[dict[str, float]],
+    reference: Sequence[dict[str, float]],
+    key: str,
+    *,
+    is_more_better: bool,
+) -> Ratio:
+    """How many times better the reference is: the samples of one number are of the same round."""
+    own, its = [each[key] for each in values], [each[key] for each in reference]
+    return ratio(its, own) if is_more_better else ratio(own, its)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
@@ -84,11 +103,14 @@ def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
 def table(measurement: Measurement, case: Case) -> str:
     """Return a case as aligned text."""
     columns = _columns(measurement, case.rows[0].medians)
-    headings = ["", *(column.heading for column in columns), "spread", f"{REFERENCE} is"]
+    headings = ["", *(column.heading for column in columns), "spread", f"{REFERENCE} is", "by CPU"]
     lines = [headings, *(list(_cells(columns, row)) for row in case.rows)]
-    if all(row.reference_is is None for row in case.rows):
-        lines = [line[:-1] for line in lines]
-        headings.pop()
+    for shown in (  # from the right
+        any(row.by_cpu is not None for row in case.rows),
+        any(row.reference_is is not None for row in case.rows),
+    ):
+        if not shown:
+            lines = [line[:-1] for line in lines]
     widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
     text = [f"{measurement.title}: {case.name} (median of {max(row.samples for row in case.rows)})"]
     for first, *rest in lines:
@@ -106,7 +128,8 @@ def _cells(columns: Sequence[Column], row: Row) -> Iterator[str]:
         yield f"{row.medians[column.key]:,.{column.decimals}f}"
     yield f"{row.spread:.0%}"
     is_compared = row.reference_is is not None and row.subject != REFERENCE
-    yield f"{row.reference_is:.2f}x" if is_compared else ""
+    yield str(row.reference_is) if is_compared else ""
+    yield str(row.by_cpu) if is_compared and row.by_cpu is not None else ""
 
 
 def as_json(
@@ -141,12 +164,22 @@ def as_json(
 
 def _row_as_json(row: Row) -> dict[str, float | None]:
     medians = {key: float(f"{value:.4g}") for key, value in row.medians.items()}
-    better = None if row.reference_is is None else round(row.reference_is, 2)
+    compared = {f"{REFERENCE}_is": row.reference_is, f"{REFERENCE}_is_by_cpu": row.by_cpu}
+    intervals = {
+        f"{name}_{end}": round(getattr(found, end), 3)
+        for name, found in compared.items()
+        if found is not None
+        for end in ("low", "high")
+    }
+    medians_of = {
+        name: None if found is None else round(found.median, 2) for name, found in compared.items()
+    }
     return {
         **medians,
         "samples": row.samples,
         "spread": round(row.spread, 3),
-        f"{REFERENCE}_is": better,
+        **medians_of,
+        **intervals,
     }
 
 

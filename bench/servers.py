@@ -16,11 +16,10 @@ from types import MappingProxyType
 from typing import IO
 
 from bench.http1 import MalformedResponseError, ResponseReader
-from bench.subjects import ROOT, Subject
+from bench.subjects import GENERATOR, ROOT, Subject
 from bench.wire import WORKLOADS, Exchange
 
 PATIENCE_S = 60.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -69,11 +68,11 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the CPU time the server has used so far, all threads, user and system."""
-        return sum(_cpu_ticks(pid) for pid in _family(self.pid)) / _TICKS_PER_S
+        return sum(_scheduled_s(pid, 0) for pid in _family(self.pid))
 
     def waited_s(self) -> float:
         """Return how long the server's threads have been ready to run without getting their core."""
-        return sum(_waited_s(pid) for pid in _family(self.pid))
+        return sum(_scheduled_s(pid, 1) for pid in _family(self.pid))
 
     def lacks(self) -> list[str]:
         """Return which of uvloop and httptools the process has not loaded; empty when the comparison is even."""
@@ -89,6 +88,8 @@ def running(
     cores: Cores,
     environment: Mapping[str, str] = _NOTHING,
     folder: Path = ROOT,
+    *,
+    is_logged: bool = False,
 ) -> Iterator[Server]:
     """Start a server, wait for the right answer to the first request of a workload, and stop it at the end.
 
@@ -101,7 +102,9 @@ def running(
     first = WORKLOADS[workload](1)[0]
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
-        process = _spawn(subject.command(serves, port), cores, log, environment, folder)
+        process = _spawn(
+            subject.command(serves, port, is_logged=is_logged), cores, log, environment, folder
+        )
         try:
             try:
                 _ask_until_answered(process, port, first)
@@ -112,6 +115,40 @@ def running(
             yield Server(subject, port, process.pid, 1000 * (time.perf_counter() - began))
         finally:
             _stop(process)
+
+
+@contextmanager
+def service(cores: Cores) -> Iterator[str]:
+    """A service that adds, on the generator's core; its URL.
+
+    Raises:
+        ServerFailedError: it does not come up.
+    """
+    port = _free_port()
+    command = [
+        *(str(GENERATOR.python), "-m", "uvicorn", "bench.apps.service:app", "--port", str(port)),
+        *("--no-access-log", "--log-level", "warning", "--lifespan", "off"),
+    ]
+    with tempfile.TemporaryFile() as log:
+        own = Cores(server=cores.generator, generator=cores.generator)
+        process = _spawn(command, own, log, _NOTHING, ROOT)
+        try:
+            _wait_for(process, port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _stop(process)
+
+
+def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
+    give_up_at = time.perf_counter() + PATIENCE_S
+    while process.poll() is None and time.perf_counter() < give_up_at:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+        else:
+            return
+    raise ServerFailedError("the service that is called did not come up")
 
 
 def _spawn(
@@ -187,16 +224,13 @@ def _family(pid: int) -> list[int]:
     return [pid, *(member for child in children for member in _family(child))]
 
 
-def _cpu_ticks(pid: int) -> int:
-    # The command's name, in parentheses, may contain blanks; utime and stime are fields 14 and 15 (proc(5)).
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(after_name[11]) + int(after_name[12])
+def _scheduled_s(pid: int, field: int) -> float:
+    """Sum a field of `schedstat` over the threads: 0 is the time on a core, 1 the time on the run queue.
 
-
-def _waited_s(pid: int) -> float:
-    """Sum the second field of `schedstat`, nanoseconds on the run queue, over the threads."""
+    In nanoseconds, where `stat` has hundredths of a second: too coarse for short windows.
+    """
     fields = [
         thread.joinpath("schedstat").read_text().split()
         for thread in Path(f"/proc/{pid}/task").iterdir()
     ]
-    return sum(int(waited_ns) for _, waited_ns, _ in fields) / 1e9
+    return sum(int(values[field]) for values in fields) / 1e9

@@ -1,8 +1,8 @@
 """The subjects: what is measured, in which virtual environment it lives, and how it is started.
 
 Every subject can serve two things, named as the factories in `bench.apps`: `one_tool` (just `add`) and
-`hundred_tools` (the catalogue); the gateway has `tasks`, too. All run under uvicorn, one process, uvloop and httptools,
-no access log.
+`hundred_tools` (the catalogue); the gateway has `tasks`, too, and `proxy`, as `fastapi` has. All run under uvicorn, one
+process, uvloop and httptools, with or without a line in the log for each request.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,11 @@ class Environment:
 REPOSITORY = Environment(ROOT / ".venv")
 SDK = Environment(ROOT / ".cache" / "bench" / "sdk", ("mcp>=2.3,<2.4", *_SERVER))
 FASTMCP = Environment(ROOT / ".cache" / "bench" / "fastmcp", ("fastmcp>=4,<5", *_SERVER))
-FLOORS = Environment(ROOT / ".cache" / "bench" / "floors", ("fastapi>=0.128", *_SERVER))
-GENERATOR = FLOORS
+FLOORS = Environment(
+    ROOT / ".cache" / "bench" / "floors", ("fastapi>=0.128", "httpx>=0.28", *_SERVER)
+)
+GENERATOR = REPOSITORY
+"""It makes its requests with our client."""
 
 
 class Kind(StrEnum):
@@ -52,25 +55,32 @@ class Subject:
     environment: Environment
     versions_of: tuple[str, ...]
 
-    def command(self, serves: str, port: int) -> Sequence[str]:
-        """Return the command that serves `one_tool` or `hundred_tools` on a port; `ROOT` is on the Python path."""
+    def command(self, serves: str, port: int, *, is_logged: bool = False) -> Sequence[str]:
+        """Return the command that serves `one_tool` or `hundred_tools` on a port; `ROOT` is on the Python path.
+
+        `is_logged`: with the line in the log that each writes for every request, as users start it.
+        """
+        level = "info" if is_logged else "warning"
         address = ["--host", "127.0.0.1", "--port", str(port)]
         if self.kind is Kind.GATEWAY:
             roundgate = str(self.environment.folder / "bin" / "roundgate")
             config = str(ROOT / "bench" / _GATEWAY_CONFIGS[serves])
-            return [roundgate, "serve", config, *address, "--log-level", "warning"]
+            return [roundgate, "serve", config, *address, "--log-level", level]
         app = ["--factory", f"bench.apps.{self.name}:{serves}"]
-        return [str(self.environment.python), "-m", "uvicorn", *app, *address, *_UVICORN_SETTINGS]
+        lines = "--access-log" if is_logged else "--no-access-log"
+        more = [*_UVICORN_SETTINGS, lines, "--log-level", level]
+        return [str(self.environment.python), "-m", "uvicorn", *app, *address, *more]
 
 
 _UVICORN_SETTINGS = (
     *("--loop", "uvloop", "--http", "httptools", "--ws", "none"),
-    *("--workers", "1", "--no-access-log", "--log-level", "warning"),
+    *("--workers", "1"),
 )
 _GATEWAY_CONFIGS = MappingProxyType(
     {
         "one_tool": "gateway.yaml",
         "hundred_tools": "gateway-hundred-tools.yaml",
+        "proxy": "gateway-proxy.yaml",
         "tasks": "gateway-tasks.yaml",
     }
 )

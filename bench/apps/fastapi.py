@@ -1,5 +1,6 @@
 """Floor: a bare FastAPI path operation with pydantic models for the body and for the answer."""
 
+import os
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -76,6 +77,25 @@ async def _call_add(message: CallMessage) -> CallReply:
     total = message.params.arguments.a + message.params.arguments.b
     result = CallResult(content=[TextBlock(text=str(total))], structuredContent={"result": total})
     return CallReply(id=message.id, result=result)
+
+
+def proxy() -> FastAPI:
+    """The same by a service, as one writes it with httpx."""
+    import httpx
+
+    service = httpx.AsyncClient(base_url=os.environ["BENCH_SERVICE"])
+
+    async def call_add(message: CallMessage) -> CallReply:
+        answer = await service.post("/add", json=message.params.arguments.model_dump())
+        total = answer.raise_for_status().json()["result"]
+        result = CallResult(
+            content=[TextBlock(text=str(total))], structuredContent={"result": total}
+        )
+        return CallReply(id=message.id, result=result)
+
+    app = FastAPI()
+    app.post("/mcp")(call_add)
+    return app
 
 
 def hundred_tools() -> FastAPI:

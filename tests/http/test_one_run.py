@@ -116,6 +116,27 @@ async def test_what_could_not_be_done_just_now_is_done_by_the_next(
     assert work.times == 1
 
 
+async def test_a_store_that_is_away_for_a_moment_costs_no_call(
+    another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the claim was written and nobody heard of it."""
+    work, run = Work(), another()
+    work.may_end.set()
+    real, away = run._rows.put_new, [True, False]
+
+    async def put_new(key: str, value: bytes, forget_ms: int) -> bool:
+        if away:
+            if away.pop():
+                raise Unavailable("away")
+            await real(key, value, forget_ms)
+            raise Unavailable("no answer")
+        return await real(key, value, forget_ms)
+
+    monkeypatch.setattr(run._rows, "put_new", put_new)
+    assert await run.of(work, 30) is not None
+    assert work.times == 1
+
+
 async def test_who_is_cut_off_leaves_the_round_to_the_next_at_once(
     another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tokens import KeyRing, StreamIds, keys
 from roundgate.tokens.keys import new_key
 from tests.support.asgi import gateway
+from tests.support.issuer import PUBLIC_URL, gateway_for, token
 from tests.support.rounds import accept
-from tests.support.sessions import Event, Session, calling, opened, request
+from tests.support.sessions import BOTH, Event, Session, calling, opened, opening, request
 
 OLD, NEW = new_key(), new_key()
 steps: list[str] = []
@@ -176,6 +178,41 @@ async def test_a_client_that_goes_while_another_of_its_requests_is_worked_on_tak
                 twin.hang_up()
         assert (await stream.asked()).asked["params"]["message"] == "Where is Ann?"
     assert steps == ["tea for Ann"]
+
+
+@tool(scopes=["orders"])
+async def pay(ctx: Context) -> str:
+    """Needs a scope, and asks."""
+    return f"paid by {(await ctx.elicit('who', 'Who pays?', Name)).name}"
+
+
+async def test_what_came_of_a_call_is_not_for_a_token_that_may_not_call_it(
+    tmp_path: Path,
+) -> None:
+    using = Settings(
+        store=f"sqlite:///{tmp_path}/shared.sqlite3",
+        state_keys=OLD,
+        public_url=PUBLIC_URL,
+        listen="off",
+    )
+    async with gateway_for(pay, using=using) as (mcp, _):
+        headers = {"content-type": "application/json", "accept": BOTH}
+        full = {**headers, "authorization": f"Bearer {token(scope='orders')}"}
+        opening_ = await mcp.http.post("/mcp", json=opening(), headers=full)
+        full["mcp-session-id"] = opening_.headers["mcp-session-id"]
+        asked = await mcp.http.post("/mcp", json=calling("pay"), headers=full)
+        last = [line for line in asked.text.split("\r\n") if line.startswith("data: {")][-1]
+        event_id = asked.text.rpartition("id: ")[2].partition("\r\n")[0]
+        question = json.loads(last.removeprefix("data: "))
+        said = {"jsonrpc": "2.0", "id": question["id"], "result": accept(name="Ann")}
+        assert (await mcp.http.post("/mcp", json=said, headers=full)).status_code == 202
+        full["last-event-id"] = event_id
+        assert "paid by Ann" in (await mcp.http.get("/mcp", headers=full)).text
+        # the same caller, whose token may do less now
+        full["authorization"] = f"Bearer {token(scope='read')}"
+        less = await mcp.http.get("/mcp", headers=full)
+        assert less.status_code == 403
+        assert "paid by Ann" not in less.text
 
 
 async def test_a_batch_in_which_everything_is_wrong_has_an_error_for_each(app: FastAPI) -> None:

@@ -183,3 +183,7 @@ def test_any_headers_can_be_read(raw: list[tuple[bytes, bytes]]) -> None:
     assert (headers.repeated(Headers.of(raw)) is None) == (len(names) == len(set(names)))
     for name, _ in raw:
         assert read(raw, name) is not None
+
+
+def test_a_lone_surrogate_is_a_question_mark_in_the_header_as_it_is_in_the_body() -> None:
+    assert decode_value("Mcp-Name", encode_value("a\ud800")) == "a?"

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import CallCancelled, MissingCapability, ToolError
@@ -194,10 +195,12 @@ class SessionCalls:
         if call.state is None:
             until_ms = self._clock.now_ms() + self._wait_ms
             return Ran(await serve(), self._clock.new_id(), until_ms)
+        # a token that may do less must not be told what came of it for one that may do more
+        scopes = json.digest(sorted(caller.principal.scopes))
         run = OneRun(
             self._rows,
             self._clock,
-            f"{caller.session.id}.{call.round}",
+            f"{caller.session.id}.{call.round}.{scopes}",
             keep_ms=self._keep_ms,
             wait_ms=self._wait_ms,
             room=lambda: self.questions.room(caller.principal),

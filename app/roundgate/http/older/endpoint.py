@@ -247,6 +247,8 @@ class OlderEndpoint:
             exchange.responder.give_up = watch.hang_up
             try:
                 responded = await self._calls.resume(call, told, caller, stream)
+            except AuthError:  # with its challenge, as of any request
+                raise
             except GatewayError as error:  # under the id of the call, on a stream: else the client comes back for ever
                 exchange.label, exchange.error = "error", str(error)
                 responded = Responded(wire_errors.render(error, call.request.id)[1], "error")

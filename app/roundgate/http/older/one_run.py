@@ -31,6 +31,8 @@ LOST_MS: Final = 5_000
 """When nothing was said for so long, nobody runs it any more. Watched on the clock of who waits: clocks differ."""
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0
+PAUSES_S: Final = (0.1, 0.5, 2.0)
+"""Between attempts at a claim, where the store cannot be reached."""
 RELEASE_S: Final = 2.0
 """How long a request that is over may take to say that it does not run the round."""
 _FREE: Final = b"free"
@@ -110,11 +112,19 @@ class OneRun:
         return None if row is None else _opened(row.value)
 
     async def _is_claimed(self) -> bool:
+        """Whether this is the first claim. A store that is away for a moment must not cost a call that was answered."""
+        for pause_s in PAUSES_S:
+            try:
+                return await self._rows.put_new(self._claim, self._mine, self._forget_ms(2))
+            except Unavailable:
+                await self._clock.sleep(pause_s)
         return await self._rows.put_new(self._claim, self._mine, self._forget_ms(2))
 
     async def _is_taken_over(self) -> bool:
         """Whether nobody ran the round any more, and now this request does."""
         row = await self._rows.read(self._claim)
+        if row is not None and row.value == self._mine:  # a write of which nobody heard
+            return True
         if row is None:  # forgotten, as everything is for which nobody can ask any more
             return await self._is_claimed()
         if not self._is_free(row):

@@ -51,7 +51,9 @@ def encode_value(value: str) -> str:
     looks_encoded = value.startswith("=?base64?") and value.endswith("?=")
     if _PLAIN.fullmatch(value) and value == value.strip() and not looks_encoded:
         return value
-    return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
+    # as in the body, where `json.encode` writes "?" for a lone surrogate
+    encoded = base64.b64encode(value.encode("utf-8", "replace"))
+    return f"=?base64?{encoded.decode()}?="
 
 
 def decode_value(header: str, value: str) -> str:

@@ -1,0 +1,22 @@
+"""The service behind `proxy`: a raw ASGI callable that adds two integers."""
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+async def app(
+    scope: dict[str, Any],
+    receive: Callable[[], Awaitable[dict[str, Any]]],
+    send: Callable[[dict[str, Any]], Awaitable[None]],
+) -> None:
+    """`{"a": …, "b": …}` → `{"result": …}`"""
+    body, is_more = b"", True
+    while is_more:
+        event = await receive()
+        body, is_more = body + event["body"], event.get("more_body", False)
+    asked = json.loads(body)
+    said = json.dumps({"result": asked["a"] + asked["b"]}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(said))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": said})

@@ -1,0 +1,129 @@
+"""What a request costs without sockets: a server's protocol is fed the bytes of requests, and what it writes is read.
+
+Run by `bench.instructions` (`python -m bench.edge gateway 200`), under valgrind or without. Every subject runs in the
+gateway's own environment, with the same releases of everything. Kernel, network and the other processes of the machine
+are left out, all else is as in a server.
+Prints one JSON object: microseconds of processor time a request (the fastest batch), writes, garbage collections.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+import tempfile
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from bench.wire import WORKLOADS
+
+BATCH = 200
+
+
+def main() -> None:
+    """Measure a subject with so many requests after a warm-up, with or without its own log line for each."""
+    import uvloop
+
+    subject, count, is_logged = sys.argv[1], int(sys.argv[2]), "logged" in sys.argv[3:]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        print(json.dumps(runner.run(_measure(subject, count, is_logged=is_logged))))
+
+
+class Client(asyncio.Transport):
+    """Takes what the server writes."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.written: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        raise AssertionError("the server closes the connection")
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        """There is nothing to pause."""
+
+    def resume_reading(self) -> None:
+        """There is nothing to resume."""
+
+
+async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, float]:
+    protocol, client = _protocol(subject, is_logged=is_logged), Client()
+    protocol.connection_made(client)
+    requests = [exchange.request for exchange in WORKLOADS["call_add"](64)]
+    await _batch(protocol, client, requests, BATCH)
+    collected, best_s, writes = _collections(), float("inf"), 0
+    for _ in range(max(1, count // BATCH)):
+        began = time.process_time()
+        writes = await _batch(protocol, client, requests, min(count, BATCH))
+        best_s = min(best_s, time.process_time() - began)
+    return {
+        "us": 1e6 * best_s / min(count, BATCH),
+        "writes": writes / min(count, BATCH),
+        "collections": (_collections() - collected) / count,
+    }
+
+
+async def _batch(protocol: Any, client: Client, requests: list[bytes], count: int) -> int:
+    """Send so many requests one after the other; how many writes they were answered with."""
+    writes = 0
+    for number in range(count):
+        client.written.clear()
+        protocol.data_received(requests[number % len(requests)])
+        await asyncio.gather(*protocol.tasks)
+        assert client.written[0].startswith(b"HTTP/1.1 200"), client.written
+        writes += len(client.written)
+    return writes
+
+
+def _collections() -> int:
+    return sum(int(one["collections"]) for one in gc.get_stats())
+
+
+def _protocol(subject: str, *, is_logged: bool) -> Any:
+    """A connection of a subject's server."""
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+    app, options = _gateway(is_logged) if subject == "gateway" else _other(subject, is_logged)
+    made: Any = Config(app, ws="none", lifespan="off", **options)
+    made.load()
+    state = ServerState()
+    state.default_headers = [(b"date", b"Mon, 23 Nov 2026 05:00:00 GMT")]
+    return made.http_protocol_class(
+        config=made, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
+    )
+
+
+def _other(subject: str, is_logged: bool) -> tuple[Any, dict[str, Any]]:
+    level = "info" if is_logged else "warning"
+    app = import_module(f"bench.apps.{subject}").one_tool()
+    return app, {"http": "httptools", "access_log": is_logged, "log_level": level}
+
+
+def _gateway(is_logged: bool) -> tuple[Any, dict[str, Any]]:
+    from roundgate import config, logs
+    from roundgate.config import settings
+    from roundgate.http import server
+    from roundgate.main import build_app
+    from roundgate.tokens import keys
+
+    logs.configure("info" if is_logged else "warning")
+    store = f"sqlite:///{tempfile.mkdtemp()}/store.sqlite3"
+    file = config.load(Path("bench/gateway.yaml"))
+    app = build_app(file, settings.Settings(state_keys=keys.new_key(), store=store))
+    options = {"log_config": None, "access_log": False, "server_header": False}
+    return app, {"http": server.protocol(file.config.http), **options}
+
+
+if __name__ == "__main__":
+    main()
