@@ -36,7 +36,7 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     for detail in error.errors(include_url=False):
         loc = [step for step in detail["loc"] if not _IS_PYDANTICS.match(str(step))]
         if isinstance(detail["input"], Deferred):
-            found.append(_misplaced(origin.at(*loc)))
+            found.append(detail["input"].problem or _misplaced(origin.at(*loc)))
             continue
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(
@@ -74,7 +74,9 @@ def misplaced(config: GatewayConfig, origin: Origin) -> list[Problem]:
     """References to what is kept at AWS, where that is not looked for."""
     # settings that may be anything take what is no text, too
     return [
-        _misplaced(origin.at(*loc)) for loc, one in found_in(config) if isinstance(one, Deferred)
+        one.problem or _misplaced(origin.at(*loc))
+        for loc, one in found_in(config)
+        if isinstance(one, Deferred)
     ]
 
 
