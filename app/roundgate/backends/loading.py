@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ def _make(
     fetches: bool = False,
     is_cold: bool = False,
 ) -> _Made:
+    os.environ.update(file.environment)  # before modules are imported, which may read them
     limits = file.config.limits
     threads = Threads(limits.threads, limits.threads_per_caller)
     shared = Shared(threads, modules, fetches, is_cold)

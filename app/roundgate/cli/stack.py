@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import signal
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
+from roundgate.config import KEPT
 from roundgate.deployment import packaging, runtime, tools
+from roundgate.errors import UsageError
 
 if TYPE_CHECKING:
     from roundgate.deployment.stack.stack import Stack
@@ -32,7 +37,21 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
         prefix = _package(arguments, directory, Path(temporary, "shown"))
-        return asyncio.run(_run(arguments, directory, prefix))
+        return asyncio.run(_run(arguments, directory, prefix, _variables(directory / "zips")))
+
+
+def _variables(zips: Path) -> dict[str, str]:
+    """The variables of `env` that are set here; the stack on this machine has no secrets of anybody.
+
+    Raises:
+        UsageError: one that is kept at AWS is not set.
+    """
+    with zipfile.ZipFile(zips / "gateway.zip") as archive:
+        env: dict[str, str] = json.loads(archive.read("gateway.json")).get("env") or {}
+    unset = [name for name, text in env.items() if KEPT.search(text) and name not in os.environ]
+    if unset:
+        raise UsageError(f"set {', '.join(unset)}: what AWS keeps cannot be read on this machine")
+    return {name: os.environ[name] for name in env if name in os.environ}
 
 
 def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> str:
@@ -54,12 +73,14 @@ def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> st
     return prefix
 
 
-async def _run(arguments: argparse.Namespace, directory: Path, prefix: str) -> int:
+async def _run(
+    arguments: argparse.Namespace, directory: Path, prefix: str, more: dict[str, str]
+) -> int:
     from roundgate.deployment.stack import demo
     from roundgate.deployment.stack.stack import running
 
     counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
-    others = {"port": arguments.port, "functions": arguments.functions}
+    others = {"port": arguments.port, "functions": arguments.functions, "more": more}
     async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
             return await demo.show(stack, prefix)

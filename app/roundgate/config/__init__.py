@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from roundgate.config.base import Origin as Origin
     from roundgate.config.base import TaskMode as TaskMode
     from roundgate.config.base import WithoutTasks as WithoutTasks
+    from roundgate.config.environment import KEPT as KEPT
     from roundgate.config.loading import ConfigFile as ConfigFile
     from roundgate.config.loading import Inspected as Inspected
     from roundgate.config.loading import inspect as inspect
@@ -43,6 +44,7 @@ else:
         __name__,
         {
             ".base": "Model Origin TaskMode WithoutTasks",
+            ".environment": "KEPT",
             ".loading": "ConfigFile Inspected inspect load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
             "HttpConfig JwtAuthConfig LimitsConfig PackageConfig ServerConfig SessionsConfig StateConfig TasksConfig",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from roundgate.config import yaml_file
 from roundgate.config.base import Origin
+from roundgate.config.environment import declared
 from roundgate.config.models import GatewayConfig
 from roundgate.config.problems import cross_checks, invalid, misplaced
 from roundgate.config.references import fill_in
@@ -30,6 +31,8 @@ class ConfigFile:
     origin: Origin
     references: frozenset[Path] = frozenset()
     """The files that `${file:…}` in it refers to."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables of its section `env`, with their values."""
     positions: Sequence[int] | None = None
     """Where each back end of `config` stands in the file, if some of the file are left out."""
 
@@ -79,7 +82,7 @@ def inspect(
         return Inspected(error.problems, None)
     origin = Origin(located)
     files: set[Path] = set()
-    value = fill_in(located.value, origin, environ, problems, files, placeholder)
+    value, own = _filled_in(located.value, origin, environ, problems, files, placeholder)
     # what is wrong with the nothing in its place is no news
     told = {problem.path for problem in problems}
     unresolved: set[tuple[str | int, ...]] = {
@@ -93,15 +96,38 @@ def inspect(
         problems += [one for one in invalid(error, origin) if one.path not in told]
         details = error.errors(include_input=False, include_url=False)
         wrong = unresolved.union(detail["loc"] for detail in details)
-        return Inspected([*problems, *cross_checks(value, origin)], _rest(value, wrong, origin))
+        return Inspected(
+            [*problems, *cross_checks(value, origin)], _rest(value, wrong, origin, own)
+        )
     problems += [*cross_checks(value, origin), *misplaced(config, origin)]
     if unresolved:
-        return Inspected(problems, _rest(value, unresolved, origin))
-    return Inspected(problems, ConfigFile(config, origin, frozenset(files)))
+        return Inspected(problems, _rest(value, unresolved, origin, own))
+    return Inspected(problems, ConfigFile(config, origin, frozenset(files), own))
+
+
+def _filled_in(
+    value: Any,
+    origin: Origin,
+    environ: Mapping[str, str],
+    problems: list[Problem],
+    files: set[Path],
+    placeholder: str | None,
+) -> tuple[Any, dict[str, str]]:
+    """The value with its references filled in, and the variables of its section `env`, which others may refer to."""
+    if not isinstance(value, dict) or "env" not in value:
+        return fill_in(value, origin, environ, problems, files, placeholder), {}
+    section = value["env"]
+    own = declared(section, origin.at("env"), environ, problems, files, placeholder)
+    rest = {name: one for name, one in value.items() if name != "env"}
+    filled = fill_in(rest, origin, {**environ, **own}, problems, files, placeholder)
+    return {**filled, "env": section}, own
 
 
 def _rest(
-    value: Any, wrong: Collection[tuple[str | int, ...]], origin: Origin
+    value: Any,
+    wrong: Collection[tuple[str | int, ...]],
+    origin: Origin,
+    own: Mapping[str, str],
 ) -> ConfigFile | None:
     """The back ends in which nothing is wrong, with the sections in which nothing is; without views and search, which
     may be about the others."""
@@ -118,4 +144,4 @@ def _rest(
         )
     except ValidationError:  # no back end is left, or parts do not go together
         return None
-    return ConfigFile(config, origin, positions=kept)
+    return ConfigFile(config, origin, environment=own, positions=kept)

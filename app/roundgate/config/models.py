@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.config.base import Model, WithoutTasks
+from roundgate.config.environment import own_name
 
 
 class ServerConfig(Model):
@@ -504,6 +505,11 @@ class GatewayConfig(Model):
     )
     views: list[ViewConfig] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."
+    )
+    env: dict[Annotated[str, AfterValidator(own_name)], str] = Field(
+        {},
+        description="Variables for tools and ${NAME}, unless the environment has them: texts, ${secret:NAME} or"
+        " ${ssm:NAME}. Parameters of the stack on AWS Lambda.",
     )
     package: PackageConfig = Field(
         PackageConfig.model_construct(), description="What `roundgate package` puts into functions."
