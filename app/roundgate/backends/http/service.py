@@ -7,6 +7,8 @@ never passed on, and what the gateway authenticates itself with is taken out of 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlencode, urlsplit
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
 
 _MAX_REDIRECTS: Final = 5
+
+log = logging.getLogger("roundgate.backends")
 
 
 class Service:
@@ -119,7 +123,7 @@ class Service:
             timeout=_timeout(timeout_s, self._config.timeouts),
         )
         for _ in range(_MAX_REDIRECTS + 1):
-            response = await client.send(request, stream=True)
+            response = await _sent(client, request)
             try:
                 if response.next_request is None:
                     return await self._read(response, what, outgoing)
@@ -214,6 +218,25 @@ def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
         write=phases.write_s or timeout_s,
         read=phases.read_s or timeout_s,
     )
+
+
+async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+    """Send a request; the log has its method, its URL without query and credentials, status and time."""
+    begun = time.perf_counter()
+    status: int | str = "none"
+    try:
+        response = await client.send(request, stream=True)
+        status = response.status_code
+        return response
+    except Exception as error:
+        status = type(error).__name__
+        raise
+    finally:
+        if log.isEnabledFor(logging.DEBUG):
+            url = request.url.copy_with(query=None, fragment=None, userinfo=b"")
+            took_ms = round((time.perf_counter() - begun) * 1000, 2)
+            fields = {"method": request.method, "url": str(url), "status": status, "ms": took_ms}
+            log.debug("request to a service", extra={"fields": fields})
 
 
 def _same_origin(url: str, base_url: str) -> bool:
