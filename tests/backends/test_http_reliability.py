@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from roundgate.backends.http import hosts
 from roundgate.backends.http.breaker import Breaker, Host
 from roundgate.backends.http.reliability import BreakerConfig
 from roundgate.backends.http.retries import retry_after_s
 from roundgate.errors import BackendError
-from tests.support.clocks import FixedClock
+from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.services import answer, gateway_to, service
 from tests.support.till import till
 
@@ -203,10 +204,12 @@ def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> None:
 
 
 async def test_a_service_that_is_away_is_left_alone_and_heals(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "roundgate.backends")
-    breaker = {"failures": 2, "pause_s": 0.2}
+    clock = SkippingClock()
+    monkeypatch.setattr(hosts, "Clock", lambda: clock)
+    breaker = {"failures": 2, "pause_s": 60}
     async with service(AWAY, CUT, AWAY, GOOD) as told:
         port = told.port
         async with gateway_to(told.url, {}, breaker=breaker) as gate:
@@ -217,10 +220,10 @@ async def test_a_service_that_is_away_is_left_alone_and_heals(
                 "api is left alone for a while: its service has failed 2 times in a row"
             )
             assert len(told.requests) == 2
-            await asyncio.sleep(0.25)
+            clock.skip(61)
             await gate.call("tool")  # the one that is tried
             assert "left alone" in await gate.text("tool")
-            await asyncio.sleep(0.25)
+            clock.skip(61)
             assert [await gate.text("tool") for _ in range(3)] == ["good"] * 3
     records = [record for record in caplog.records if record.name == "roundgate.backends"]
     assert [record.getMessage() for record in records] == [
