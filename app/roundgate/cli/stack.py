@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roundgate import config
 from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
 from roundgate.config import KEPT
@@ -29,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: something is wrong with the configuration, or with what would be packed.
         UsageError: what it needs cannot be had on this machine.
     """
+    variables = _variables(configuration_file(arguments.config))
     tools.emulator()
     tools.dynamodb()
     tools.provide_moto()
@@ -37,17 +37,21 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
         prefix = _package(arguments, directory, Path(temporary, "shown"))
-        return asyncio.run(_run(arguments, directory, prefix, _variables(directory / "zips")))
+        return asyncio.run(_run(arguments, directory, prefix, variables))
 
 
-def _variables(zips: Path) -> dict[str, str]:
+def _variables(path: Path) -> dict[str, str]:
     """The variables of `env` that are set here; the stack on this machine has no secrets of anybody.
 
+    Looked at before anything is packed: packing sets what is not set, for the tools that it imports.
+
     Raises:
+        ConfigError: something is wrong with the configuration.
         UsageError: one that is kept at AWS is not set.
     """
-    with zipfile.ZipFile(zips / "gateway.zip") as archive:
-        env: dict[str, str] = json.loads(archive.read("gateway.json")).get("env") or {}
+    if not path.is_file():
+        return {}  # the demonstration's has none
+    env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
     unset = [name for name, text in env.items() if KEPT.search(text) and name not in os.environ]
     if unset:
         raise UsageError(f"set {', '.join(unset)}: what AWS keeps cannot be read on this machine")
