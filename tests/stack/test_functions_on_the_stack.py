@@ -87,15 +87,15 @@ async def test_a_question_of_a_function_outlives_whoever_asked_it(
             kill_all(stack)
 
     talk = Conversation({"to": accept(name="Ada")})
-    result = await talk.have(each_alone(), *tool("gift", order="round"))
+    result = await talk.have(each_alone(), *tool("gift", order="round-of-gift"))
     assert result["structuredContent"]["to"] == "Ada"
-    task_id = await tasks.begin("gift", order="task")
+    task_id = await tasks.begin("gift", order="task-of-gift")
     await until(tasks, task_id, "input_required")
     kill_all(stack)
     await tasks.answer(task_id, {"to": accept(name="Bob")})
     ended = await until(tasks, task_id, "completed")
     assert ended["result"]["structuredContent"]["to"] == "Bob"
-    assert stack.done("round") == stack.done("task") == ["given"]
+    assert stack.done("round-of-gift") == stack.done("task-of-gift") == ["given"]
 
 
 async def test_a_job_of_a_function_is_started_once_though_everything_dies_while_it_runs(
