@@ -37,7 +37,7 @@ class Shell:
     folder: Path
     environ: Mapping[str, str]
 
-    def run(self, *command: str, status: int = 0, timeout_s: float = 200) -> str:
+    def run(self, *command: str, status: int = 0, timeout_s: float = 600) -> str:
         """What a command says; fails unless it ends with the status."""
         began = time.monotonic()
         done = subprocess.run(

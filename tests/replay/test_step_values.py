@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
@@ -166,3 +168,20 @@ async def test_wherever_a_process_dies_the_handler_has_the_same_types(name: str)
             name, order=3, answers={"sure": {"go": True}}, crash="everywhere"
         )
     assert result.value == f"b'0.75\\xff' {SENT.isoformat()} 2026"
+
+
+def test_what_a_function_closes_over_is_not_kept_when_its_call_is_over() -> None:
+    """A step is often a `lambda` that holds the arguments of the call, whatever is in them."""
+
+    class Held:
+        pass
+
+    def call() -> weakref.ref[Held]:
+        held = Held()
+        conversion_of(lambda: held)
+        conversion_of(functools.partial(lambda of: held, held))
+        return weakref.ref(held)
+
+    gone = call()
+    gc.collect()
+    assert gone() is None

@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Annotated, Any, Final
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -91,11 +92,21 @@ def is_converted(value: Any) -> bool:
     return _names_one(type(value))
 
 
-@lru_cache(maxsize=512)
-def _returned(function: Callable[..., Any]) -> Any:
+_known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
+"""What functions say to return. Weak: a step is often a `lambda` that holds all that its call has."""
+
+
+def _returned(function: Any) -> Any:
     """What a function says to return, without what has to be awaited for it; `None` if nobody knows."""
     while isinstance(function, functools.partial):
         function = function.func
+    function = getattr(function, "__func__", function)  # a bound method is made anew each time
+    if function not in _known:
+        _known[function] = _read_from(function)
+    return _known[function]
+
+
+def _read_from(function: Any) -> Any:
     if isinstance(function, type):
         return function
     try:
