@@ -163,7 +163,6 @@ async def test_a_client_that_waits_to_be_told_to_go_on_is_told() -> None:
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
 
 
-
 async def test_a_client_of_http_1_0_is_not_told_to_go_on() -> None:
     """It would take the interim answer for the answer (RFC 9110, 10.1.1)."""
     asked = GET.replace(b"HTTP/1.1", b"HTTP/1.0") % b"expect: 100-continue\r\n"

@@ -132,7 +132,10 @@ def test_what_is_no_overlay_is_said_to_be_none(tmp_path: Path) -> None:
     assert problem.path == "backends[0].overlay[0]"
 
 
-def test_an_overlay_cannot_make_a_document_gigantic(tmp_path: Path) -> None:
+def test_an_overlay_cannot_make_a_document_gigantic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlays, "MAX_ADDED", 10_000)
     twice = {"target": "$..*", "update": {"a": {}, "b": {}}}
     doubles = {"target": "$..bomb", "update": {"bomb": []}}
     bomb = [{"target": "$.info", "update": {"bomb": []}}, *[doubles] * 40]
