@@ -242,6 +242,9 @@ UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
     "a poll that is a list": ((STARTED, answer(b"[1]")), "has nothing at /status"),
     "a result that is gone": ((STARTED, DONE, answer(b"{}", "410 Gone")), "The service answered 410 Gone"),
     "a result that fails": ((STARTED, DONE, answer(b"{}", "500 Oops")), "The service answered 500 Oops"),
+    "a result that is too long": ((STARTED, DONE, answer(b'"%b"' % (b"x" * 2_000_000))), "answered more than 1000000 bytes"),
+    "a result elsewhere": ((STARTED, DONE, answer(b"", "302 Found", Location="http://127.0.0.1:1/")), "to another host"),
+    "a poll that goes nowhere": ((STARTED, answer(b"", "302 Found", Location="mailto:ann")), "redirects to what is no URL"),
     "an empty id": ((answer(b'{"id":""}'),), "cannot be part of a path"),
     "an id that climbs": ((answer(b'{"id":".."}'),), "cannot be part of a path"),
 }  # fmt: skip

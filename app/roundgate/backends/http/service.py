@@ -22,7 +22,7 @@ from roundgate.backends.http.reliability import TimeoutsConfig
 from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.clock import Deadline
-from roundgate.errors import AnswerTooLarge, BackendError, UnknownEncoding
+from roundgate.errors import AnswerTooLarge, BackendError, UnexpectedAnswer, UnknownEncoding
 from roundgate.tls import trust_store
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Service:
             deadline: of the call.
 
         Raises:
-            BackendError: the service cannot be reached, is too slow, answers too much, or redirects off its origin; or
-                it is busy, or left alone for a while.
+            UnexpectedAnswer: it answers too much, in an encoding that was not asked for, or redirects off its origin.
+            BackendError: the service cannot be reached or is too slow; or it is busy, or left alone for a while.
         """
         until = deadline or self._clock.deadline(None)
 
@@ -107,6 +107,8 @@ class Service:
             raise no_answer(error, what, timeout_s, self._config.timeouts) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
+        import httpx
+
         client = self._ready_client()
         url = self._base_url.rstrip("/") + outgoing.path
         if query := "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query))):
@@ -119,18 +121,21 @@ class Service:
             timeout=_timeout(timeout_s, self._config.timeouts),
         )
         for _ in range(_MAX_REDIRECTS + 1):
-            response = await client.send(request, stream=True)
+            try:
+                response = await client.send(request, stream=True)
+            except (httpx.InvalidURL, UnicodeError):  # it was sent, and httpx looks where it leads
+                raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
             try:
                 if response.next_request is None:
                     return await self._read(response, what, outgoing)
                 if not _same_origin(str(response.next_request.url), self._base_url):
-                    raise BackendError(
+                    raise UnexpectedAnswer(
                         f"{what} redirects to another host, which the gateway does not follow"
                     )
                 request = response.next_request
             finally:
                 await response.aclose()
-        raise BackendError(f"{what} redirects more than {_MAX_REDIRECTS} times")
+        raise UnexpectedAnswer(f"{what} redirects more than {_MAX_REDIRECTS} times")
 
     async def _read(self, response: httpx.Response, what: str, outgoing: Outgoing) -> Answer:
         limit = outgoing.max_bytes or self._config.max_response_bytes
@@ -143,11 +148,11 @@ class Service:
             body = unpacker.body()
             headers = _wanted(response, outgoing, limit - len(body))
         except AnswerTooLarge:
-            raise BackendError(
+            raise UnexpectedAnswer(
                 f"{what} answered more than {limit} bytes; ask for less at once"
             ) from None
         except UnknownEncoding:
-            raise BackendError(
+            raise UnexpectedAnswer(
                 f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
             ) from None
         return self._redacted(
@@ -217,10 +222,12 @@ def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
 
 
 def _same_origin(url: str, base_url: str) -> bool:
-    ports = {"http": 80, "https": 443}
-    one, other = urlsplit(url), urlsplit(base_url)
-    return (one.scheme, one.hostname, one.port or ports.get(one.scheme)) == (
-        other.scheme,
-        other.hostname,
-        other.port or ports.get(other.scheme),
-    )
+    try:
+        return _origin(url) == _origin(base_url)
+    except ValueError:  # a service may name a port that there is not
+        return False
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
