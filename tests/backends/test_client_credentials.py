@@ -20,7 +20,7 @@ from roundgate.config import Reference, Secret
 from tests.support.asgi import Client
 from tests.support.authority import Authority
 from tests.support.authorization_server import CLIENT, Issuer, running
-from tests.support.services import gateway_to
+from tests.support.services import answer, gateway_to, service
 
 SECRET = "s3cret & m€re"
 
@@ -62,6 +62,25 @@ async def test_a_hundred_calls_whose_token_was_revoked_make_one_more(issuer: Iss
         issuer.revoke_all()
         assert all(await asyncio.gather(*(is_ok(gate) for _ in range(100))))
     assert len(issuer.forms) == 2
+
+
+async def test_what_comes_with_a_401_is_not_read_before_another_token_is_sent() -> None:
+    """It may have no end, or become gigabytes once it is unpacked."""
+    tokens = [
+        answer(b'{"access_token": "token-%d", "token_type": "Bearer"}' % one) for one in (1, 2)
+    ]
+    refused = answer(b"\x1f\x8b", "401 Unauthorized", length=10**9, Content_Encoding="gzip")
+    async with service(*tokens) as issuer, service(refused, answer(b'"good"')) as told:
+        credential = {
+            "client_credentials": CLIENT,
+            "client_secret": SECRET,
+            "token_url": f"{issuer.url}/token",
+        }
+        async with gateway_to(told.url, {"timeout_s": 5}, credential=credential) as gate:
+            assert await gate.text("tool") == "good"
+        assert [told.header("authorization", one) for one in (0, 1)] == [
+            ["Bearer token-1"], ["Bearer token-2"],
+        ]  # fmt: skip
 
 
 async def test_a_token_that_expires_is_renewed_before_a_call_fails(

@@ -109,6 +109,8 @@ class Service:
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         import httpx
 
+        from roundgate.backends.http.credentials import authenticated
+
         client = self._ready_client()
         url = self._base_url.rstrip("/") + outgoing.path
         if query := "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query))):
@@ -122,7 +124,7 @@ class Service:
         )
         for _ in range(_MAX_REDIRECTS + 1):
             try:
-                response = await client.send(request, stream=True)
+                response = await authenticated(client, request, self._access)
             except (httpx.InvalidURL, UnicodeError):  # it was sent, and httpx looks where it leads
                 raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
             try:
@@ -172,12 +174,10 @@ class Service:
 
             import httpx
 
-            from roundgate.backends.http.credentials import Flows
-
             connections = self._config.max_connections
             self._client = httpx.AsyncClient(
                 headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED},
-                auth=Flows(self._access),
+                auth=httpx.Auth(),  # none but ours, also where a redirect names a user and a password
                 cookies=CookieJar(
                     DefaultCookiePolicy(allowed_domains=())
                 ),  # one caller's must not reach another
