@@ -16,7 +16,8 @@ LAYERS = [
     {"errors", "clock", "files", "garbage"},
     {"json", "aws", "tls", "spellings"},
     {"protocol"},
-    {"config.yaml_file", "config.settings", "logs", "tracing", "metrics", "watchdog"},
+    {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog"},
+    {"logs"},
     {"config.base", "config.secret"},
     {
         *("backends.registry", "backends.config"),
@@ -68,6 +69,7 @@ HOMES = {
     "orjson": {"json"},
     "time": {
         *("clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"),
+        "backends.http.service",
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},

@@ -17,7 +17,7 @@ import pytest
 
 from roundgate import logs
 from roundgate.clock import Clock, iso
-from roundgate.logs import JsonFormatter, RequestLog, escaped
+from roundgate.logs import JsonFormatter, RequestLog, escaped, lines
 from tests.support import root_logger
 
 
@@ -233,6 +233,14 @@ def test_a_stream_that_is_closed_fails_no_request(
     assert "ValueError" in capsys.readouterr().err  # as `logging` tells of it
 
 
+async def test_nor_does_a_closed_stream_fail_an_app_that_ends(root: logging.Logger) -> None:
+    logs.configure("info", alone=True)
+    stream = io.StringIO()
+    root.handlers[0].stream = stream  # type: ignore[attr-defined]
+    stream.close()
+    logs.flush()
+
+
 # --- lines that wait ---
 
 
@@ -244,7 +252,7 @@ async def test_lines_of_requests_are_written_together_after_a_moment(
     for _ in range(3):
         RequestLog().write(FIELDS)
     assert capsys.readouterr().err == ""
-    await asyncio.sleep(4 * logs.FLUSH_S)
+    await asyncio.sleep(4 * lines.FLUSH_S)
     assert len(request_lines(capsys)) == 3
 
 
@@ -265,9 +273,9 @@ async def test_no_more_lines_wait_than_there_is_room_for(
 ) -> None:
     root.handlers.clear()  # pytest's own want records
     logs.configure("info")
-    for _ in range(logs.MAX_WAITING):
+    for _ in range(lines.MAX_WAITING):
         RequestLog().write(FIELDS)
-    assert len(request_lines(capsys)) == logs.MAX_WAITING
+    assert len(request_lines(capsys)) == lines.MAX_WAITING
 
 
 async def test_on_aws_lambda_no_line_waits(
@@ -288,7 +296,7 @@ def test_each_event_loop_writes_what_waits_in_it(
     root.handlers.clear()  # pytest's own want records
     logs.configure("info")
     asyncio.run(serve(0))
-    asyncio.run(serve(4 * logs.FLUSH_S))
+    asyncio.run(serve(4 * lines.FLUSH_S))
     assert len(request_lines(capsys)) == 2
 
 
@@ -297,6 +305,7 @@ def test_a_process_that_ends_has_written_all_its_lines(end: str) -> None:
     code = f"""
 import asyncio, sys
 from roundgate import logs
+from roundgate.logs import lines
 async def serve():
     logs.RequestLog().write({{"status": 200}})
     {end}

@@ -281,9 +281,11 @@ class InsufficientScope(AuthError):
 class InternalError(GatewayError):
     """Our own fault, or a handler's. The wire gets one sentence with the reference under which the log has the rest."""
 
-    def __init__(self, reference: str) -> None:
+    def __init__(self, reference: str, shown: str | None = None) -> None:
+        """`shown` is what its caller sees of the cause, in development."""
+        said = f": {shown}" if shown else ""
         super().__init__(
-            f"Internal error; the server's log has the details under reference {reference}"
+            f"Internal error{said}; the server's log has the details under reference {reference}"
         )
         self.reference = reference
 
@@ -293,7 +295,14 @@ class ToolError(GatewayError):
 
 
 class BackendError(ToolError):
-    """The service behind a tool failed, refused, or answered something unusable."""
+    """The service behind a tool failed, refused, or answered something unusable.
+
+    `reason` says in a word or two for the log what is wrong ("upstream 503"), without anything that the service said.
+    """
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class FunctionAway(BackendError):
@@ -308,9 +317,10 @@ class NoAnswer(BackendError):
     """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is whether the request
     may have come to it."""
 
+    reason: str
+
     def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
-        super().__init__(message)
-        self.reason = reason
+        super().__init__(message, reason=reason)
         self.reached = reached
 
 

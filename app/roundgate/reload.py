@@ -37,7 +37,7 @@ HEAL_AT_MOST_S: Final = 300.0
 """To where the pause doubles."""
 SETTLE_S: Final = 0.1
 """For how long nothing must be written before what was written is read: editors write in several steps."""
-RESTART: Final = ("http", "auth", "state", "tasks")
+RESTART: Final = ("http", "auth", "state", "tasks", "env")
 """Sections of gateway.yaml that only a restart changes; of `views` it is names, paths and scopes."""
 
 Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]

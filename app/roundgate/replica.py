@@ -97,6 +97,7 @@ class Replica:
                 clock,
                 streams=self._using.streams,
                 view=view,
+                shows_errors=self.core.shows_errors,
             )
         )
         made.methods = CurrentMethods(*self._serves(made, config, serving.now))

@@ -57,6 +57,8 @@ class Core:
     changes: Changes
     """What is told on the streams of all replicas."""
     stores: Stores
+    shows_errors: bool = False
+    """Whether callers see what unexpected exceptions say: in development."""
 
     def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
         """Takes turns at tasks."""
@@ -72,6 +74,7 @@ class Core:
             tracing=tracing.set_up(),
             metrics=metrics.set_up(),
             texts=lambda view: self.texts(config, clock, view),
+            shows_errors=self.shows_errors,
         )
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
@@ -129,7 +132,7 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
         ConfigError: every problem in the environment, or every one in the file.
     """
     using = settings.from_environment(environ)
-    logs.configure(using.log_level, alone=using.on_lambda)
+    logs.configure(using.log_level, using.log_format, alone=using.on_lambda)
     return using, config.load(using.config)
 
 
@@ -141,6 +144,7 @@ def build_core(
     Raises:
         ConfigError: see `build_app`.
     """
+    shows = shows_errors(file, using)
     modules = Modules()
     names = () if file.config.limits.strict else [one.name for one in file.config.backends]
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
@@ -158,7 +162,32 @@ def build_core(
         every_s=file.config.tasks.poll_interval_ms / 1000,
         shares=using.streams,
     )
-    return Core(serving, modules, changes, stores)
+    return Core(serving, modules, changes, stores, shows)
+
+
+def is_private(file: ConfigFile, using: Settings) -> bool:
+    """Whether nothing says that anybody but the developer calls: no authentication, no public URL, no Lambda."""
+    return (
+        file.config.auth == "none"
+        and using.public_url is None
+        and not using.allow_anonymous
+        and not using.on_lambda
+    )
+
+
+def shows_errors(file: ConfigFile, using: Settings) -> bool:
+    """Whether callers see what unexpected exceptions say.
+
+    Raises:
+        ConfigError: it is asked for where others may call.
+    """
+    if using.show_errors == "on" and not is_private(file, using):
+        message = "is on, and others than the developer may call: exceptions can hold secrets"
+        remedy = (
+            "unset it here; the log has each exception under the reference that its caller gets"
+        )
+        raise ConfigError([Problem("environment", "GATEWAY_SHOW_ERRORS", message, remedy)])
+    return using.show_errors == "on"
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:

@@ -13,10 +13,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from roundgate.carrier import carrier
+
+TRACE: Final[ContextVar[str | None]] = ContextVar("roundgate_trace", default=None)
+"""The `traceparent` of what is being done, for the lines of the log; `None` where nobody traces."""
 
 KEYS: Final = ("traceparent", "tracestate", "baggage")
 
@@ -72,10 +76,26 @@ class NoTracing:
     def request(
         self, method: str, target: str | None, trace: Mapping[str, str], version: str
     ) -> AbstractContextManager[Span]:
-        return nullcontext(PassedOn(trace)) if trace else _NO_TRACE
+        return _passed_on(trace) if trace else _NO_TRACE
 
     def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
-        return nullcontext(PassedOn(origin))
+        return _passed_on(origin) if origin else _NO_TRACE
+
+
+@contextmanager
+def _passed_on(trace: Mapping[str, str]) -> Iterator[Span]:
+    with _named_in_the_log(trace):
+        yield PassedOn(trace)
+
+
+@contextmanager
+def _named_in_the_log(carrier: Mapping[str, str]) -> Iterator[None]:
+    """Each line that is written meanwhile says which trace it belongs to."""
+    token = TRACE.set(carrier.get("traceparent"))
+    try:
+        yield
+    finally:
+        TRACE.reset(token)
 
 
 class OpenTelemetry:
@@ -102,7 +122,9 @@ class OpenTelemetry:
             kind=SpanKind.SERVER,
             attributes=attributes,
         ) as span:
-            yield _OpenTelemetrySpan(span)
+            made = _OpenTelemetrySpan(span)
+            with _named_in_the_log(made.carrier()):
+                yield made
 
     @contextmanager
     def turn(self, tool: str, origin: Mapping[str, str]) -> Iterator[Span]:
@@ -115,7 +137,8 @@ class OpenTelemetry:
         ) as span:
             made = _OpenTelemetrySpan(span)
             made.link(origin)
-            yield made
+            with _named_in_the_log(made.carrier()):
+                yield made
 
 
 @dataclass(frozen=True, slots=True)

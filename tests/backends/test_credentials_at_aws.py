@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate import aws, config
+from roundgate import aws, config, reload
 from roundgate.backends import loading, secret_reading
 from roundgate.backends.secret_reading import REFRESH_MS, Secrets
 from roundgate.config import Reference, Secret
@@ -167,6 +168,7 @@ async def test_a_secret_is_read_again_when_it_is_old_and_the_one_before_serves_m
         ("${secret:NAME#member}", "secret:NAME is no JSON object"),
         ("${ssm:OBJECT#member}", "ssm:OBJECT has no text at 'member'"),
         ("${secret:LINES}", "secret:LINES goes into an HTTP header"),
+        ("${file:not/there}", "not/there: No such file or directory"),
     ],
 )
 async def test_what_cannot_be_read_is_a_problem_of_its_setting_and_the_rest_is_served(
@@ -342,3 +344,19 @@ async def test_a_session_token_goes_with_the_signature_and_is_not_shown(
     assert told.header("x-amz-security-token") == ["a-session-token"]
     assert "x-amz-security-token" in told.header("authorization")[0]
     assert result["structuredContent"] == "[redacted]"
+
+
+async def test_a_back_end_whose_secret_was_missing_is_served_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "HEAL_S", 0.05)
+    name = f"app/{uuid.uuid4()}"
+    async with service() as told:
+        file = file_with(tmp_path, f'{{bearer: "${{secret:{name}}}"}}', told.url)
+        async with serving(file) as mcp, asyncio.timeout(30):
+            assert len((await mcp.result("tools/list"))["tools"]) == 1
+            boto3.client("secretsmanager").create_secret(Name=name, SecretString="there-now")
+            while len((await mcp.result("tools/list"))["tools"]) == 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await mcp.call("tool")
+    assert told.header("authorization") == ["Bearer there-now"]

@@ -118,8 +118,8 @@ async def test_what_is_throttled_waits_for_its_turn_while_there_is_time_and_else
     )
     async with gateway_with(tmp_path, backend) as mcp:
         assert await mcp.text("tool", {}) == "awake"
-        first = asyncio.create_task(mcp.text("tool", {"seconds": 1.5}))
-        await asyncio.sleep(0.3)
+        first = asyncio.create_task(mcp.text("tool", {"seconds": 3}))
+        await runs(served, "narrow")
         patient = asyncio.create_task(mcp.text("tool", {"seconds": 0}))
         hasty = await mcp.call("hasty", {"seconds": 0})
         assert hasty["isError"]
@@ -246,7 +246,7 @@ async def test_a_job_is_started_once_followed_and_its_result_fetched(
 ) -> None:
     async with gateway_with(tmp_path, entry(describe=True)) as mcp:
         tasks = TaskClient(mcp)
-        ended = await tasks.over(await tasks.begin("print", order="job", seconds=0.8))
+        ended = await tasks.over(await tasks.begin("print", order="job", seconds=2.5))
     assert ended["result"]["structuredContent"] == {"printed": "job"}
     happened = served.done("job")
     assert happened[0] == "started"
@@ -266,6 +266,13 @@ async def test_a_function_that_is_killed_at_work_is_an_error_that_does_not_claim
     assert failed["isError"]
     assert "The function desk failed: Runtime.ExitError" in failed["content"][0]["text"]
     assert served.done("killed") == ["asked", "paid"]
+
+
+async def runs(served: Served, function: str) -> None:
+    """Wait until a function is at work."""
+    async with asyncio.timeout(30):
+        while not served.api.pools[function].account.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def happens(served: Served, order: str, what: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from roundgate import suites
 from roundgate.cli import (
-    _parser,
+    make_parser,
     remote,
     remote_options,
     repository_options,
@@ -27,7 +27,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    return _actions(_parser())
+    return _actions(make_parser())
 
 
 def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -76,7 +76,7 @@ def test_every_command_that_talks_to_a_server_has_examples_that_can_be_typed() -
     for name, lines in remote_options.EXAMPLES.items():
         for line in lines:
             words = shlex.split(re.split(r" [|<>] ", line)[0])
-            assert _parser().parse_args(words[1:]).command == name
+            assert make_parser().parse_args(words[1:]).command == name
             assert line in of_servers()[name].format_help()
 
 
@@ -88,7 +88,7 @@ def test_every_command_for_the_own_gateway_has_examples_that_can_be_typed(group:
     for name, lines in group.EXAMPLES.items():
         for line in lines:
             words = shlex.split(re.split(r" [|<>] ", line)[0])
-            assert _parser().parse_args(words[1:]).command == name
+            assert make_parser().parse_args(words[1:]).command == name
 
 
 def test_every_action_of_tasks_has_examples_that_can_be_typed() -> None:
@@ -97,7 +97,7 @@ def test_every_action_of_tasks_has_examples_that_can_be_typed() -> None:
     for name, lines in task_options.EXAMPLES.items():
         for line in lines:
             words = shlex.split(re.split(r" [|<>] ", line)[0])
-            assert _parser().parse_args(words[1:]).action == name
+            assert make_parser().parse_args(words[1:]).action == name
 
 
 def test_every_exit_status_is_on_the_page() -> None:

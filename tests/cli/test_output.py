@@ -13,8 +13,9 @@ import pytest
 
 from roundgate.cli import listing
 from roundgate.cli.status import Status
-from roundgate.cli.terminal import Style, columns, cut
+from roundgate.cli.terminal import columns, cut
 from roundgate.client import Log, Progress, TaskState
+from roundgate.logs import Style
 
 
 class Screen(io.StringIO):

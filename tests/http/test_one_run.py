@@ -156,13 +156,14 @@ async def test_who_runs_it_says_so_and_when_nobody_does_the_next_runs_it(
     another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one_run, "BEAT_S", 0.05)
-    monkeypatch.setattr(one_run, "LOST_MS", 1_000)
+    monkeypatch.setattr(one_run, "LOST_MS", 3_000)
     work, second = Work(), another()
     dying = another()
     first = asyncio.create_task(dying.of(work, 30))
     await begun(work)
-    assert await second.of(work, 1.5) is None  # longer than that without a word would be
+    assert await second.of(work, 3.5) is None  # longer than that without a word would be
     monkeypatch.setattr(one_run, "BEAT_S", 3_600)  # its process stands still from here on
+    monkeypatch.setattr(one_run, "LOST_MS", 200)
     work.may_end.clear()
     taken = asyncio.create_task(second.of(work, 60))
     await begun(work)

@@ -40,6 +40,8 @@ async def test_what_its_reserved_concurrency_has_no_room_for_is_told_when_to_com
     assert stack.stack.invoked is not None
     narrow = stack.stack.invoked.pools["narrow"]
     assert await mcp.text("narrow") == "awake"
+    # warm, or the first would be over before a gateway has started for the other
+    await asyncio.gather(*(mcp.call("echo") for _ in stack.stack.gateways.environments))
     first = asyncio.create_task(mcp.text("narrow", {"seconds": 3}))
     async with asyncio.timeout(20):
         while not narrow.account.running:  # noqa: ASYNC110
@@ -52,7 +54,7 @@ async def test_what_its_reserved_concurrency_has_no_room_for_is_told_when_to_com
 async def test_a_worker_that_dies_while_a_function_works_has_it_invoked_again_under_the_same_key(
     stack: Deployed, tasks: TaskClient
 ) -> None:
-    task_id = await tasks.begin("pay", order="worker-dies", seconds=1.5)
+    task_id = await tasks.begin("pay", order="worker-dies", seconds=3)
     await begun(stack, "worker-dies", "paid")
     for worker in stack.stack.workers.environments:
         worker.kill()

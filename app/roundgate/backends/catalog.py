@@ -252,6 +252,7 @@ class _Shelf(Generic[T]):
 
     kind: str
     key: Callable[[T], str]
+    origins: Mapping[str, Origin]
     entries: dict[str, tuple[T, str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -278,7 +279,8 @@ class _Shelf(Generic[T]):
         )
 
     def _complain(self, backend: str, message: str, remedy: str) -> None:
-        self.problems.append(Problem("gateway.yaml", f"back end {backend!r}", message, remedy))
+        place = f"back end {backend!r}"
+        self.problems.append(_problem(self.origins.get(backend), place, message, remedy))
 
 
 async def build(
@@ -287,6 +289,7 @@ async def build(
     problems: Sequence[Problem] = (),
     missing: Mapping[str, Missing] | None = None,
     may_be_missing: Collection[str] = (),
+    origins: Mapping[str, Origin] | None = None,
 ) -> Catalog:
     """Ask every back end, all at once, and merge what they offer.
 
@@ -296,6 +299,7 @@ async def build(
         problems: those that are known already.
         missing: back ends that could not even be made.
         may_be_missing: names of those without which the rest is served.
+        origins: where each stands in the configuration, for problems.
 
     Raises:
         ConfigError: all that is wrong in all of them, but for those that may be missing.
@@ -304,7 +308,7 @@ async def build(
     offered = await asyncio.gather(
         *(_offer(one, found, absent, may_be_missing) for one in backends)
     )
-    merged = _merge(list(zip(backends, offered, strict=True)), page_size, found)
+    merged = _merge(list(zip(backends, offered, strict=True)), page_size, found, origins or {})
     return replace(merged, missing=absent) if absent else merged
 
 
@@ -341,13 +345,16 @@ def missing_for(name: str, prefix: str, error: Exception) -> Missing:
 
 
 def _merge(
-    offered: Sequence[tuple[Backend, Offering]], page_size: int, problems: list[Problem]
+    offered: Sequence[tuple[Backend, Offering]],
+    page_size: int,
+    problems: list[Problem],
+    origins: Mapping[str, Origin],
 ) -> Catalog:
-    tools = _Shelf[Tool]("tool", lambda tool: tool.definition["name"])
-    prompts = _Shelf[Prompt]("prompt", lambda prompt: prompt.definition["name"])
-    resources = _Shelf[Resource]("resource", lambda resource: resource.definition["uri"])
+    tools = _Shelf[Tool]("tool", lambda tool: tool.definition["name"], origins)
+    prompts = _Shelf[Prompt]("prompt", lambda prompt: prompt.definition["name"], origins)
+    resources = _Shelf[Resource]("resource", lambda resource: resource.definition["uri"], origins)
     templates = _Shelf[Resource](
-        "resource template", lambda resource: resource.definition["uriTemplate"]
+        "resource template", lambda resource: resource.definition["uriTemplate"], origins
     )
     for backend, offering in offered:
         for tool in offering.tools:
@@ -359,7 +366,7 @@ def _merge(
                 resource, backend.name
             )
     served = {
-        name: serve(name, tool, backend, problems)
+        name: serve(name, tool, backend, problems, origins)
         for name, (tool, backend) in tools.entries.items()
     }
     problems += tools.problems + prompts.problems + resources.problems + templates.problems
@@ -421,7 +428,20 @@ def _prefixed(item: T, prefix: str) -> T:
     )
 
 
-def serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> ServedTool | None:
+def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:
+    """Something wrong with what a back end offers, where that back end stands."""
+    if origin is None:
+        return Problem("gateway.yaml", place, message, remedy)
+    return replace(origin.problem(message, remedy), path=place)
+
+
+def serve(
+    name: str,
+    tool: Tool,
+    backend: str,
+    problems: list[Problem],
+    origins: Mapping[str, Origin] | None = None,
+) -> ServedTool | None:
     """A tool made ready for calls; `None` if its input schema cannot be used.
 
     Args:
@@ -429,6 +449,7 @@ def serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> Serve
         tool: as its back end offers it.
         backend: the name of its back end, for problems.
         problems: what is wrong is added to these.
+        origins: where back ends stand in the configuration.
     """
     # it was checked when it was compiled, and mirrors no header
     if isinstance(tool.definition, StoredDefinition):
@@ -441,12 +462,6 @@ def serve(name: str, tool: Tool, backend: str, problems: list[Problem]) -> Serve
             name, tool, NEWEST.mirrored_arguments(schema), backend, Schema.compile(schema)
         )
     except ValueError as error:
-        problems.append(
-            Problem(
-                "gateway.yaml",
-                f"back end {backend!r}, tool {name!r}",
-                str(error),
-                "correct its input schema",
-            )
-        )
+        place, origin = f"back end {backend!r}, tool {name!r}", (origins or {}).get(backend)
+        problems.append(_problem(origin, place, str(error), "correct its input schema"))
         return None

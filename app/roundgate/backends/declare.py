@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
+from roundgate.backends.decorator_arguments import Fault, faults_of, place_of_caller
 from roundgate.config import TaskMode
 from roundgate.protocol import Annotations, Completion, Icon
 
@@ -30,6 +31,10 @@ class Described:
     description: str | None = None
     icons: Sequence[Icon] = ()
     meta: Mapping[str, Any] | None = None
+    faults: Sequence[Fault] = ()
+    """What is wrong with what the decorator was given."""
+    place: tuple[str, int] | None = None
+    """File and line of the decorator, if something is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +164,28 @@ def tool(
         raise ValueError(
             "unasked_answers and once exclude each other: what must happen once needs a question first"
         )
+    faults = faults_of(
+        "tool",
+        {
+            "name": name,
+            "title": title,
+            "description": description,
+            "input_schema": input_schema,
+            "output_schema": output_schema,
+            "read_only": read_only,
+            "destructive": destructive,
+            "idempotent": idempotent,
+            "open_world": open_world,
+            "icons": icons,
+            "requires": requires,
+            "scopes": scopes,
+            "once": once,
+            "task": task,
+            "unasked_answers": unasked_answers,
+            "approval": approval,
+            "meta": meta,
+        },
+    )
     hints = {
         "readOnlyHint": read_only,
         "destructiveHint": destructive,
@@ -180,6 +207,8 @@ def tool(
         task=task,
         unasked_answers=unasked_answers,
         approval=approval,
+        faults=faults,
+        place=place_of_caller() if faults else None,
     )
     return (
         _attach(function, declaration)
@@ -222,7 +251,20 @@ def prompt(
         complete: completions for arguments: `{"language": ["python", "rust"]}`, or a function of what was typed.
         meta: `_meta` of its entry in the list.
     """
+    faults = faults_of(
+        "prompt",
+        {
+            "name": name,
+            "title": title,
+            "description": description,
+            "icons": icons,
+            "complete": complete,
+            "meta": meta,
+        },
+    )
     declaration = PromptDeclaration(
+        faults=faults,
+        place=place_of_caller() if faults else None,
         name=name,
         title=title,
         description=description,
@@ -267,7 +309,24 @@ def resource(
         complete: completions for variables of the template.
         meta: `_meta` of its entry in the list.
     """
+    faults = faults_of(
+        "resource",
+        {
+            "uri": uri,
+            "name": name,
+            "title": title,
+            "description": description,
+            "mime_type": mime_type,
+            "size": size,
+            "annotations": annotations,
+            "icons": icons,
+            "complete": complete,
+            "meta": meta,
+        },
+    )
     declaration = ResourceDeclaration(
+        faults=faults,
+        place=place_of_caller() if faults else None,
         uri=uri,
         name=name,
         title=title,

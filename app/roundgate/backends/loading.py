@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -81,6 +82,8 @@ class _Made:
     backends: list[Backend] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     missing: dict[str, Missing] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    """Where each stands in the file."""
 
 
 def _make(
@@ -91,12 +94,13 @@ def _make(
     fetches: bool = False,
     is_cold: bool = False,
 ) -> _Made:
+    os.environ.update(file.environment)  # before modules are imported, which may read them
     limits = file.config.limits
     threads = Threads(limits.threads, limits.threads_per_caller)
     shared = Shared(threads, modules, fetches, is_cold)
     made = _Made()
     for index, entry in enumerate(file.config.backends):
-        origin = file.origin.at("backends", index)
+        origin = made.origins[entry.name] = file.backend_origin(index)
         try:
             make: MakeBackend = kind_of(entry).factory()
             made.backends.append(_shaped(make(entry, origin, shared), entry, origin))
@@ -123,7 +127,12 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
     try:
         page_size = file.config.limits.page_size or ONE_PAGE
         built = await catalog.build(
-            made.backends, page_size, made.problems, made.missing, may_be_missing
+            made.backends,
+            page_size,
+            made.problems,
+            made.missing,
+            may_be_missing,
+            made.origins,
         )
         if len(built.missing) == len(file.config.backends):
             raise ConfigError(

@@ -20,6 +20,7 @@ from roundgate.cli import (
 )
 from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import held_back
+from roundgate.logs import escaped
 
 _GROUPS: Final = (
     repository_options,
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status: 0, 1 for what the command found wrong, 2 for wrong usage."""
     if os.getpid() == 1:  # in a container, where a signal is lost until somebody handles it
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         module = remote_options.MODULES.get(arguments.command, arguments.command)
         with held_back():
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{len(error.problems)} problem(s):", *error.problems, sep="\n", file=sys.stderr)
         return 1
     except UsageError as error:
-        print(f"roundgate {arguments.command}: {error}", file=sys.stderr)
+        print(f"roundgate {arguments.command}: {escaped(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -70,7 +71,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """What reads a command line, with all commands."""
     parser = argparse.ArgumentParser(
         prog="roundgate", description="A stateless MCP gateway (revision 2026-07-28)."
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _FILE: Final = "gateway.yaml"
+MAX_PORT: Final = 65_535
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -44,6 +45,17 @@ def age_ms(text: str) -> int:
     return int(found[1]) * UNITS_S[found[2]] * 1000
 
 
+def port(text: str) -> int:
+    """The number of a TCP port, 0 to 65535.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_PORT):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to {MAX_PORT}")
+    return int(text)
+
+
 def configuration_file(given: Path | None) -> Path:
     """Which gateway.yaml is meant: the one that was given, GATEWAY_CONFIG, or the nearest, here or in a directory
     above, as git finds its own."""
@@ -60,8 +72,9 @@ def configuration_file(given: Path | None) -> Path:
 def into_environment(arguments: argparse.Namespace) -> None:
     """Put what was said on the command line into the environment, for this process and those that it starts."""
     os.environ["GATEWAY_CONFIG"] = str(configuration_file(arguments.config))
-    if arguments.log_level is not None:
-        os.environ["GATEWAY_LOG_LEVEL"] = arguments.log_level
+    for name in ("log_level", "log_format"):
+        if (said := getattr(arguments, name)) is not None:
+            os.environ[f"GATEWAY_{name.upper()}"] = said
     for name in ("allow_anonymous", "reload"):
         if getattr(arguments, name, False):
             os.environ[f"GATEWAY_{name.upper()}"] = "true"

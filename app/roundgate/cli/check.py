@@ -3,23 +3,59 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 
 from roundgate import config
 from roundgate.backends import Catalog, kind_of, loading
+from roundgate.cli import starting
 from roundgate.cli.arguments import configuration_file
-from roundgate.config import ConfigFile
-from roundgate.errors import Problem
+from roundgate.config import AuthorizerConfig, ConfigFile
+from roundgate.errors import ConfigError, Problem
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is served.
 
     Raises:
-        ConfigError: every problem, in the file and in what it refers to.
+        ConfigError: every problem: in the file, in what it refers to, in the environment, and between them.
     """
     path = configuration_file(arguments.config)
-    file = config.load(path)
-    served = loading.load(file, fetches=True).catalog
+    inspected = config.inspect(path)
+    problems = list(inspected.problems)
+    file, served = inspected.file, None
+    if file is not None:
+        try:
+            served = loading.load(file, fetches=True).catalog
+        except ConfigError as error:
+            problems += error.problems
+    if not getattr(arguments, "file_only", False):
+        problems += _of_starting(file, arguments)
+    if problems or file is None or served is None:
+        raise ConfigError(_in_order(problems))
+    _print_served(file, served)
+    print(f"{path}: no problems")
+    return 0
+
+
+def _of_starting(file: ConfigFile | None, arguments: argparse.Namespace) -> list[Problem]:
+    using, problems = starting.environment(os.environ)
+    is_elsewhere = file is not None and isinstance(file.config.auth, AuthorizerConfig)
+    if not is_elsewhere:
+        problems += starting.of_environment(using)
+    if file is not None:
+        host = getattr(arguments, "host", "127.0.0.1")
+        problems += starting.of_serving(file, using, host, getattr(arguments, "port", None))
+    return problems
+
+
+def _in_order(problems: Sequence[Problem]) -> list[Problem]:
+    """Each once, by file and line."""
+    each = {str(problem): problem for problem in problems}
+    return sorted(each.values(), key=lambda one: (one.file, one.line or 0))
+
+
+def _print_served(file: ConfigFile, served: Catalog) -> None:
     _print_catalog(served)
     for view in file.config.views:
         print(f"view {view.name} at {view.effective_path}")
@@ -28,8 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
     if remarks := _remarks(file):
         print(f"remarks ({len(remarks)})", *remarks, sep="\n")
-    print(f"{path}: no problems")
-    return 0
 
 
 def _remarks(file: ConfigFile) -> list[Problem]:
@@ -38,7 +72,7 @@ def _remarks(file: ConfigFile) -> list[Problem]:
     for index, backend in enumerate(file.config.backends):
         check_with = kind_of(backend).check_with()
         if check_with is not None:
-            found += check_with(backend, file.origin.at("backends", index))
+            found += check_with(backend, file.backend_origin(index))
     return found
 
 

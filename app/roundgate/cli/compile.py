@@ -23,5 +23,5 @@ def run(arguments: argparse.Namespace) -> int:
     for index, backend in enumerate(file.config.backends):
         compile_with = kind_of(backend).compile_with()
         if compile_with is not None:
-            print(compile_with(backend, file.origin.at("backends", index)))
+            print(compile_with(backend, file.backend_origin(index)))
     return 0

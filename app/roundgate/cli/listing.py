@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.cli import output, remote
-from roundgate.cli.terminal import Style, columns, cut, say
+from roundgate.cli.terminal import columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import ClientError, RpcError
-from roundgate.logs import escaped
+from roundgate.logs import Style, escaped
 
 _METHOD_NOT_FOUND: Final = -32601
 _DESCRIBED_CHARS: Final = 80

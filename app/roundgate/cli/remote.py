@@ -24,10 +24,10 @@ from typing import Any, Final
 
 from roundgate import errors
 from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.cli.terminal import Style, escaped_lines, say
+from roundgate.cli.terminal import escaped_lines, say
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
-from roundgate.logs import escaped
+from roundgate.logs import Style, escaped
 
 DONE: Final = 0
 FAILED: Final = 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
-from roundgate.cli.terminal import Style
-from roundgate.logs import escaped
+from roundgate.logs import Style, escaped
 from roundgate.suites import CaseResult, Difference, Failure, SuiteResult, Verdict
 
 _SIGNS: Final = {

@@ -7,9 +7,11 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import uvicorn
@@ -17,19 +19,20 @@ from uvicorn.supervisors import Multiprocess
 
 from roundgate import main
 from roundgate.cli.arguments import into_environment
-from roundgate.config import ConfigFile, HttpConfig, Settings
-from roundgate.errors import ConfigError
+from roundgate.cli.exposure import LOOPBACK, check_exposure
+from roundgate.cli.ports import bind
+from roundgate.config import HttpConfig
 from roundgate.garbage import held_back
 from roundgate.http import server
 from roundgate.reload import terminal_watch
-from roundgate.startup import read_configuration
+from roundgate.startup import is_private, read_configuration
 
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn for an app that does not start."""
 
 GRACEFUL_SHUTDOWN_S = 10
 ACCEPTS_AT_ONCE = 16
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+log = logging.getLogger("roundgate")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,24 +40,38 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: before anything is bound.
+        UsageError: the port cannot be had.
     """
     into_environment(arguments)
     with held_back():
         using, file = read_configuration(os.environ)
-        _check_exposure(file, using, arguments.host)
+        check_exposure(file, using, arguments.host)
+        if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
+            os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
+            using = replace(using, show_errors="on")
         # with several workers each makes its own; this one finds the problems, once
         app = main.build_app(file, using)
-    logging.getLogger("roundgate").info("serving http://%s:%d", arguments.host, arguments.port)
+    bound = bind(arguments.host, arguments.port)
+    log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
         if hasattr(signal, "SIGHUP"):
             Multiprocess.handle_hup = _on_hangup()  # type: ignore[method-assign, assignment]
-        uvicorn.run("roundgate.main:create_app", factory=True, workers=arguments.workers, **options)
+        factory, workers = "roundgate.main:create_app", arguments.workers
+        Multiprocess(
+            uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
+        ).run()
     else:
-        _serve(uvicorn.Config(app, **options))
+        _serve(uvicorn.Config(app, **options), bound)
     return 0
+
+
+def url_of(bound: socket.socket, host: str, path: str) -> str:
+    """The URL of the MCP endpoint behind a socket, as a client on this machine would write it."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{bound.getsockname()[1]}{path}"
 
 
 def _on_hangup() -> Callable[[Multiprocess], None]:
@@ -89,29 +106,15 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _serve(configured: uvicorn.Config) -> None:
-    """Bind, and serve until told to stop; exits with uvicorn's status where that fails.
+def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
+    """Serve until told to stop; exits with uvicorn's status where that fails.
 
     uvloop accepts one connection of a socket each time round the loop, so who opens more a second than the loop goes
     round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
     """
-    bound = configured.bind_socket()
     gc.freeze()
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):
         running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])
     if not running.started:
         sys.exit(STARTUP_FAILURE)
-
-
-def _check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
-    """Without authentication everybody who reaches the gateway is its one local subject: not on a public address.
-
-    Raises:
-        ConfigError: nobody said that this is meant.
-    """
-    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
-        return
-    remedy = "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front authenticates"
-    message = f"there is no authentication, but --host {host} can be reached from outside"
-    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

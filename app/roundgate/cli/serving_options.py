@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from roundgate.cli.arguments import add_examples
+from roundgate.cli.arguments import add_examples, port
 
 if TYPE_CHECKING:
     from roundgate.cli.arguments import Commands
@@ -19,10 +19,14 @@ EXAMPLES: Final = {
         "roundgate serve gateway.yaml --port 0 --log-level debug",
         "roundgate serve --host 0.0.0.0 --workers 4",
     ),
-    "check": ("roundgate check", "roundgate check deployments/prod.yaml"),
+    "check": ("roundgate check", "roundgate check --file-only deployments/prod.yaml"),
     "compile": ("roundgate compile gateway.yaml",),
     "keys": ("roundgate keys new", "roundgate keys rotate --stage 1"),
     "worker": ("roundgate worker gateway.yaml",),
+    "completion": (
+        "roundgate completion bash > ~/.local/share/bash-completion/completions/roundgate",
+        "roundgate completion fish > ~/.config/fish/completions/roundgate.fish",
+    ),
     "schema": ("roundgate schema > gateway.schema.json", "roundgate schema --suite"),
 }
 """What is shown under the help of a command."""
@@ -30,7 +34,15 @@ EXAMPLES: Final = {
 
 def add_commands(commands: Commands) -> None:
     """Add each command, in the order in which `--help` shows them."""
-    for add in (_add_serve, _add_check, _add_compile, _add_keys, _add_worker, _add_schema):
+    for add in (
+        _add_serve,
+        _add_check,
+        _add_compile,
+        _add_keys,
+        _add_worker,
+        _add_schema,
+        _add_completion,
+    ):
         add(commands)
     add_examples(commands, EXAMPLES)
 
@@ -47,7 +59,10 @@ def _add_serve(commands: Commands) -> None:
         "--host", default="127.0.0.1", help="address to bind to (default: %(default)s)"
     )
     serve.add_argument(
-        "--port", type=int, default=8000, help="port to bind to (default: %(default)s)"
+        "--port",
+        type=port,
+        default=8000,
+        help="port to bind to, 0 for any that is free (default: %(default)s)",
     )
     serve.add_argument(
         "--allow-anonymous", action="store_true", help="bind to any address without authentication"
@@ -59,10 +74,19 @@ def _add_serve(commands: Commands) -> None:
         help="processes that share the port (default: %(default)s)",
     )
     serve.add_argument("--reload", action="store_true", help=_RELOAD)
-    serve.add_argument(
+    _add_log(serve)
+
+
+def _add_log(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         help="default: GATEWAY_LOG_LEVEL, or info",
+    )
+    command.add_argument(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        help="default: GATEWAY_LOG_FORMAT, or auto: text on a terminal, JSON anywhere else",
     )
 
 
@@ -71,6 +95,13 @@ def _add_check(commands: Commands) -> None:
         "check", help="find every problem in a configuration, and list what it serves"
     )
     check.add_argument("config", nargs="?", type=Path, help="as for serve")
+    check.add_argument(
+        "--file-only",
+        action="store_true",
+        help="do not look at this environment: the file is served somewhere else",
+    )
+    check.add_argument("--host", default="127.0.0.1", help="as for serve")
+    check.add_argument("--port", type=port, help="find out whether this port can be had, too")
 
 
 def _add_compile(commands: Commands) -> None:
@@ -99,9 +130,7 @@ def _add_keys(commands: Commands) -> None:
 def _add_worker(commands: Commands) -> None:
     worker = commands.add_parser("worker", help="work on tasks, in a process of its own")
     worker.add_argument("config", nargs="?", type=Path, help="as for serve")
-    worker.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), help="as for serve"
-    )
+    _add_log(worker)
     worker.add_argument("--reload", action="store_true", help="as for serve")
     # for processes that this program begins
     worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
@@ -112,3 +141,10 @@ def _add_schema(commands: Commands) -> None:
     schema.add_argument(
         "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
     )
+
+
+def _add_completion(commands: Commands) -> None:
+    completion = commands.add_parser(
+        "completion", help="print a script with which a shell completes"
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roundgate import config
 from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
+from roundgate.config import KEPT
 from roundgate.deployment import packaging, runtime, tools
+from roundgate.errors import UsageError
 
 if TYPE_CHECKING:
     from roundgate.deployment.stack.stack import Stack
@@ -24,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: something is wrong with the configuration, or with what would be packed.
         UsageError: what it needs cannot be had on this machine.
     """
+    variables = _variables(configuration_file(arguments.config))
     tools.emulator()
     tools.dynamodb()
     tools.provide_moto()
@@ -32,7 +37,25 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
         prefix = _package(arguments, directory, Path(temporary, "shown"))
-        return asyncio.run(_run(arguments, directory, prefix))
+        return asyncio.run(_run(arguments, directory, prefix, variables))
+
+
+def _variables(path: Path) -> dict[str, str]:
+    """The variables of `env` that are set here; the stack on this machine has no secrets of anybody.
+
+    Looked at before anything is packed: packing sets what is not set, for the tools that it imports.
+
+    Raises:
+        ConfigError: something is wrong with the configuration.
+        UsageError: one that is kept at AWS is not set.
+    """
+    if not path.is_file():
+        return {}  # the demonstration's has none
+    env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
+    unset = [name for name, text in env.items() if KEPT.search(text) and name not in os.environ]
+    if unset:
+        raise UsageError(f"set {', '.join(unset)}: what AWS keeps cannot be read on this machine")
+    return {name: os.environ[name] for name in env if name in os.environ}
 
 
 def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> str:
@@ -54,12 +77,14 @@ def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> st
     return prefix
 
 
-async def _run(arguments: argparse.Namespace, directory: Path, prefix: str) -> int:
+async def _run(
+    arguments: argparse.Namespace, directory: Path, prefix: str, more: dict[str, str]
+) -> int:
     from roundgate.deployment.stack import demo
     from roundgate.deployment.stack.stack import running
 
     counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
-    others = {"port": arguments.port, "functions": arguments.functions}
+    others = {"port": arguments.port, "functions": arguments.functions, "more": more}
     async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
             return await demo.show(stack, prefix)

@@ -8,10 +8,10 @@ import shutil
 from types import TracebackType
 from typing import Final, TextIO
 
-from roundgate.cli.terminal import Style, cut, say
+from roundgate.cli.terminal import cut, say
 from roundgate.client import Log, Progress, TaskState
 from roundgate.clock import Clock
-from roundgate.logs import escaped
+from roundgate.logs import Style, escaped
 
 _CLEAR: Final = "\r\x1b[2K"
 _BAR: Final = 20

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from roundgate.config.base import Origin as Origin
     from roundgate.config.base import TaskMode as TaskMode
     from roundgate.config.base import WithoutTasks as WithoutTasks
+    from roundgate.config.environment import KEPT as KEPT
     from roundgate.config.loading import ConfigFile as ConfigFile
+    from roundgate.config.loading import Inspected as Inspected
+    from roundgate.config.loading import inspect as inspect
     from roundgate.config.loading import load as load
     from roundgate.config.models import AuthorizerConfig as AuthorizerConfig
     from roundgate.config.models import CacheHint as CacheHint
@@ -41,7 +44,8 @@ else:
         __name__,
         {
             ".base": "Model Origin TaskMode WithoutTasks",
-            ".loading": "ConfigFile load",
+            ".environment": "KEPT",
+            ".loading": "ConfigFile Inspected inspect load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
             "HttpConfig JwtAuthConfig LimitsConfig PackageConfig ServerConfig SessionsConfig StateConfig TasksConfig",
             ".references": "kept_at_aws read_file",

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from roundgate.config import yaml_file
 from roundgate.config.base import Origin
+from roundgate.config.environment import declared
 from roundgate.config.models import GatewayConfig
-from roundgate.config.problems import cross_checks, invalid
+from roundgate.config.problems import cross_checks, invalid, misplaced
 from roundgate.config.references import fill_in
 from roundgate.errors import ConfigError, Problem
 
@@ -28,6 +31,24 @@ class ConfigFile:
     origin: Origin
     references: frozenset[Path] = frozenset()
     """The files that `${file:…}` in it refers to."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables of its section `env`, with their values."""
+    positions: Sequence[int] | None = None
+    """Where each back end of `config` stands in the file, if some of the file are left out."""
+
+    def backend_origin(self, index: int) -> Origin:
+        """Where a back end of `config` stands in the file."""
+        return self.origin.at("backends", self.positions[index] if self.positions else index)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What is wrong with a file, and the rest of it."""
+
+    problems: Sequence[Problem]
+    file: ConfigFile | None
+    """All of it if nothing is wrong; otherwise the back ends that are right, with the sections that are. `None` if
+    nothing can be made of it."""
 
 
 def load(
@@ -44,20 +65,83 @@ def load(
     Raises:
         ConfigError: everything that is wrong with it.
     """
-    located = yaml_file.read(path)
+    found = inspect(path, environ, placeholder=placeholder)
+    if found.problems or found.file is None:
+        raise ConfigError(found.problems)
+    return found.file
+
+
+def inspect(
+    path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None
+) -> Inspected:
+    """What is wrong with a file, and what of it can be looked at all the same. Arguments are those of `load`."""
+    problems: list[Problem] = []
+    try:
+        located = yaml_file.read(path, repeated=problems)
+    except ConfigError as error:
+        return Inspected(error.problems, None)
     origin = Origin(located)
-    unresolved: list[Problem] = []
     files: set[Path] = set()
-    value = fill_in(located.value, origin, environ, unresolved, files, placeholder)
+    value, own = _filled_in(located.value, origin, environ, problems, files, placeholder)
+    # what is wrong with the nothing in its place is no news
+    told = {problem.path for problem in problems}
+    unresolved: set[tuple[str | int, ...]] = {
+        ("backends", int(found[1]))
+        for path in told
+        if (found := re.match(r"backends\[(\d+)\]", path))
+    }
     try:
         config = GatewayConfig.model_validate(value)
     except ValidationError as error:
-        # what is wrong with the nothing in its place is no news
-        told = {problem.path for problem in unresolved}
-        raise ConfigError(
-            [*unresolved, *(one for one in invalid(error, origin) if one.path not in told)]
-        ) from None
-    problems = [*unresolved, *cross_checks(config, origin)]
-    if problems:
-        raise ConfigError(problems)
-    return ConfigFile(config, origin, frozenset(files))
+        problems += [one for one in invalid(error, origin) if one.path not in told]
+        details = error.errors(include_input=False, include_url=False)
+        wrong = unresolved.union(detail["loc"] for detail in details)
+        return Inspected(
+            [*problems, *cross_checks(value, origin)], _rest(value, wrong, origin, own)
+        )
+    problems += [*cross_checks(value, origin), *misplaced(config, origin)]
+    if unresolved:
+        return Inspected(problems, _rest(value, unresolved, origin, own))
+    return Inspected(problems, ConfigFile(config, origin, frozenset(files), own))
+
+
+def _filled_in(
+    value: Any,
+    origin: Origin,
+    environ: Mapping[str, str],
+    problems: list[Problem],
+    files: set[Path],
+    placeholder: str | None,
+) -> tuple[Any, dict[str, str]]:
+    """The value with its references filled in, and the variables of its section `env`, which others may refer to."""
+    if not isinstance(value, dict) or "env" not in value:
+        return fill_in(value, origin, environ, problems, files, placeholder), {}
+    section = value["env"]
+    own = declared(section, origin.at("env"), environ, problems, files, placeholder)
+    rest = {name: one for name, one in value.items() if name != "env"}
+    filled = fill_in(rest, origin, {**environ, **own}, problems, files, placeholder)
+    return {**filled, "env": section}, own
+
+
+def _rest(
+    value: Any,
+    wrong: Collection[tuple[str | int, ...]],
+    origin: Origin,
+    own: Mapping[str, str],
+) -> ConfigFile | None:
+    """The back ends in which nothing is wrong, with the sections in which nothing is; without views and search, which
+    may be about the others."""
+    entries = value.get("backends") if isinstance(value, dict) else None
+    if not isinstance(entries, list):
+        return None
+    left_out = {loc[1] for loc in wrong if loc[:1] == ("backends",) and len(loc) > 1}
+    kept = [index for index in range(len(entries)) if index not in left_out]
+    about_others = {"backends", "views", "search", "fallback", *(loc[0] for loc in wrong if loc)}
+    sections = {name: part for name, part in value.items() if name not in about_others}
+    try:
+        config = GatewayConfig.model_validate(
+            {**sections, "backends": [entries[index] for index in kept]}
+        )
+    except ValidationError:  # no back end is left, or parts do not go together
+        return None
+    return ConfigFile(config, origin, environment=own, positions=kept)

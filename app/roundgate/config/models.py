@@ -5,12 +5,14 @@ What each setting means is in its `description`, which is also what `roundgate s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.config.base import Model, WithoutTasks
+from roundgate.config.environment import own_name
 
 
 class ServerConfig(Model):
@@ -443,6 +445,16 @@ _HEALTH: Final = "/healthz"
 _WELL_KNOWN: Final = "/.well-known/"
 
 
+def _kind_of_auth(given: Any) -> str:
+    """Which is meant; the tag is in brackets as those of credentials are (`backends.http.config`)."""
+    if not isinstance(given, Mapping | CallersConfig):
+        return "<none>"
+    is_authorizer = isinstance(given, AuthorizerConfig) or (
+        isinstance(given, Mapping) and "authorizer" in given
+    )
+    return "<authorizer>" if is_authorizer else "<jwt>"
+
+
 class PackageConfig(Model):
     """What goes into the functions beside what gateway.yaml names and what that imports."""
 
@@ -460,7 +472,12 @@ class GatewayConfig(Model):
     )
     http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
     limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
-    auth: Literal["none"] | JwtAuthConfig | AuthorizerConfig = Field(
+    auth: Annotated[
+        Annotated[Literal["none"], Tag("<none>")]
+        | Annotated[JwtAuthConfig, Tag("<jwt>")]
+        | Annotated[AuthorizerConfig, Tag("<authorizer>")],
+        Discriminator(_kind_of_auth),
+    ] = Field(
         "none",
         description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
         " authorizer in front has verified.",
@@ -488,6 +505,11 @@ class GatewayConfig(Model):
     )
     views: list[ViewConfig] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."
+    )
+    env: dict[Annotated[str, AfterValidator(own_name)], str] = Field(
+        {},
+        description="Variables for tools and ${NAME}, unless the environment has them: texts, ${secret:NAME} or"
+        " ${ssm:NAME}. Parameters of the stack on AWS Lambda.",
     )
     package: PackageConfig = Field(
         PackageConfig.model_construct(), description="What `roundgate package` puts into functions."

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -21,6 +24,8 @@ _REMEDIES: Final = {
 }
 
 
+_IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
+"""Steps that pydantic puts into a location for one of several types; the file has none."""
 _RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
 """Settings of tools that have had another name."""
 
@@ -29,10 +34,9 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     """What the models refuse, as problems with a place and a remedy."""
     found: list[Problem] = []
     for detail in error.errors(include_url=False):
-        # pydantic puts what it calls a model of several into the location; the file has no such step
-        loc = [step for step in detail["loc"] if not str(step).startswith("<")]
+        loc = [step for step in detail["loc"] if not _IS_PYDANTICS.match(str(step))]
         if isinstance(detail["input"], Deferred):
-            found.append(_misplaced(origin.at(*loc)))
+            found.append(detail["input"].problem or _misplaced(origin.at(*loc)))
             continue
         message = detail["msg"].removeprefix("Value error, ")
         remedy = _REMEDIES.get(
@@ -40,8 +44,22 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
         )
         if detail["type"] == "extra_forbidden" and "tools" in loc and loc[-1] in _RENAMED:
             remedy = f"write {_RENAMED[str(loc[-1])]}, which is what it is called now"
+        if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
+            remedy = f'quote it: {_of_yaml(detail["input"])}, so write "…" around it'
         found.append(origin.at(*loc).problem(message, remedy))
-    return found
+    return _once_a_place(found)
+
+
+def _once_a_place(problems: Iterable[Problem]) -> list[Problem]:
+    """What a setting may be instead, of several kinds, is one problem."""
+    found: dict[tuple[str, int | None], Problem] = {}
+    for problem in problems:
+        key = (problem.path, problem.line)
+        before = found.get(key)
+        if before is not None and problem.message not in before.message:
+            problem = replace(problem, message=f"{before.message}; or: {problem.message}")
+        found[key] = problem
+    return list(found.values())
 
 
 def _misplaced(origin: Origin) -> Problem:
@@ -52,20 +70,38 @@ def _misplaced(origin: Origin) -> Problem:
     )
 
 
-def cross_checks(config: GatewayConfig, origin: Origin) -> list[Problem]:
-    """What is wrong between parts that are right by themselves."""
+def misplaced(config: GatewayConfig, origin: Origin) -> list[Problem]:
+    """References to what is kept at AWS, where that is not looked for."""
     # settings that may be anything take what is no text, too
-    problems = [
-        _misplaced(origin.at(*loc)) for loc, one in found_in(config) if isinstance(one, Deferred)
+    return [
+        one.problem or _misplaced(origin.at(*loc))
+        for loc, one in found_in(config)
+        if isinstance(one, Deferred)
     ]
+
+
+def _of_yaml(given: float) -> str:
+    """What YAML makes of a text without quotes."""
+    if isinstance(given, bool):
+        return "YAML takes yes, no, on, off, true and false for a truth value"
+    return "YAML takes it for a number"
+
+
+def cross_checks(value: Any, origin: Origin) -> list[Problem]:
+    """What is wrong between parts of a file, whether they are right by themselves or not."""
+    problems: list[Problem] = []
     seen: dict[str, int] = {}
-    for index, backend in enumerate(config.backends):
-        if backend.name in seen:
-            where = f"backends[{seen[backend.name]}]"
+    entries = value.get("backends") if isinstance(value, dict) else None
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            continue
+        if name in seen:
+            where = f"backends[{seen[name]}]"
             problems.append(
                 origin.at("backends", index, "name").problem(
                     f"is the name of {where} too", "choose another"
                 )
             )
-        seen.setdefault(backend.name, index)
+        seen.setdefault(name, index)
     return problems

@@ -18,8 +18,9 @@ _REFERENCE: Final = re.compile(
     r"|\$\{"
 )
 
-_Part: TypeAlias = tuple[str, Reference | None]
-"""What a reference is now, and where that is kept, if it may change; empty text where it is not read here."""
+_Part: TypeAlias = tuple[str, Reference | None, Problem | None]
+"""What a reference is now; where that is kept, if it may change; what keeps it from being read. The text is empty where
+it is not read here."""
 
 
 def fill_in(
@@ -33,7 +34,7 @@ def fill_in(
     """The value with the references in its strings filled in; `$${` stands for `${`.
 
     `${NAME}`, `${NAME:-default}` and `${file:path}` are read here. A string with `${secret:NAME}` or `${ssm:NAME}` in
-    it becomes a `Deferred`, which only settings take that are secrets.
+    it, or with a file that cannot be read, becomes a `Deferred`, which only settings take that are secrets.
 
     Args:
         value: the file, or a part of it.
@@ -49,10 +50,13 @@ def fill_in(
             part = _resolve(found, place, environ, files)
         except UnresolvedReference as error:
             if placeholder is not None and not error.is_syntax:
-                return placeholder, None
-            problems.append(place.problem(str(error), error.remedy))
-            return "", None
-        return (placeholder, None) if placeholder is not None and found["kept"] else part
+                return placeholder, None, None
+            problem = place.problem(str(error), error.remedy)
+            if found["source"] and not error.is_syntax:
+                return "", of_file(origin.base_dir / found["name"]), problem
+            problems.append(problem)
+            return "", None, None
+        return (placeholder, None, None) if placeholder is not None and found["kept"] else part
 
     def filled(value: Any, place: Origin) -> Any:
         match value:
@@ -71,17 +75,19 @@ def fill_in(
 def _joined(value: str, resolved: Callable[[re.Match[str]], _Part]) -> str | Deferred:
     texts: list[str] = []
     parts: list[str | Reference] = []
+    unread: Problem | None = None
     end = 0
     for found in _REFERENCE.finditer(value):
-        text, reference = resolved(found)
+        text, reference, problem = resolved(found)
+        unread = unread or problem
         texts += [value[end : found.start()], text]
         parts += [value[end : found.start()], text if reference is None else reference]
         end = found.end()
     texts.append(value[end:])
     parts.append(value[end:])
     kept = {part.kept for part in parts if isinstance(part, Reference)}
-    if kept - {"file"}:
-        return Deferred(tuple(part for part in parts if part))
+    if kept - {"file"} or unread is not None:
+        return Deferred(tuple(part for part in parts if part), unread)
     text = "".join(texts)
     return FromFiles.of(text, tuple(part for part in parts if part)) if kept else text
 
@@ -91,9 +97,9 @@ def _resolve(
 ) -> _Part:
     name, default = found["name"], found["default"]
     if found["escape"]:
-        return "${", None
+        return "${", None, None
     if found["kept"]:
-        return "", Reference(cast("Kept", found["kept"]), found["place"], found["key"])
+        return "", Reference(cast("Kept", found["kept"]), found["place"], found["key"]), None
     if name is None:
         remedy = (
             "write ${NAME}, ${NAME:-default}, ${file:path}, ${secret:NAME} or ${ssm:NAME}, or $${"
@@ -105,12 +111,12 @@ def _resolve(
     if found["source"]:
         file = origin.base_dir / name
         files.add(file)
-        return read_file(file, name), of_file(file)
+        return read_file(file, name), of_file(file), None
     value = environ.get(name) or default
     if value is None:
         remedy = f"set it, or write ${{{name}:-default}}"
         raise UnresolvedReference(f"the environment variable {name} is not set", remedy)
-    return value, None
+    return value, None, None
 
 
 def kept_at_aws(value: Any) -> Iterator[Reference]:

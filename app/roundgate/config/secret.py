@@ -17,6 +17,8 @@ from typing import Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
+from roundgate.errors import Problem
+
 Kept: TypeAlias = Literal["secret", "ssm", "file"]
 """AWS Secrets Manager, AWS Systems Manager Parameter Store, the file system."""
 
@@ -46,6 +48,9 @@ class Deferred:
     """A string of a configuration file with references that are not read yet; fits into a `Secret` alone."""
 
     parts: Parts = field(repr=False)
+    problem: Problem | None = field(default=None, repr=False)
+    """What kept it from being read: the file is not there. A back end whose `Secret` it is has the same problem later,
+    and the others are served."""
 
 
 class FromFiles(str):

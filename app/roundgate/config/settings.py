@@ -16,12 +16,17 @@ from roundgate.errors import ConfigError, Problem
 
 ListenMode: TypeAlias = Literal["auto", "on", "off"]
 
+ShowErrors: TypeAlias = Literal["auto", "on", "off"]
+
+LogFormat: TypeAlias = Literal["auto", "text", "json"]
+
 WorkerMode: TypeAlias = Literal["auto", "on", "off"]
 
 SQLITE: Final = "sqlite:///"
 DYNAMODB: Final = "dynamodb://"
 SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
+LOG_FORMATS: Final = ("auto", "text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -37,6 +42,10 @@ class Settings:
     """GATEWAY_LISTEN: serve subscriptions/listen; auto is on except on AWS Lambda, which cannot stream."""
     log_level: str = "info"
     """GATEWAY_LOG_LEVEL: debug, info, warning or error; info writes a line a request."""
+    log_format: LogFormat = "auto"
+    """GATEWAY_LOG_FORMAT: text for people, json, or auto: text on a terminal, JSON anywhere else."""
+    show_errors: ShowErrors = "auto"
+    """GATEWAY_SHOW_ERRORS: callers see what unexpected exceptions say; auto does so for serve on loopback alone."""
     state_keys: str | None = field(default=None, repr=False)
     """GATEWAY_STATE_KEYS: base64 keys of 32 bytes, comma-separated, for requestState; the first seals, all open."""
     state_keys_secret: str | None = None
@@ -112,6 +121,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     listen = cast("ListenMode", read("GATEWAY_LISTEN", "auto", ("auto", "on", "off")))
     worker = cast("WorkerMode", read("GATEWAY_WORKER", "auto", ("auto", "on", "off")))
     log_level = read("GATEWAY_LOG_LEVEL", "info", LOG_LEVELS)
+    form = cast("LogFormat", read("GATEWAY_LOG_FORMAT", "auto", LOG_FORMATS))
+    show = cast("ShowErrors", read("GATEWAY_SHOW_ERRORS", "auto", ("auto", "on", "off")))
     allow_anonymous = read("GATEWAY_ALLOW_ANONYMOUS", "false", ("false", "true")) == "true"
     reload = read("GATEWAY_RELOAD", "false", ("false", "true")) == "true"
     public_url = environ.get("GATEWAY_PUBLIC_URL") or None
@@ -138,6 +149,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         public_url=public_url,
         listen=listen,
         log_level=log_level,
+        log_format=form,
+        show_errors=show,
         state_keys=environ.get("GATEWAY_STATE_KEYS") or None,
         state_keys_secret=environ.get("GATEWAY_STATE_KEYS_SECRET") or None,
         state_keys_kms=environ.get("GATEWAY_STATE_KEYS_KMS") or None,

@@ -37,11 +37,12 @@ _DATE: Final = "tag:yaml.org,2002:timestamp"
 _REMEDY: Final = "give the path of a gateway.yaml: roundgate serve PATH, or GATEWAY_CONFIG"
 
 
-def read(path: Path, *, remedy: str = _REMEDY) -> Located:
+def read(path: Path, *, remedy: str = _REMEDY, repeated: list[Problem] | None = None) -> Located:
     """Parse a file. What YAML takes for a date stays text: JSON has no dates.
 
     Args:
         remedy: what to do if there is no such file.
+        repeated: keys that are there twice are added to these, in place of an error; the last of them counts.
 
     Raises:
         ConfigError: it cannot be read, is not YAML or JSON, or repeats a key.
@@ -52,7 +53,7 @@ def read(path: Path, *, remedy: str = _REMEDY) -> Located:
         raise ConfigError(
             [Problem(str(path), "(file)", error.strerror or "cannot be read", remedy)]
         ) from None
-    return _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text)
+    return _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text, repeated)
 
 
 def _read_json(path: Path, text: bytes) -> Located:
@@ -64,7 +65,7 @@ def _read_json(path: Path, text: bytes) -> Located:
         raise ConfigError([Problem(str(path), "(file)", str(error), "mend the JSON")]) from None
 
 
-def _read_yaml(path: Path, text: bytes) -> Located:
+def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None) -> Located:
     import yaml  # not needed where the file is JSON
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -98,8 +99,10 @@ def _read_yaml(path: Path, text: bytes) -> Located:
             what = f"the key {str(loc[-1])!r} is there twice (first on line {lines[loc]})"
             repeated.append(Problem(str(path), dotted(loc), what, "remove one of them", line))
         lines.setdefault(loc, line)
-    if repeated:
+    if repeated and noted is None:
         raise ConfigError(repeated)
+    if noted is not None:
+        noted += repeated
     return Located(path, value, lines)
 
 

@@ -194,7 +194,9 @@ def with_secrets(asked: Asked, config: Path, session: Any) -> Asked:
     """With the ARNs of the secrets and parameters that the configuration refers to, unless they are given."""
     if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
         return asked
-    references = list(kept_at_aws(yaml_file.read(config).value))
+    value = yaml_file.read(config).value
+    given = {name: one for name, one in asked.overrides.items() if name.startswith("Env")}
+    references = list(kept_at_aws([value, given]))
     found = {"SecretArns": "none", "ParameterArns": "none"}
     if references:
         caller = session.client("sts").get_caller_identity()["Arn"].split(":")

@@ -24,7 +24,7 @@ from typing import Final
 
 from roundgate.backends import kind_of
 from roundgate.config import ConfigFile, yaml_file
-from roundgate.deployment import contents, locking, missing, places, requirements, runtime
+from roundgate.deployment import contents, granting, locking, missing, places, requirements, runtime
 from roundgate.deployment.contents import Contents
 from roundgate.deployment.locking import Lock
 from roundgate.deployment.requirements import name_of, normalized
@@ -118,6 +118,8 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
     Raises:
         ConfigError: a file or a package cannot be had.
     """
+    if missing_here := list(granting.undeclared(yaml_file.read(path).value, str(path))):
+        raise ConfigError(missing_here)
     found = contents.gather(file)
     wanted = requirements.read(found.base)
     lock = locking.for_repository(wanted, found.base, arch, anew=anew)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from roundgate.deployment import places
+from roundgate.deployment import granting, places
 from roundgate.deployment.packaging import Plan
 from roundgate.deployment.stack.template import Template
 
@@ -40,4 +40,19 @@ def rendered(planned: Plan) -> dict[str, Any]:
     for name, code in _CODE.items():
         source["Resources"][name]["Properties"]["CodeUri"] = code
     source["Parameters"]["Architecture"]["Default"] = planned.arch
+    _grant(source, planned)
     return source
+
+
+def _grant(source: dict[str, Any], planned: Plan) -> None:
+    """The variables of the configuration, as parameters that both functions get."""
+    env = planned.file.config.env
+    if not env:
+        return
+    own = granting.parameters(env)
+    source["Parameters"].update(own)
+    groups = source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
+    groups.append({"Label": {"default": "Variables"}, "Parameters": list(own)})
+    for function in ("GatewayFunction", "WorkerFunction"):
+        environment = source["Resources"][function]["Properties"]["Environment"]
+        environment["Variables"].update(granting.variables(env))

@@ -141,8 +141,8 @@ class McpEndpoint:
             context.span.end("error", exchange.revision.look_up(error).code)
             raise
         match answer:
-            case Reply(result, label):
-                exchange.label = label
+            case Reply(result, label, reason):
+                exchange.label, exchange.reason = label, reason
                 await responder.result(
                     request_id, result, as_event=exchange.accepted == {EVENT_STREAM}
                 )

@@ -37,6 +37,8 @@ class Exchange:
     label: str = "ok"
     """How it ended, in a word: the `outcome` of its line in the log, which that of a handler is not."""
     error: str | None = None
+    reason: str | None = None
+    """Why a tool failed, in a word or two."""
     trace: str | None = None
     is_read: bool = False
     """Whether somebody has read its body, or begun to."""
@@ -88,6 +90,8 @@ class Exchange:
             fields["code"] = self.code
         if self.error is not None:
             fields["error"] = self.error
+        if self.reason is not None:
+            fields["reason"] = self.reason
         if self.trace is not None:
             fields["trace"] = self.trace[:55]
         fields["ms"] = round(took_ms, 2)

@@ -11,7 +11,7 @@ from roundgate.methods.request import RequestContext
 from roundgate.methods.rounds import Round, Rounds, Target
 from roundgate.protocol import InputParams, tasks
 from roundgate.replay import Call, Completed, Failed, Publish, Read, Texts
-from roundgate.tasks import log_failure
+from roundgate.tasks import log_failure, said_by
 
 T = TypeVar("T")
 
@@ -36,9 +36,12 @@ class Calls:
         timeout_ms: float,
         texts: Texts | None = None,
         read: Read | None = None,
+        *,
+        shows_errors: bool = False,
     ) -> None:
         self._read = read
         self._texts = texts
+        self._shows_errors = shows_errors
         self._rounds = rounds
         self._publish = publish
         self._clock = clock
@@ -111,4 +114,5 @@ class Calls:
             case Failed(ToolError() as error) if not isinstance(error, CallTimeout):
                 raise InvalidParams(str(error))
             case Failed(error):
-                raise InternalError(log_failure(what, error, self._clock))
+                shown = said_by(error) if self._shows_errors else None
+                raise InternalError(log_failure(what, error, self._clock), shown)

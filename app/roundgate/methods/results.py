@@ -21,10 +21,14 @@ from roundgate.tasks import log_failure
 
 @carrier
 class Reply:
-    """A result, serialised, and its label in the log: ok, tool_error, input_required or task."""
+    """A result, serialised, and its label in the log: ok, tool_error, input_required or task.
+
+    `reason` says in the log why a tool failed, in a word or two.
+    """
 
     result: bytes
     label: str = "ok"
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,10 @@ class Results:
         """The reply of a request that went well. Raises InternalError as `write` does."""
         return Reply(self.write(result, cache))
 
-    def tool(self, result: ToolResult) -> Reply:
-        """What a tool returned, or its error. Raises InternalError as `write` does."""
-        return Reply(self.write(result.to_wire()), "tool_error" if result.is_error else "ok")
+    def tool(self, result: ToolResult, reason: str | None = None) -> Reply:
+        """What a tool returned, or its error and why. Raises InternalError as `write` does."""
+        written = self.write(result.to_wire())
+        return Reply(written, "tool_error", reason) if result.is_error else Reply(written)
 
     def tool_of(self, result: Mapping[str, Any]) -> Reply:
         """What a tool returned before, as it was kept. Raises InternalError as `write` does."""

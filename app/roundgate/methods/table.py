@@ -74,6 +74,8 @@ class Parts:
     """Whether the platform can hold a stream open."""
     view: str = ""
     """The name of the view; that of everything has none."""
+    shows_errors: bool = False
+    """Whether callers see what unexpected exceptions say."""
 
 
 class Methods:
@@ -103,8 +105,10 @@ class Methods:
         results = Results(result_format, clock)
         scopes = Scopes(catalog, are_checked=config.auth != "none")
         timeout_ms = config.limits.call_timeout_s * 1000
-        publish = parts.changes.publish
-        calls = Calls(rounds, publish, clock, timeout_ms, texts, catalog.read_resource)
+        publish, read = parts.changes.publish, catalog.read_resource
+        calls = Calls(
+            rounds, publish, clock, timeout_ms, texts, read, shows_errors=parts.shows_errors
+        )
         self._table = _table(
             DiscoveryMethods(self.features, config.server.instructions, caching.discover, results),
             _tools(config, catalog, parts, scopes, calls, results),
@@ -173,6 +177,7 @@ def _tools(
         clock,
         cache=cache,
         max_result_bytes=config.tasks.max_result_bytes,
+        shows_errors=parts.shows_errors,
     )
     fallback = Fallback.of(catalog, config.fallback)
     if fallback.is_on:

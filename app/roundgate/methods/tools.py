@@ -30,7 +30,7 @@ from roundgate.methods.rounds import (
 from roundgate.methods.scopes import Scopes
 from roundgate.protocol import REQUIRED, CallToolParams, ListParams, TaskView, ToolResult, merged
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
-from roundgate.tasks import Ended, NamedTasks, TaskCall, ended, tool_result
+from roundgate.tasks import Ended, NamedTasks, TaskCall, ended, reason_of, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
 
@@ -49,6 +49,7 @@ class ToolMethods:
         clock: of the process.
         cache: the hint on the list; made private where the list depends on scopes.
         max_result_bytes: of a result that is kept as a task's.
+        shows_errors: callers see what unexpected exceptions say.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ToolMethods:
         *,
         cache: CacheHint,
         max_result_bytes: int,
+        shows_errors: bool = False,
     ) -> None:
         self._catalog = catalog
         self._scopes = scopes
@@ -75,6 +77,7 @@ class ToolMethods:
         self._results = results
         self._clock = clock
         self._max_result_bytes = max_result_bytes
+        self._shows_errors = shows_errors
         # a list that depends on the caller's scopes must not be kept for others (server/utilities/caching)
         hint = cache.model_copy(update={"scope": "private"}) if scopes.any_tool else cache
         self._list = Listing("tools", hint, results)
@@ -105,12 +108,12 @@ class ToolMethods:
                 round_, asked, call, lambda: self._run(served, round_, call)
             )
         except ToolError as error:  # nobody knows the outcome
-            return self._results.tool(ToolResult.error(str(error)))
+            return self._error(error)
 
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         arguments = dict(round_.target.arguments)
         if not served.arguments.is_valid(arguments):
-            return self._results.tool(invalid_arguments(served, arguments))
+            return self._results.tool(invalid_arguments(served, arguments), "invalid arguments")
 
         def handler(ctx: Context) -> Awaitable[Returned]:
             return served.call(ctx, _arguments(round_, run_of(ctx).journal))
@@ -146,16 +149,29 @@ class ToolMethods:
                 return self._hand_over(served, view, call)
             case Completed() | Failed():
                 if served.tool.task == "required":
-                    end = ended(outcome, served.name, self._clock, self._max_result_bytes)
+                    end = ended(
+                        outcome,
+                        served.name,
+                        self._clock,
+                        self._max_result_bytes,
+                        shows_errors=self._shows_errors,
+                    )
                     return await self._create_task(served, round_, call, Journal(), end=end)
-                return self._results.tool(tool_result(outcome, served.name, self._clock))
+                return self._told(outcome, served)
+
+    def _told(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
+        result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)
+        return self._results.tool(result, reason_of(outcome))
+
+    def _error(self, error: ToolError) -> Reply:
+        return self._results.tool(ToolResult.error(str(error)), reason_of(Failed(error)))
 
     def _hand_over(self, served: ServedTool, view: TaskView, call: Call) -> Reply:
         """The call goes on as a task of the tool's service."""
         try:
             return self._results.task(self._named.hand_over(served, view, call.principal))
         except BackendError as error:
-            return self._results.tool(tool_result(Failed(error), served.name, self._clock))
+            return self._told(Failed(error), served)
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
         """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
@@ -163,7 +179,7 @@ class ToolMethods:
             try:
                 self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
             except ToolError as error:  # before anything is run that would be lost
-                return self._results.tool(ToolResult.error(str(error)))
+                return self._error(error)
         fixed_task = round_.fixed_task
         if fixed_task is None:
             return None
@@ -200,7 +216,7 @@ class ToolMethods:
                 error, round_, call, journal, None if end is None else end.to_json()
             )
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
-            return self._results.tool(tool_result(Failed(error), served.name, self._clock))
+            return self._told(Failed(error), served)
         return self._results.task(created)
 
     def _task_call(

@@ -285,7 +285,9 @@ class Context:
     ) -> Any:
         """Run a function once and remember what it returned, for the rest of this call, in whatever process it goes on.
 
-        The value is what JSON makes of it. A plain function runs in a thread. What it raised is remembered, too.
+        The value is what JSON makes of it, or of the type that the function's annotation names: a pydantic model, a
+        dataclass, a date, a decimal, bytes and the like (docs/handlers.md), the same in every run. A plain function
+        runs in a thread. What it raised is remembered, too.
 
         It is run at least once: again if a process dies between its effect and the note of it. With `at_most_once` its
         beginning is noted before, and a death in between ends in `OutcomeUnknown`. An ordinary call that may become a

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from roundgate.errors import NondeterminismError, Suspend
 from roundgate.json import digest
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.cuts import be_cut_again, noting_cut
@@ -14,6 +15,7 @@ from roundgate.replay.learning import in_order, learn
 from roundgate.replay.remembering import be_admitted, compare, remember
 from roundgate.replay.run import Run
 from roundgate.replay.scopes import within_scopes
+from roundgate.replay.step_values import conversion_of
 from roundgate.replay.steps import ONCE, WATCH, Options, Task, attempt, check_return, outcome_of
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
 
@@ -64,7 +66,7 @@ async def step(
             await _run_step(
                 run, branch, task, options, known.attempts if isinstance(known, Tried) else 0
             )
-    return outcome_of(known, name)
+    return _value_of(run, known, name, function)
 
 
 async def poll(
@@ -88,7 +90,25 @@ async def poll(
             said = await _run_step(run, branch, task, ONCE, 0, only_values=True)
             if said is None:
                 await wait_until(run, branch, run.clock.now_ms() + round(every_s * 1000))
-    return outcome_of(known, name)
+    return _value_of(run, known, name, function)
+
+
+def _value_of(
+    run: Run, entry: Finished | Raised | Began, name: str, function: Callable[..., Any]
+) -> Any:
+    """What the handler gets: made of what is remembered by the annotation of the function.
+
+    Raises:
+        Suspend: the annotation has no such value, and the run has ended with `NondeterminismError`.
+    """
+    value, conversion = outcome_of(entry, name), conversion_of(function)
+    if conversion is None:
+        return value
+    try:
+        return conversion.from_json(value, entry.key)
+    except NondeterminismError as error:
+        run.fail(error)
+        raise Suspend from None
 
 
 def _task(

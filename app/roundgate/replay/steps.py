@@ -18,6 +18,7 @@ from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.errors import NotJson, OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
+from roundgate.replay.step_values import conversion_of, is_converted
 
 log = logging.getLogger("roundgate.replay")
 
@@ -87,7 +88,7 @@ async def attempt(
     try:
         async with asyncio.timeout(timeout_s) as limit:
             value = await _call(task, threads or _of_this_loop(), caller)
-        return Finished(task.key, plain(value, f"the value of step {task.key!r}"), task.what)
+        return Finished(task.key, _remembered(task, value), task.what)
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is None or current.cancelling():
@@ -104,6 +105,23 @@ async def attempt(
         return _raised(task, _text(error), NOT_JSON)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         return _logged(task, error)
+
+
+def _remembered(task: Task, value: Any) -> Any:
+    """What the journal keeps of a value: JSON. Raises NotJson: it cannot be had back from there."""
+    where = f"the value of step {task.key!r}"
+    conversion = conversion_of(task.function)
+    if conversion is not None:
+        return plain(conversion.to_json(value, where), where)
+    try:
+        return plain(value, where)
+    except NotJson as error:
+        if not is_converted(value):
+            raise
+        name = type(value).__name__
+        raise NotJson(
+            f"{error}; or annotate the function with what it returns (-> {name}), and it comes back as one"
+        ) from None
 
 
 def outcome_of(entry: Step, name: str) -> Any:
@@ -167,6 +185,8 @@ def check_return(function: Callable[..., Any], name: str) -> None:
     Raises:
         NotJson: its annotation is a class that JSON cannot hold.
     """
+    if conversion_of(function) is not None:
+        return
     try:
         returned = _unheld(function)
     except TypeError:  # it cannot be hashed
@@ -174,7 +194,7 @@ def check_return(function: Callable[..., Any], name: str) -> None:
     if returned is not None:
         raise NotJson(
             f"step {name!r} would return {returned}, which JSON cannot hold: let its function return dict, list, str, "
-            "int, float, bool or None (a pydantic model has model_dump(mode='json'))"
+            "int, float, bool, None, a pydantic model, a dataclass, or one of the types in docs/handlers.md"
         )
 
 

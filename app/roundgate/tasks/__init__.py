@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from roundgate.tasks.outcome import Ended as Ended
     from roundgate.tasks.outcome import ended as ended
     from roundgate.tasks.outcome import log_failure as log_failure
+    from roundgate.tasks.outcome import reason_of as reason_of
+    from roundgate.tasks.outcome import said_by as said_by
     from roundgate.tasks.outcome import tool_result as tool_result
     from roundgate.tasks.pool import Pool as Pool
     from roundgate.tasks.pool import end_soon as end_soon
@@ -39,7 +41,7 @@ else:
             ".ending": "Turn",
             ".isolation": "Children Lone child_command",
             ".named": "NamedTask NamedTasks",
-            ".outcome": "Ended ended log_failure tool_result",
+            ".outcome": "Ended ended log_failure reason_of said_by tool_result",
             ".pool": "Pool end_soon",
             ".rescue": "watchdog_of",
             ".service": "Tasks",

@@ -71,12 +71,19 @@ class Endings:
     """The last write of a turn, and the message after it."""
 
     def __init__(
-        self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig
+        self,
+        store: TaskStore,
+        queue: TaskQueue,
+        clock: Clock,
+        config: TasksConfig,
+        *,
+        shows_errors: bool = False,
     ) -> None:
         self._store = store
         self._queue = queue
         self._clock = clock
         self._config = config
+        self._shows_errors = shows_errors
 
     async def commit(self, checkpointer: Checkpointer, tool: str, outcome: Outcome) -> Turn:
         """Write what the outcome of the handler means for its task.
@@ -109,7 +116,13 @@ class Endings:
                 raise WorkerFault("a step takes longer than a worker may run")
             case Completed() | Failed():
                 await checkpointer.finish(
-                    ended(outcome, tool, self._clock, self._config.max_result_bytes)
+                    ended(
+                        outcome,
+                        tool,
+                        self._clock,
+                        self._config.max_result_bytes,
+                        shows_errors=self._shows_errors,
+                    )
                 )
                 return Turn.FINISHED
 

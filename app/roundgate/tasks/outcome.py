@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from roundgate.backends import Returned
 from roundgate.clock import Clock
-from roundgate.errors import GatewayError, ProtocolError, ToolError
+from roundgate.errors import (
+    BackendError,
+    CallTimeout,
+    GatewayError,
+    ProtocolError,
+    TaskTimeout,
+    ToolError,
+)
+from roundgate.logs import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
 from roundgate.replay import Completed, Failed
 
 log = logging.getLogger("roundgate.methods")
 
 
-def tool_result(outcome: Completed[Returned] | Failed, tool: str, clock: Clock) -> ToolResult:
-    """The result of a call.
+def tool_result(
+    outcome: Completed[Returned] | Failed, tool: str, clock: Clock, *, shows_errors: bool = False
+) -> ToolResult:
+    """The result of a call. With `shows_errors` the caller sees what an unexpected exception says, too.
 
     Raises:
         ProtocolError: it ended with one.
@@ -32,16 +42,42 @@ def tool_result(outcome: Completed[Returned] | Failed, tool: str, clock: Clock) 
             error = RuntimeError(
                 "it returned a task of its service for a call that could not go on as one"
             )
-            return tool_result(Failed(error), tool, clock)
+            return tool_result(Failed(error), tool, clock, shows_errors=shows_errors)
         case Failed(ProtocolError() as error):
             raise error
         case Failed(ToolError() as error):
             return ToolResult.error(str(error))
         case Failed(error):
             reference = log_failure(f"tool {tool}", error, clock)
+            shown = f": {said_by(error)}" if shows_errors else ""
             return ToolResult.error(
-                f"The tool failed unexpectedly; the server's log has the details under reference {reference}"
+                f"The tool failed unexpectedly{shown}; "
+                f"the server's log has the details under reference {reference}"
             )
+
+
+_MAX_SAID: Final = 1_000
+"""Characters of an exception that its caller is shown in development."""
+
+
+def said_by(error: Exception) -> str:
+    """What an exception says, and where in the user's code it was raised."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}"[:_MAX_SAID] + (f" ({place})" if place else "")
+
+
+def reason_of(outcome: Completed[Returned] | Failed) -> str | None:
+    """Why a call ended with a tool error, in a word or two for the log: nothing of what was said is in it."""
+    match outcome:
+        case Completed(ToolResult(is_error=True)):
+            return "result"
+        case Failed(CallTimeout() | TaskTimeout()):
+            return "timeout"
+        case Failed(BackendError(reason=str() as reason)) if reason:
+            return reason
+        case Failed(error):
+            return type(error).__name__
+    return None
 
 
 def log_failure(what: str, error: Exception, clock: Clock) -> str:
@@ -70,10 +106,17 @@ class Ended:
         return cls(Status(status), outcome.encode(), message)
 
 
-def ended(outcome: Completed[Returned] | Failed, tool: str, clock: Clock, max_bytes: int) -> Ended:
+def ended(
+    outcome: Completed[Returned] | Failed,
+    tool: str,
+    clock: Clock,
+    max_bytes: int,
+    *,
+    shows_errors: bool = False,
+) -> Ended:
     """The end of a task whose handler came to its end."""
     try:
-        result = tool_result(outcome, tool, clock)
+        result = tool_result(outcome, tool, clock, shows_errors=shows_errors)
         data = _encoded(result, tool, clock)
         if len(data) > max_bytes:
             result = ToolResult.error(

@@ -22,7 +22,7 @@ from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
 from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp
 from roundgate.metrics import Metrics, NoMetrics
-from roundgate.replay import JOURNAL_VERSION, Call, Context, Failed, Publish, Texts
+from roundgate.replay import JOURNAL_VERSION, Call, Completed, Context, Failed, Publish, Texts
 from roundgate.storage import (
     Claimed,
     Move,
@@ -36,6 +36,7 @@ from roundgate.storage import (
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.ending import Endings, Turn
+from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.turn import Outcome, Running
 from roundgate.tracing import NoTracing, Tracing
@@ -62,6 +63,7 @@ class Worker:
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
         texts: Callable[[str], Texts] | None = None,
+        shows_errors: bool = False,
     ) -> None:
         """`texts` keeps what is too long for a result of a view. `skew_s` is by how much the clocks of those who share
         the store may differ, unless `config` says so."""
@@ -75,10 +77,12 @@ class Worker:
         self._publish = publish
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or NoMetrics()
-        self._endings = Endings(store, queue, clock, config)
+        self._endings = Endings(store, queue, clock, config, shows_errors=shows_errors)
         self._running: dict[Running, None] = {}
         self._abandoned: set[Running] = set()
         self._stop_requested = False
+        self._reasons: dict[TaskRef, str | None] = {}
+        """Why tools failed, until the line of the turn is written."""
 
     async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
         """Claim a task: get its lease, if it is free.
@@ -147,10 +151,11 @@ class Worker:
         except LeaseLost:
             turn = Turn.LOST
         finally:
-            self._note(claimed, turn, round(self._clock.monotonic_ms() - begun_ms, 2))
+            took_ms = round(self._clock.monotonic_ms() - begun_ms, 2)
+            self._note(claimed, turn, took_ms, self._reasons.pop(claimed.record.ref, None))
         return turn
 
-    def _note(self, claimed: Claimed, turn: Turn, took_ms: float) -> None:
+    def _note(self, claimed: Claimed, turn: Turn, took_ms: float, reason: str | None) -> None:
         record = claimed.record
         self._metrics.turn(record.tool, turn.value, took_ms)
         facts = {
@@ -158,6 +163,7 @@ class Worker:
             "outcome": turn.value,
             "attempt": record.attempts + 1,
             "ms": took_ms,
+            **({} if reason is None else {"reason": reason}),
         }
         log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
 
@@ -268,6 +274,8 @@ class Worker:
         with self._tracing.turn(task_call.tool, task_call.origin) as span:
             outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
+        if isinstance(outcome, Completed | Failed):
+            self._reasons[running.checkpointer.ref] = reason_of(outcome)
         return outcome
 
 

@@ -132,7 +132,10 @@ def test_what_is_no_overlay_is_said_to_be_none(tmp_path: Path) -> None:
     assert problem.path == "backends[0].overlay[0]"
 
 
-def test_an_overlay_cannot_make_a_document_gigantic(tmp_path: Path) -> None:
+def test_an_overlay_cannot_make_a_document_gigantic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlays, "MAX_ADDED", 10_000)
     twice = {"target": "$..*", "update": {"a": {}, "b": {}}}
     doubles = {"target": "$..bomb", "update": {"bomb": []}}
     bomb = [{"target": "$.info", "update": {"bomb": []}}, *[doubles] * 40]
@@ -159,3 +162,15 @@ def test_without_the_package_what_to_install_is_said(
     name = overlay(tmp_path, {"target": "$.paths", "remove": True})
     [problem] = problems_of(tmp_path, overlay=[name])
     assert "roundgate[openapi]" in problem.remedy
+
+
+def test_the_overlay_of_the_example_makes_an_upload_of_a_list(tmp_path: Path) -> None:
+    schema = {"type": "array", "items": {}}
+    content = {kind: {"schema": schema} for kind in ("application/json", "multipart/form-data")}
+    path = "/api/projects/{id}/import"
+    paths = operation("post", path, requestBody={"required": True, "content": content})
+    example = Path(__file__).parents[3] / "examples/labels/overlay.yaml"
+    one = Compiled(compiled(tmp_path, document(paths), overlay=[str(example)]))
+    assert set(one.schema["properties"]) == {"id", "file"}
+    assert one.plan.body is not None
+    assert one.plan.body.encoding["file"].is_file

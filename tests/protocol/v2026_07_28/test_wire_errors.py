@@ -31,7 +31,6 @@ from roundgate.errors import (
     LeaseLost,
     MethodNotFound,
     MissingCapability,
-    NoAnswer,
     NondeterminismError,
     NotJson,
     OutcomeUnknown,
@@ -51,7 +50,6 @@ from roundgate.errors import (
     Unanswered,
     Unauthenticated,
     Unavailable,
-    UnexpectedAnswer,
     UnsupportedVersion,
     UsageError,
 )
@@ -87,11 +85,7 @@ def tree_of(cls: type[GatewayError]) -> Iterator[type[GatewayError]]:
 NEVER_ON_THE_WIRE = {
     GatewayError: "the base of the tree",
     ToolError: "a result with isError",
-    BackendError: "a result with isError",
-    NoAnswer: "a result with isError",
-    UnexpectedAnswer: "a result with isError",
     CallTimeout: "a result with isError",
-    ConfigError: "ends the start",
     UsageError: "ends a command of the command line",
     Declined: "a result with isError",
     NotJson: "a handler's mistake: a result with isError, or an internal error",
@@ -103,6 +97,8 @@ NEVER_ON_THE_WIRE = {
     AuthError: "answered in OAuth's words",
     Unauthenticated: "the same",
     InsufficientScope: "the same",
+    **dict.fromkeys(tree_of(BackendError), "a result with isError"),
+    **dict.fromkeys(tree_of(ConfigError), "ends the start, or a command"),
     **dict.fromkeys(tree_of(ClientError), "of the client, which answers nobody"),
 }
 

@@ -51,7 +51,8 @@ def result_of(
     """
     if answer.status >= 300:
         raise BackendError(
-            f"The service answered {answer.status_line}{_again(answer)}{excerpt(answer)}"
+            f"The service answered {answer.status_line}{_again(answer)}{excerpt(answer)}",
+            reason=f"upstream {answer.status}",
         )
     media_type = answer.media_type
     is_json = media_type == "application/json" or media_type.endswith("+json")

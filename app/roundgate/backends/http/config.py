@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
 from roundgate.backends.http.credential_config import Credential, SecretHeader, fit_for_a_header
@@ -21,6 +21,13 @@ from roundgate.config import Model, TaskMode
 
 def _fit(value: SecretStr) -> SecretStr:
     fit_for_a_header(value.get_secret_value())
+    return value
+
+
+def _known_body(value: Any) -> Any:
+    """One problem for what is neither, where a union would have one for each of its members."""
+    if not isinstance(value, dict) and value not in ("json", "form", "multipart"):
+        raise ValueError("has to be json, form or multipart, or the JSON body itself")
     return value
 
 
@@ -117,7 +124,9 @@ class HttpToolConfig(Model):
         {}, description="Fixed request headers of this tool."
     )
     query: dict[str, str] = Field({}, description="Fixed query parameters.")
-    body: Literal["json", "form", "multipart"] | dict[str, Any] = Field(
+    body: Annotated[
+        Literal["json", "form", "multipart"] | dict[str, Any], BeforeValidator(_known_body)
+    ] = Field(
         "json",
         description="How body arguments are sent: json, form or multipart; or the JSON body itself, in which {name}"
         " stands for an argument.",

@@ -74,6 +74,7 @@ def _cause(error: BaseException) -> str:
     behind: BaseException | None = error
     while behind is not None:
         if isinstance(behind, ssl.SSLCertVerificationError):
-            return f"its certificate is not believed: {behind.verify_message}"
+            reason = behind.verify_message.partition(",")[0]  # behind it stands the service's name
+            return f"its certificate is not believed: {reason}"
         behind = behind.__cause__ or behind.__context__
     return type(error).__name__

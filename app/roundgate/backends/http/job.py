@@ -135,7 +135,10 @@ class HttpJob:
 
 def _good(answer: Answer, doing: str) -> Answer:
     if answer.status >= 300:
-        raise BackendError(f"The service answered {answer.status_line} to {doing}")
+        raise BackendError(
+            f"The service answered {answer.status_line} to {doing}",
+            reason=f"upstream {answer.status}",
+        )
     return answer
 
 

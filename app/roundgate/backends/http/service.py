@@ -7,6 +7,8 @@ never passed on, and what the gateway authenticates itself with is taken out of 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlencode, urlsplit
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
 
 _MAX_REDIRECTS: Final = 5
+
+log = logging.getLogger("roundgate.backends")
 
 
 class Service:
@@ -109,8 +113,6 @@ class Service:
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         import httpx
 
-        from roundgate.backends.http.credentials import authenticated
-
         client = self._ready_client()
         url = self._base_url.rstrip("/") + outgoing.path
         if query := "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query))):
@@ -124,7 +126,7 @@ class Service:
         )
         for _ in range(_MAX_REDIRECTS + 1):
             try:
-                response = await authenticated(client, request, self._access)
+                response = await _sent(client, request, self._access)
             except (httpx.InvalidURL, UnicodeError):  # it was sent, and httpx looks where it leads
                 raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
             try:
@@ -219,6 +221,29 @@ def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
         write=phases.write_s or timeout_s,
         read=phases.read_s or timeout_s,
     )
+
+
+async def _sent(
+    client: httpx.AsyncClient, request: httpx.Request, access: Access
+) -> httpx.Response:
+    """Send a request with its credentials; the log has method, URL without query and credentials, status and time."""
+    from roundgate.backends.http.credentials import authenticated
+
+    begun = time.perf_counter()
+    status: int | str = "none"
+    try:
+        response = await authenticated(client, request, access)
+        status = response.status_code
+        return response
+    except Exception as error:
+        status = type(error).__name__
+        raise
+    finally:
+        if log.isEnabledFor(logging.DEBUG):
+            url = request.url.copy_with(query=None, fragment=None, userinfo=b"")
+            took_ms = round((time.perf_counter() - begun) * 1000, 2)
+            fields = {"method": request.method, "url": str(url), "status": status, "ms": took_ms}
+            log.debug("request to a service", extra={"fields": fields})
 
 
 def _same_origin(url: str, base_url: str) -> bool:

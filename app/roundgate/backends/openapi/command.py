@@ -11,7 +11,7 @@ from roundgate.backends.openapi.fingerprint import index_path
 from roundgate.backends.openapi.index import Index, write
 from roundgate.clock import Clock
 from roundgate.config import Origin
-from roundgate.errors import Problem
+from roundgate.errors import ConfigError, Problem
 
 
 def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
@@ -56,16 +56,16 @@ def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> 
 
 
 def remarks(config: OpenApiBackendConfig, origin: Origin) -> list[Problem]:
-    """Where the documents of a back end are not as the specification has it.
-
-    Raises:
-        ConfigError: there is no document.
-    """
+    """Where the documents of a back end are not as the specification has it, or that they are not to be had, which
+    keeps nothing from being served where there is an index."""
     from roundgate.backends.openapi.conformity import found_in
     from roundgate.backends.openapi.fetching import fetching
 
     with fetching() if _is_remote(config) else nullcontext() as fetch:
-        documents = documents_of(config, origin, fetch)
+        try:
+            documents = documents_of(config, origin, fetch)
+        except ConfigError as error:
+            return list(error.problems)
         return [one for document in documents for one in found_in(document, origin.base_dir)]
 
 

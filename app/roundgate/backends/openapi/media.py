@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from roundgate.backends.http.files import FILE
-from roundgate.backends.openapi.names import argument_name
+from roundgate.backends.openapi.names import MAX_ARGUMENTS, argument_name
 from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.references import Place, References
 from roundgate.backends.openapi.schemas import Schemas
@@ -175,6 +175,8 @@ def _members(
     ) not in (False, {}):
         return None
     if not set(required) <= set(properties) or (required and not body.required) or "body" in taken:
+        return None
+    if len(properties) > MAX_ARGUMENTS:
         return None
     names: dict[str, str] = {}
     for name in properties:

@@ -11,6 +11,8 @@ from typing import Final
 
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 MAX_ARGUMENT: Final = 64
+MAX_ARGUMENTS: Final = 1_000
+"""Of one tool. Each name is compared with those before it; and no model chooses among more."""
 _DIGITS: Final = 6
 
 

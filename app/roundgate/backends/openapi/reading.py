@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from roundgate.backends.http.arguments import FRAMING
 from roundgate.backends.openapi import swagger2
 from roundgate.backends.openapi.media import Content, body_of, media_types
-from roundgate.backends.openapi.names import Identity, argument_name
+from roundgate.backends.openapi.names import MAX_ARGUMENTS, Identity, argument_name
 from roundgate.backends.openapi.plan import Body, Parameter, Place, Plan, Style
 from roundgate.backends.openapi.references import Place as Where
 from roundgate.backends.openapi.references import References
@@ -164,6 +164,8 @@ class Document:
             value = swagger2.operation(value, [one for _, one in given], self.value)
             given = [(found.uri, one) for one in value["parameters"]]
         scheme = alternatives(value.get("security", self.value.get("security")))
+        if len(given) > MAX_ARGUMENTS:
+            raise UnusableOperation(f"it has more than {MAX_ARGUMENTS:,} parameters")
         made = _Making(self, found.identity)
         for uri, parameter in given:
             made.add_parameter(uri, parameter)

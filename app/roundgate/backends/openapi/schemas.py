@@ -8,6 +8,7 @@ those tools alone that reach it. `$id`, examples and constants are data here: no
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -232,9 +233,7 @@ def _drop_what_is_no_schema(made: Json) -> None:
     if not isinstance(made.get("enum", []), list) or made.get("enum") == []:
         del made["enum"]
     elif "enum" in made:
-        made["enum"] = [
-            one for index, one in enumerate(made["enum"]) if one not in made["enum"][:index]
-        ]
+        made["enum"] = list({_known_by(one): one for one in made["enum"]}.values())
     for word in ("title", "description", "format", "contentEncoding", "contentMediaType"):
         if word in made and not isinstance(made[word], str):
             del made[word]
@@ -242,6 +241,11 @@ def _drop_what_is_no_schema(made: Json) -> None:
         del made["dependentRequired"]
     if made.get("deprecated") is not True:
         made.pop("deprecated", None)
+
+
+def _known_by(value: Any) -> str:
+    """Text that equal values have, and no others: `1` is not `true`, as it is to Python."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _examples(schema: Json) -> Json:

@@ -137,6 +137,14 @@ def _yaml(raw: bytes, uri: str) -> Any:
         """The core schema of YAML 1.2, which OpenAPI asks for: `no`, `on` and dates are text."""
 
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - replaces the parent's
+        members = 0
+
+        def flatten_mapping(self, node: Any) -> None:
+            """Merge what `<<` names; of mappings that merge each other there are members without end."""
+            super().flatten_mapping(node)
+            self.members += len(node.value)
+            if self.members > MAX_NODES:
+                raise UnreadableDocument(f"{uri} has more than {MAX_NODES:,} values")
 
     for tag, pattern, first in _CORE:
         Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", pattern, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
+from roundgate.logs import innermost
 from roundgate.protocol import (
     Completion,
     PromptMessage,
@@ -65,6 +66,9 @@ class PythonBackend:
         resources: list[Resource] = []
         problems: list[Problem] = []
         for function, declaration in _declarations(self._module):
+            if declaration.faults:
+                problems += self._faults(function, declaration)
+                continue
             try:
                 callee = Callee(function, describe(function), self._threads)
                 match declaration:
@@ -98,7 +102,21 @@ class PythonBackend:
                 f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
                 "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another",
             )
-            raise ConfigError([problem]) from error
+            at = innermost(error)  # the user's own line, wherever it was imported from
+            raise ConfigError(
+                [problem if at is None else replace(problem, file=at[0], line=at[1])]
+            ) from error
+
+    def _faults(self, function: Callable[..., Any], declaration: Declaration) -> Iterator[Problem]:
+        """What is wrong with the arguments of a decorator, at its line."""
+        for fault in declaration.faults:
+            if declaration.place is None:
+                place = self._origin.problem(fault.message, fault.remedy)
+            else:
+                file, line = declaration.place
+                place = Problem(file, "", fault.message, fault.remedy, line)
+            name = getattr(function, "__name__", type(function).__name__)
+            yield replace(place, path=f"{name}(): @{fault.decorator}({fault.argument}=…)")
 
     def _declaration_problem(self, function: Callable[..., Any], error: Exception) -> Problem:
         code = getattr(inspect.unwrap(function), "__code__", None)

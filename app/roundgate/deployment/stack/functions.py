@@ -20,13 +20,14 @@ import time
 import zipfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from roundgate.deployment.ports import reserved_port
 from roundgate.deployment.stack.loops import new_trace
 from roundgate.deployment.stack.template import Function
 from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
@@ -80,6 +81,7 @@ class Environment:
     starts: int = 0
     is_ended: bool = False
     _ending: threading.Lock = field(default_factory=threading.Lock)
+    _ports: ExitStack = field(default_factory=ExitStack)
 
     @property
     def name(self) -> str:
@@ -95,18 +97,11 @@ class Environment:
         Raises:
             InvocationFailed: it was killed meanwhile, or cannot be started.
         """
-        self.port, api = free_port(), free_port()
-        emulator = [
-            str(self.tools.emulator),
-            *("--runtime-interface-emulator-address", f"127.0.0.1:{self.port}"),
-            *("--runtime-api-address", f"127.0.0.1:{api}"),
-            *("--log-level", "error"),
-        ]
         with self._ending, self.log.open("ab") as sink:
             if self.is_ended:
                 raise InvocationFailed(f"{self.name} is not to be started again")
             self.process = subprocess.Popen(
-                [*emulator, str(self.tools.python), str(RUNTIME), self.function.handler],
+                [*self._emulator(), str(self.tools.python), str(RUNTIME), self.function.handler],
                 cwd=self.code,
                 env=self.variables_of_the_process(),
                 stdout=sink,
@@ -121,6 +116,17 @@ class Environment:
                 )
             time.sleep(0.01)
         self.starts += 1
+
+    def _emulator(self) -> list[str]:
+        """Its command; both ports are held for as long as it lives."""
+        self._ports.close()
+        self.port, api = (self._ports.enter_context(reserved_port()) for _ in range(2))
+        return [
+            str(self.tools.emulator),
+            *("--runtime-interface-emulator-address", f"127.0.0.1:{self.port}"),
+            *("--runtime-api-address", f"127.0.0.1:{api}"),
+            *("--log-level", "error"),
+        ]
 
     def variables_of_the_process(self) -> dict[str, str]:
         function = self.function
@@ -150,6 +156,7 @@ class Environment:
         """Kill it for good, also while it is being started in another thread."""
         with self._ending:
             self.is_ended = True
+            self._ports.close()
         self.kill()
 
 

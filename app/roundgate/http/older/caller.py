@@ -41,3 +41,4 @@ class Responded:
 
     response: bytes | None
     label: str
+    reason: str | None = None

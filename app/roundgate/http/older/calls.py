@@ -246,4 +246,4 @@ def _tool_error(revision: Revision, text: str) -> Reply:
 
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:
-    return Responded(jsonrpc.result_response(request_id, reply.result), reply.label)
+    return Responded(jsonrpc.result_response(request_id, reply.result), reply.label, reply.reason)

@@ -103,4 +103,6 @@ class ContinueTool:
             return reply
         definition = json.encode({"name": self._name, **_DEFINITION})
         comma = b"" if reply.result.endswith(b"[]}") else b","
-        return Reply(b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label)
+        return Reply(
+            b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label, reply.reason
+        )

@@ -306,7 +306,7 @@ class OlderEndpoint:
     async def _send(
         self, responded: Responded, exchange: Exchange, *, as_event: bool = False
     ) -> None:
-        exchange.label = responded.label
+        exchange.label, exchange.reason = responded.label, responded.reason
         responder = exchange.responder
         if responded.response is not None:
             as_event = as_event or exchange.accepted == {EVENT_STREAM}

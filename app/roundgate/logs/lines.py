@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on standard error.
+"""Structured logs: one JSON object a line on standard error; for a person at a terminal, text (`text`).
 
     {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method": "tools/call", "name": "add", …}
 
@@ -10,39 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, Final, TextIO
+from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from roundgate.clock import iso
 from roundgate.json import encode
+from roundgate.logs.escaping import escaped
+from roundgate.tracing import TRACE
 
-_ACTING: Final = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
-"""Controls (a terminal takes U+009B for the beginning of a command), and format characters that hide or reorder."""
-
+LogFormat: TypeAlias = Literal["auto", "text", "json"]
+"""How lines are written; `auto` is text on a terminal, JSON anywhere else."""
 
 _REQUEST: Final = "roundgate.request"
 FLUSH_S: Final = 0.05
 """For how long the line of a request may wait to be written together with others, in seconds."""
 MAX_WAITING: Final = 1_000
 """So many lines are written at once, whenever that is."""
-
-
-def escaped(text: str) -> str:
-    """A text with every character that a terminal or a reader's eye would be misled by as `\\u….`, valid in JSON."""
-    if text.isascii() and text.isprintable():
-        return text
-    return _ACTING.sub(_escape, text)
-
-
-def _escape(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be")
-    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,6 +39,9 @@ class JsonFormatter(logging.Formatter):
         members: dict[str, Any] = getattr(record, "fields", {})
         if record.name not in (_REQUEST, "root"):
             members = {**members, "logger": record.name}
+        trace = TRACE.get()
+        if trace is not None and "trace" not in members:
+            members = {**members, "trace": trace}
         if record.exc_info:
             members = {**members, "traceback": self.formatException(record.exc_info)}
         return _line(
@@ -148,7 +137,8 @@ class _LineHandler(logging.StreamHandler[TextIO]):
         """Write what waits. `logging` calls this when the process ends, too."""
         self._flushed_by = None
         self._write_waiting()
-        super().flush()
+        if not self.stream.closed:
+            super().flush()
 
     def _write_waiting(self) -> None:
         with self.lock or nullcontext():
@@ -167,7 +157,7 @@ def flush() -> None:
             handler.flush()
 
 
-def configure(level: str, *, alone: bool = False) -> None:
+def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> None:
     """Send everything at or above a level ("debug", "info", "warning", "error") to standard error, once.
 
     `alone` takes away what the runtime of AWS Lambda has set up, which would write each line a second time.
@@ -176,9 +166,20 @@ def configure(level: str, *, alone: bool = False) -> None:
     root.setLevel(level.upper())
     if alone:
         root.handlers.clear()
-    if not any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers):
-        handler = _LineHandler(sys.stderr, keeps=not alone)
-        handler.setFormatter(JsonFormatter())
+    found = [one for one in root.handlers if isinstance(one, _LineHandler)]
+    handler = found[0] if found else _LineHandler(sys.stderr, keeps=not alone)
+    if handler.stream.closed:  # whoever runs several commands in one process may have replaced it
+        handler.stream = sys.stderr
+    handler.setFormatter(_formatter(form, level, handler.stream, alone=alone))
+    if not found:
         root.addHandler(handler)
     for noisy in ("httpx", "httpcore", "mangum"):  # a line a request each, with URLs in it
         logging.getLogger(noisy).setLevel("WARNING")
+
+
+def _formatter(form: LogFormat, level: str, to: TextIO, *, alone: bool) -> logging.Formatter:
+    if form == "json" or (form == "auto" and (alone or not to.isatty())):
+        return JsonFormatter()
+    from roundgate.logs.text import TextFormatter  # a gateway whose log a program reads needs none
+
+    return TextFormatter(to, whole=level == "debug")

@@ -1,0 +1,113 @@
+"""An exception as a person wants to see it: the line of their own code first, and what was said.
+
+    tools.py:14 in refund
+        return order["total"] * share
+    KeyError: 'total'
+    (9 frames of roundgate and of libraries are left out)
+
+Frames of this package, of the standard library and of installed packages are left out. An exception that has no other
+frames is a fault of ours, and is written whole.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+MOST_FRAMES: Final = 3
+"""Of the user's own, innermost last, of one exception."""
+MOST_EXCEPTIONS: Final = 5
+"""Of a chain, or of a group."""
+
+_OURS: Final = str(Path(__file__).resolve().parents[1])
+_LIBRARIES: Final = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def framed(error: BaseException) -> list[str]:
+    """The lines of an exception and of what led to it. Characters that a terminal acts on are still in them."""
+    lines = list(_chain(error, set(), ""))
+    if any(line.startswith(_AT) for line in lines):
+        return [line.removeprefix(_AT) for line in lines]
+    return "".join(traceback.format_exception(error)).splitlines()
+
+
+_AT: Final = "\x00"
+"""Marks a line that says where in the user's code something happened."""
+
+
+def place_of(error: BaseException) -> str | None:
+    """The innermost line of the user's own code that an exception passed, as `tools.py:14`; `None` without one."""
+    found = innermost(error)
+    return f"{shown(found[0])}:{found[1]}" if found else None
+
+
+def innermost(error: BaseException) -> tuple[str, int] | None:
+    """File and number of that line; of a syntax error, where that is."""
+    if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
+        return error.filename, error.lineno or 1
+    own = [place for place in _places(error.__traceback__) if _is_own(place[0])]
+    return own[-1][:2] if own else None
+
+
+def _chain(error: BaseException, seen: set[int], indent: str) -> Iterator[str]:
+    """One exception, the members of a group, and the one that led to it."""
+    seen.add(id(error))
+    yield from (_indented(line, indent) for line in _one(error))
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions[:MOST_EXCEPTIONS]:
+            if len(seen) < MOST_EXCEPTIONS and id(member) not in seen:
+                yield from _chain(member, seen, indent + "  | ")
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None and id(before) not in seen and len(seen) < MOST_EXCEPTIONS:
+        yield f"{indent}because of:" if error.__cause__ else f"{indent}while handling:"
+        yield from _chain(before, seen, indent)
+
+
+def _indented(line: str, indent: str) -> str:
+    return f"{_AT}{indent}{line[1:]}" if line.startswith(_AT) else indent + line
+
+
+def _one(error: BaseException) -> Iterator[str]:
+    frames = list(_places(error.__traceback__))
+    own = [place for place in frames if _is_own(place[0])]
+    for file, line, function in own[-MOST_FRAMES:]:
+        yield f"{_AT}{shown(file)}:{line} in {function}"
+        if source := linecache.getline(file, line).strip():
+            yield f"    {source}"
+    if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
+        yield f"{_AT}{shown(error.filename)}:{error.lineno}"
+    yield from traceback.format_exception_only(error)[-1].rstrip("\n").split("\n")
+    if own and frames[-1] is not own[-1]:
+        file, line, function = frames[-1]
+        yield f"(raised in {shown(file)}:{line}, {function})"
+
+
+def _places(trace: TracebackType | None) -> Iterator[tuple[str, int, str]]:
+    for frame, line in traceback.walk_tb(trace):
+        yield frame.f_code.co_filename, line, frame.f_code.co_name
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file is of the user: neither of this package nor of a library."""
+    if file.startswith("<"):
+        return False
+    path = str(Path(file).resolve())
+    if path.startswith(_OURS + "/") or "/site-packages/" in path or "/dist-packages/" in path:
+        return False
+    return not any(library and path.startswith(library + "/") for library in _LIBRARIES)
+
+
+def shown(file: str) -> str:
+    """A file as a person would name it: from here if it is below."""
+    path = Path(file)
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return file

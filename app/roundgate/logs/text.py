@@ -1,0 +1,126 @@
+"""The log for a person at a terminal: one line a record, in colour, exceptions framed at the user's own line.
+
+    14:05:09.221  tools/call refund                 200 ok  3.1 ms
+    14:05:11.014  error    tool refund failed  reference=8f2c…
+        tools.py:14 in refund
+            return order["total"] * share
+        KeyError: 'total'
+
+The same records and members as in JSON (`roundgate.logs`); only how they are written differs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TextIO
+
+from roundgate.json import encode
+from roundgate.logs.colours import Style
+from roundgate.logs.escaping import escaped
+from roundgate.logs.frames import framed
+from roundgate.tracing import TRACE
+
+WHAT_CHARS: Final = 36
+"""Columns for the method and the name of a request."""
+_GOOD: Final = frozenset({"ok", "task", "input_required", "finished", "asked", "released"})
+_LEVELS: Final = {
+    "debug": ("dim",),
+    "warning": ("yellow",),
+    "error": ("red",),
+    "critical": ("red",),
+}
+_SHOWN_BEFORE: Final = frozenset({"method", "name", "status", "outcome", "ms", "bytes", "trace"})
+"""Members of a request that have their place in its line, or that nobody reads there."""
+
+
+class TextFormatter(logging.Formatter):
+    """One record as a line for a person, and what belongs to it indented below.
+
+    Args:
+        to: where it is written: in colour if that is a terminal.
+        whole: tracebacks are whole, not only the user's own part of them.
+    """
+
+    def __init__(self, to: TextIO, *, whole: bool) -> None:
+        super().__init__()
+        self._paint = Style(to)
+        self._whole = whole
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The lines, without the last end."""
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        at = self._paint(_time_of_day(record.created), "dim")
+        message = record.getMessage()
+        if message in ("request", "task") and "outcome" in fields:
+            said = self._answered(message, fields)
+        else:
+            said = self._noted(record, message, fields)
+        return "\n".join([f"{at}  {said}", *self._below(record, fields)])
+
+    def _answered(self, message: str, fields: Mapping[str, Any]) -> str:
+        """A request, or a turn at a task."""
+        outcome = str(fields["outcome"])
+        what = " ".join(str(fields.get(key, "")) for key in ("method", "name")).strip()
+        what = escaped(f"task {what}" if message == "task" else what or "request")
+        status = f"{fields['status']} " if "status" in fields else ""
+        colour = "green" if outcome in _GOOD else "yellow" if "error" not in outcome else "red"
+        took = f"{fields['ms']:.1f} ms" if "ms" in fields else ""
+        shown = f"{what:<{WHAT_CHARS}}  {self._paint(escaped(status + outcome), colour)}  {took}"
+        return "  ".join([shown, *self._members(fields, _SHOWN_BEFORE)])
+
+    def _noted(self, record: logging.LogRecord, message: str, fields: Mapping[str, Any]) -> str:
+        level = record.levelname.lower()
+        names = _LEVELS.get(level, ())
+        shown = self._paint(f"{level:<7}", *names)
+        said = self._paint(escaped(message), *(() if level == "debug" else names))
+        return "  ".join([shown, said, *self._members(fields, frozenset({"trace"}))])
+
+    def _members(self, fields: Mapping[str, Any], without: frozenset[str]) -> Iterator[str]:
+        for name, value in fields.items():
+            if name not in without and not _is_list_of_texts(value) and value is not None:
+                yield self._paint(f"{name}=", "dim") + escaped(_plain(value))
+        trace = fields.get("trace") or TRACE.get()
+        if trace:
+            yield self._paint("trace=", "dim") + escaped(_id_of(str(trace)))
+
+    def _below(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> Iterator[str]:
+        """Lists of texts, and the exception."""
+        for value in fields.values():
+            if _is_list_of_texts(value):
+                for line in "\n".join(value).splitlines():
+                    yield f"    {escaped(line)}"
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            for line in framed(error):
+                yield f"    {self._paint(escaped(line), 'red')}"
+        if record.exc_info and error is not None and self._whole:
+            for line in self.formatException(record.exc_info).splitlines():
+                yield self._paint(f"    {escaped(line)}", "dim")
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(one, str) for one in value)
+    )
+
+
+def _plain(value: Any) -> str:
+    """A value as it is read: texts without a space bare, anything else as JSON."""
+    if isinstance(value, str) and value and value.isprintable() and " " not in value:
+        return value
+    return encode(value).decode()
+
+
+def _id_of(trace: str) -> str:
+    """The id of a trace, out of a `traceparent` (W3C Trace Context): what one searches for."""
+    parts = trace.split("-")
+    return parts[1] if len(parts) >= 4 else trace
+
+
+def _time_of_day(seconds: float) -> str:
+    """The local time of seconds since the epoch, to the millisecond."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}"
