@@ -83,6 +83,31 @@ async def test_what_comes_with_a_401_is_not_read_before_another_token_is_sent() 
         ]  # fmt: skip
 
 
+LONG = b"9" * 5_000
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "shown"),
+    [
+        (b'{"access_token":"token-1","token_type":"Bearer","expires_in":"%b"}' % LONG, "200 OK", "good"),
+        (b'{"access_token":"token-1","token_type":"Bearer","expires_in":%b}' % LONG[:400], "200 OK", "good"),
+        (b'{"access_token":"token-1 ","token_type":"Bearer"}', "200 OK", "gave a token that cannot be sent"),
+        (b"", "302 Found", "could not be reached (InvalidURL)"),
+    ],
+)  # fmt: skip
+async def test_an_odd_answer_of_an_authorization_server_is_no_fault_of_the_gateway(
+    said: bytes, status: str, shown: str
+) -> None:
+    told = answer(said, status, Location="mailto:ann")
+    async with service(told) as issuer, service(answer(b'"good"')) as api:
+        credential = {"client_credentials": CLIENT, "client_secret": SECRET}
+        credential["token_url"] = f"{issuer.url}/token"
+        async with gateway_to(api.url, {}, credential=credential) as gate:
+            for _ in range(2):
+                assert shown in await gate.text("tool")
+        assert len(issuer.requests) == 1  # a failure, too, is remembered for a moment
+
+
 async def test_a_token_that_expires_is_renewed_before_a_call_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
