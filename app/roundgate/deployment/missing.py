@@ -77,7 +77,12 @@ def unloadable(staging: Path, arch: str, config: Path, placeholder: str) -> Iter
                 source = whole.parent if whole.name == "__init__.py" else whole
                 Path(given, source.name).symlink_to(source)
         command = [str(python), "-I", "-B", "-c", _LOADS, str(staging), given, placeholder]
-        environ = {"PATH": os.environ.get("PATH", ""), "AWS_LAMBDA_FUNCTION_NAME": "packaging"}
+        environ = {
+            "PATH": os.environ.get("PATH", ""),
+            "AWS_LAMBDA_FUNCTION_NAME": "packaging",
+            # functions always have it; here it stands for any
+            "AWS_DEFAULT_REGION": os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
+        }
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LOAD_S, env=environ, check=False
         )
