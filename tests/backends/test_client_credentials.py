@@ -20,7 +20,7 @@ from roundgate.config import Reference, Secret
 from tests.support.asgi import Client
 from tests.support.authority import Authority
 from tests.support.authorization_server import CLIENT, Issuer, running
-from tests.support.services import gateway_to
+from tests.support.services import answer, gateway_to, service
 
 SECRET = "s3cret & m€re"
 
@@ -62,6 +62,50 @@ async def test_a_hundred_calls_whose_token_was_revoked_make_one_more(issuer: Iss
         issuer.revoke_all()
         assert all(await asyncio.gather(*(is_ok(gate) for _ in range(100))))
     assert len(issuer.forms) == 2
+
+
+async def test_what_comes_with_a_401_is_not_read_before_another_token_is_sent() -> None:
+    """It may have no end, or become gigabytes once it is unpacked."""
+    tokens = [
+        answer(b'{"access_token": "token-%d", "token_type": "Bearer"}' % one) for one in (1, 2)
+    ]
+    refused = answer(b"\x1f\x8b", "401 Unauthorized", length=10**9, Content_Encoding="gzip")
+    async with service(*tokens) as issuer, service(refused, answer(b'"good"')) as told:
+        credential = {
+            "client_credentials": CLIENT,
+            "client_secret": SECRET,
+            "token_url": f"{issuer.url}/token",
+        }
+        async with gateway_to(told.url, {"timeout_s": 5}, credential=credential) as gate:
+            assert await gate.text("tool") == "good"
+        assert [told.header("authorization", one) for one in (0, 1)] == [
+            ["Bearer token-1"], ["Bearer token-2"],
+        ]  # fmt: skip
+
+
+LONG = b"9" * 5_000
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "shown"),
+    [
+        (b'{"access_token":"token-1","token_type":"Bearer","expires_in":"%b"}' % LONG, "200 OK", "good"),
+        (b'{"access_token":"token-1","token_type":"Bearer","expires_in":%b}' % LONG[:400], "200 OK", "good"),
+        (b'{"access_token":"token-1 ","token_type":"Bearer"}', "200 OK", "gave a token that cannot be sent"),
+        (b"", "302 Found", "could not be reached (InvalidURL)"),
+    ],
+)  # fmt: skip
+async def test_an_odd_answer_of_an_authorization_server_is_no_fault_of_the_gateway(
+    said: bytes, status: str, shown: str
+) -> None:
+    told = answer(said, status, Location="mailto:ann")
+    async with service(told) as issuer, service(answer(b'"good"')) as api:
+        credential = {"client_credentials": CLIENT, "client_secret": SECRET}
+        credential["token_url"] = f"{issuer.url}/token"
+        async with gateway_to(api.url, {}, credential=credential) as gate:
+            for _ in range(2):
+                assert shown in await gate.text("tool")
+        assert len(issuer.requests) == 1  # a failure, too, is remembered for a moment
 
 
 async def test_a_token_that_expires_is_renewed_before_a_call_fails(

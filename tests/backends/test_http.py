@@ -398,6 +398,10 @@ async def test_a_redirected_post_keeps_its_body_where_the_status_says_so(httpbin
         "http://[::1]:{port}/x",
         "ftp://127.0.0.1:{port}/x",
         "file:///etc/passwd",
+        "http://127.0.0.1:99999/",
+        "http://127.0.0.1:-1/",
+        "http://xn--/",
+        "mailto:ann@example.com",
     ],
 )
 async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed(
@@ -409,6 +413,7 @@ async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed(
         async with gateway_to(told.url, {"path": "/a"}, credential={"bearer": SECRET}) as gate:
             result = await gate.call("tool")
     assert result["isError"] is True
+    assert "redirects to" in result["content"][0]["text"]
     assert (len(told.requests), other.requests) == (1, [])
 
 
@@ -418,6 +423,11 @@ async def test_a_status_of_the_service_is_a_tool_error_with_it(httpbin_url: str)
             result = await gate.call("tool", {"code": str(status)})
             assert result["isError"] is True
             assert result["content"][0]["text"].startswith(f"The service answered {status} ")
+
+
+async def test_a_byte_order_mark_before_json_is_ignored() -> None:
+    async with service(answer(b'\xef\xbb\xbf{"a": 1}')) as told, gateway_to(told.url, {}) as gate:
+        assert (await gate.call("tool"))["structuredContent"] == {"a": 1}
 
 
 async def test_no_content_is_a_result(httpbin_url: str) -> None:
@@ -694,7 +704,7 @@ async def test_connections_are_kept_bounded_and_closed_at_shutdown() -> None:
             assert told.open_connections == told.most_connections == 2
             await gate.call("tool")
             assert told.open_connections == 2
-        for _ in range(100):
+        for _ in range(3000):
             if told.open_connections == 0:
                 break
             await asyncio.sleep(0.01)

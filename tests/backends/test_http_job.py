@@ -231,6 +231,10 @@ async def test_a_result_that_cannot_be_had_just_now_is_fetched_again(tmp_path: P
         assert (task["result"]["structuredContent"], len(one.told.requests)) == ([1], 5)
 
 
+def sent_to(url: str) -> bytes:
+    return answer(b"", "302 Found", Location=url)
+
+
 UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
     "a start without an id": ((answer(b"{}"),), "did not say where to follow it"),
     "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "did not say where to follow it"),
@@ -242,6 +246,9 @@ UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
     "a poll that is a list": ((STARTED, answer(b"[1]")), "has nothing at /status"),
     "a result that is gone": ((STARTED, DONE, answer(b"{}", "410 Gone")), "The service answered 410 Gone"),
     "a result that fails": ((STARTED, DONE, answer(b"{}", "500 Oops")), "The service answered 500 Oops"),
+    "a result that is too long": ((STARTED, DONE, answer(b"x" * 2_000_000)), "answered more than 1000000 bytes"),
+    "a result elsewhere": ((STARTED, DONE, sent_to("http://127.0.0.1:1/")), "redirects to another host"),
+    "a poll that goes nowhere": ((STARTED, sent_to("mailto:ann")), "redirects to what is no URL"),
     "an empty id": ((answer(b'{"id":""}'),), "cannot be part of a path"),
     "an id that climbs": ((answer(b'{"id":".."}'),), "cannot be part of a path"),
 }  # fmt: skip

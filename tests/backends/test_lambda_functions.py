@@ -103,7 +103,7 @@ async def test_what_a_function_raises_is_told_by_type_and_message_without_its_st
 async def test_a_function_that_runs_out_of_its_time_says_so(served: Served, tmp_path: Path) -> None:
     backend = entry({"function": "slow", "input_schema": ANY})
     async with gateway_with(tmp_path, backend) as mcp:
-        late = await mcp.call("tool", {"seconds": 3})
+        late = await mcp.call("tool", {"seconds": 6})
         assert late["isError"]
         assert "The function slow ran out of its own time" in late["content"][0]["text"]
         assert await mcp.text("tool", {"seconds": 0}) == "awake"

@@ -65,6 +65,7 @@ class Wire(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.answer = bytearray()
         self.is_over = False
+        self._is_closing = False
         self.written_too_late = bytearray()
         """What came after it was closed; the server would swallow an error."""
 
@@ -78,13 +79,14 @@ class Wire(asyncio.Transport):
         self.is_over = True
 
     def close(self) -> None:
-        self.is_over = True
+        self.is_over = self._is_closing = True
 
     def abort(self) -> None:
-        self.is_over = True
+        self.is_over = self._is_closing = True
 
     def is_closing(self) -> bool:
-        return self.is_over
+        """Not yet where only no more can be written: so has asyncio."""
+        return self._is_closing
 
     def get_write_buffer_size(self) -> int:
         return 0

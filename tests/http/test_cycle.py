@@ -76,6 +76,12 @@ def answering(*messages: dict[str, Any]) -> App:
     return app
 
 
+async def reading(scope: Any, receive: Any, send: Any) -> None:
+    """An app that reads before it answers."""
+    await receive()
+    await answering(start((b"content-length", b"0")), body(b""))(scope, receive, send)
+
+
 def start(*headers: tuple[bytes, bytes], status: int = 200) -> dict[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": list(headers)}
 
@@ -152,13 +158,34 @@ async def test_an_answer_that_is_none_ends_the_connection(messages: Any) -> None
 
 
 async def test_a_client_that_waits_to_be_told_to_go_on_is_told() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        await answering(start((b"content-length", b"0")), body(b""))(scope, receive, send)
-
     head = GET.replace(b"GET", b"POST") % b"expect: 100-continue\r\ncontent-length: 1\r\n"
-    answer = await Connection(app).send(head + b"x")
+    answer = await Connection(reading).send(head + b"x")
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+async def test_a_client_of_http_1_0_is_not_told_to_go_on() -> None:
+    """It would take the interim answer for the answer (RFC 9110, 10.1.1)."""
+    asked = GET.replace(b"HTTP/1.1", b"HTTP/1.0") % b"expect: 100-continue\r\n"
+    assert (await Connection(reading).send(asked)).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+async def test_nobody_is_told_to_go_on_behind_a_refusal() -> None:
+    may_read, heard = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await may_read.wait()
+        heard.set_result(await receive())
+
+    connection = Connection(app)
+    asked = GET % b"content-length: 2\r\nexpect: 100-continue\r\n"
+    waiting = asyncio.create_task(connection.send(asked))
+    await asyncio.sleep(0)
+    connection.look(in_s=HttpConfig().body_timeout_s + 1)
+    may_read.set()
+    answer = await waiting + bytes(connection.client.written_too_late)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"100 Continue" not in answer
+    assert await heard == {"type": "http.disconnect"}
 
 
 @pytest.mark.parametrize(

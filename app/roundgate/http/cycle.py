@@ -142,9 +142,8 @@ class Cycle(RequestResponseCycle):
 
     async def receive(self) -> Any:
         """ASGI's `receive`."""
-        if self.waiting_for_100_continue and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.waiting_for_100_continue = False
+        if self.waiting_for_100_continue:
+            self._go_on()
         arrived = self.message_event
         if not self.disconnected and not self.response_complete:
             self.flow.resume_reading()
@@ -155,6 +154,12 @@ class Cycle(RequestResponseCycle):
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    def _go_on(self) -> None:
+        """Tell a client that waits for it to send the body, unless nobody listens, or it has been refused."""
+        self.waiting_for_100_continue = False
+        if not self.disconnected and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 def _require(is_so: bool, kind: str, message: str) -> None:

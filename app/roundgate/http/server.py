@@ -209,7 +209,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.logger,
             self.server_state.default_headers,
             self.on_response_complete,
-            expects_continue=expects_continue,
+            # RFC 9110, 10.1.1: an older client would take the interim answer for the answer
+            expects_continue=expects_continue and version != "1.0",
             keep_alive=version != "1.0" and self.parser.should_keep_alive(),
         )
         self.headers = []  # what follows a chunked body is not part of the head, whatever it is called

@@ -142,6 +142,37 @@ def test_a_scheme_of_api_gateway_is_filled_with_a_signature(tmp_path: Path) -> N
     assert loading.load(file).catalog.tools
 
 
+async def test_an_object_that_is_exploded_brings_no_name_of_another_argument(
+    tmp_path: Path,
+) -> None:
+    """The service would take the first of the two, or the last: a fixed one would not be fixed."""
+    thing = {"type": "object"}
+    members = {"state": {"type": "string"}, "more": thing}
+    as_form = {"more": {"style": "form", "explode": True}}
+    schema = {**thing, "properties": members}
+    form = {"application/x-www-form-urlencoded": {"schema": schema, "encoding": as_form}}
+    parameters: list[dict[str, Any]] = [
+        *({"name": name, "in": "query", "schema": {}} for name in ("filter", "owner")),
+        *({"name": name, "in": "cookie", "schema": {}} for name in ("crumbs", "kind")),
+    ]
+    described = document(
+        operation("post", parameters=parameters, requestBody={"content": form, "required": True})
+    )
+    fixed = {one: {"fixed": "ours"} for one in ("owner", "kind", "state")}
+    async with service() as told:
+        override = {"op": {"arguments": fixed}}
+        file = file_of(tmp_path, described, base_url=told.url, override=override)
+        async with gateway_of(file) as gate:
+            for one, other in (("filter", "owner"), ("crumbs", "kind"), ("more", "state")):
+                result = await gate.call("op", {one: {other: "mine"}})
+                assert f"{other} is an argument of its own" in result["content"][0]["text"]
+            assert told.requests == []
+            await gate.call("op", {"filter": {"a": 1}, "crumbs": {"b": 2}, "more": {"c": 3}})
+    assert told.request_lines == ["POST /x?a=1&owner=ours HTTP/1.1"]
+    assert told.header("cookie") == ["b=2; kind=ours"]
+    assert sorted(told.body().split(b"&")) == [b"c=3", b"state=ours"]
+
+
 async def test_no_argument_takes_the_place_of_a_credential(tmp_path: Path) -> None:
     parameters = [
         {"name": "api_key", "in": "query", "schema": {"type": "string"}},

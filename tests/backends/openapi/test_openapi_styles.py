@@ -139,7 +139,7 @@ def test_a_path_keeps_its_segments_in_every_style(style: str, explode: bool, val
             placed(given, "path", style, explode)
 
 
-@pytest.mark.parametrize("value", [[], {}])
+@pytest.mark.parametrize("value", [[], {}, None, [None], {"a": None}])
 def test_nothing_is_no_part_of_a_path(value: Any) -> None:
     with pytest.raises(ToolError, match="may not be empty"):
         placed(value, "path", "simple")

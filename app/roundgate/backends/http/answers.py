@@ -115,7 +115,7 @@ def _beside(
 
 def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
     try:
-        value = point(json.decode(answer.body), pointer)
+        value = point(answer.value(), pointer)
     except ParseError:
         raise UnexpectedAnswer(
             f"The service answered something that is not JSON{excerpt(answer)}"

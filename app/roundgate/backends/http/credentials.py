@@ -10,7 +10,6 @@ rotated meanwhile.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator
 from typing import Protocol
 from urllib.parse import quote_plus, unquote_plus
 
@@ -47,38 +46,57 @@ class Flow(Protocol):
         """Whether there is something else than what was added and not taken."""
 
 
-class Flows(httpx.Auth):
-    """All credentials and fixed headers of a service, on each request, also that of a redirect."""
+async def authenticated(
+    client: httpx.AsyncClient, request: httpx.Request, access: Access
+) -> httpx.Response:
+    """The answer to a request with all credentials and fixed headers of a service, of which nothing has been read.
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        # a signature is of what is there: it comes last
-        self._credentials = sorted(
-            access.credentials, key=lambda one: isinstance(one, AwsCredential)
-        )
+    It is sent again where the service does not take what it was sent and there is another. `httpx.Auth` would read what
+    came with the 401 to its end, and unpack it, however much it is.
 
-    async def async_auth_flow(
-        self, request: httpx.Request
-    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
-        """Once for each request, and again where the service does not take what it was sent and there is another."""
-        flows = self._flows()
-        for flow in flows:
-            await flow.add(request)
-        response = yield request
-        if response.status_code != 401:
-            return
-        if any([await flow.has_another() for flow in flows]):
-            for flow in flows:
-                await flow.add(request)
-            yield request
+    Args:
+        client: sends it.
+        request: without them; also that of a redirect.
+        access: has them.
 
-    def _flows(self) -> list[Flow]:
-        """New for each request, because each knows what it has added."""
-        secrets = self._access.secrets
-        of_headers: list[Flow] = [
-            HeaderFlow(name, value, secrets) for name, value in self._access.headers.items()
-        ]
-        return [*of_headers, *(flow_of(one, self._access) for one in self._credentials)]
+    Raises:
+        BackendError: a credential is not to be had.
+        httpx.HTTPError: there is no answer.
+    """
+    flows = _flows(access)
+    for flow in flows:
+        await flow.add(request)
+    response = await client.send(request, stream=True)
+    if response.status_code != 401:
+        return response
+    try:
+        is_worth_it = await _have_replaced(flows, request)
+    except BaseException:
+        await response.aclose()
+        raise
+    if not is_worth_it:
+        return response
+    await response.aclose()
+    return await client.send(request, stream=True)
+
+
+async def _have_replaced(flows: list[Flow], request: httpx.Request) -> bool:
+    """Whether the request has something else now; at once, because others who are refused look whether it is had."""
+    if not any([await flow.has_another() for flow in flows]):
+        return False
+    for flow in flows:
+        await flow.add(request)
+    return True
+
+
+def _flows(access: Access) -> list[Flow]:
+    """New for each request, because each knows what it has added."""
+    of_headers: list[Flow] = [
+        HeaderFlow(name, value, access.secrets) for name, value in access.headers.items()
+    ]
+    # a signature is of what is there: it comes last
+    credentials = sorted(access.credentials, key=lambda one: isinstance(one, AwsCredential))
+    return [*of_headers, *(flow_of(one, access) for one in credentials)]
 
 
 def flow_of(credential: Credential, access: Access) -> Flow:

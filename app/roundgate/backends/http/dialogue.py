@@ -38,7 +38,7 @@ def _asked(answer: Answer) -> Kept:
             f"The service asked for input with the status {answer.status}, which has to be 200"
         )
     try:
-        return asked(json.decode(answer.body))
+        return asked(answer.value())
     except ParseError:
         raise BackendError(
             "The service asked for input in a form that the gateway does not know"

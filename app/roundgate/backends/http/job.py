@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from roundgate import json
 from roundgate.backends.exchange import Kept
 from roundgate.backends.http.arguments import PATH_VARIABLE, Argument
 from roundgate.backends.http.config import HttpJobConfig
@@ -14,7 +13,7 @@ from roundgate.backends.http.keys import Key, with_key
 from roundgate.backends.http.lists import text
 from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
-from roundgate.errors import BackendError, NotNow, ParseError, ToolError
+from roundgate.errors import BackendError, NotNow, ParseError, ToolError, UnexpectedAnswer
 from roundgate.protocol import ABSENT
 
 _NOT_NOW: Final = (429, 502, 503, 504)
@@ -88,9 +87,8 @@ class HttpJob:
             BackendError: the service did not take it, or did not answer with JSON.
         """
         try:
-            return json.decode(
-                _good(await self.send(with_key(self.outgoing, self.key)), "starting the job").body
-            )
+            answer = await self.send(with_key(self.outgoing, self.key))
+            return _good(answer, "starting the job").value()
         except ParseError:
             raise BackendError(
                 "The service started a job but did not say where to follow it"
@@ -107,7 +105,7 @@ class HttpJob:
         if answer.status >= 500 or answer.status == 429:
             raise NotNow(answer.status_line)
         try:
-            return json.decode(_good(answer, "following the job").body), answer.kept()
+            return _good(answer, "following the job").value(), answer.kept()
         except ParseError:
             raise BackendError(
                 "The service told of the job in something that is not JSON"
@@ -118,6 +116,7 @@ class HttpJob:
 
         Raises:
             NotNow: it cannot be had just now.
+            UnexpectedAnswer: it is longer than answers may be, or elsewhere.
         """
         answer = await self._get(self.config.fetch or self.config.poll, values)
         if answer.status in _NOT_NOW:
@@ -128,6 +127,8 @@ class HttpJob:
         request = _request(template, values, self.parents, self.outgoing)
         try:
             return await self.send(request)
+        except UnexpectedAnswer:
+            raise  # it would be the same the next time
         except BackendError as error:
             raise NotNow(str(error)) from None
 

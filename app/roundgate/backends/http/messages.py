@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from roundgate import json
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,15 @@ class Answer:
     def media_type(self) -> str:
         """Without parameters, in small letters."""
         return self.content_type.partition(";")[0].strip().lower()
+
+    def value(self) -> Any:
+        """The JSON that its body is. A byte order mark before it is ignored (RFC 8259 section 8.1): some services on
+        Windows send one.
+
+        Raises:
+            ParseError: it is none.
+        """
+        return json.decode(self.body.removeprefix(BOM_UTF8))
 
     def kept(self) -> dict[str, Any]:
         """As JSON."""

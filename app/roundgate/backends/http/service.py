@@ -24,7 +24,7 @@ from roundgate.backends.http.reliability import TimeoutsConfig
 from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.clock import Deadline
-from roundgate.errors import AnswerTooLarge, BackendError, UnknownEncoding
+from roundgate.errors import AnswerTooLarge, BackendError, UnexpectedAnswer, UnknownEncoding
 from roundgate.tls import trust_store
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Service:
             deadline: of the call.
 
         Raises:
-            BackendError: the service cannot be reached, is too slow, answers too much, or redirects off its origin; or
-                it is busy, or left alone for a while.
+            UnexpectedAnswer: it answers too much, in an encoding that was not asked for, or redirects off its origin.
+            BackendError: the service cannot be reached or is too slow; or it is busy, or left alone for a while.
         """
         until = deadline or self._clock.deadline(None)
 
@@ -111,6 +111,8 @@ class Service:
             raise no_answer(error, what, timeout_s, self._config.timeouts) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
+        import httpx
+
         client = self._ready_client()
         url = self._base_url.rstrip("/") + outgoing.path
         if query := "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query))):
@@ -123,18 +125,21 @@ class Service:
             timeout=_timeout(timeout_s, self._config.timeouts),
         )
         for _ in range(_MAX_REDIRECTS + 1):
-            response = await _sent(client, request)
+            try:
+                response = await _sent(client, request, self._access)
+            except (httpx.InvalidURL, UnicodeError):  # it was sent, and httpx looks where it leads
+                raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
             try:
                 if response.next_request is None:
                     return await self._read(response, what, outgoing)
                 if not _same_origin(str(response.next_request.url), self._base_url):
-                    raise BackendError(
+                    raise UnexpectedAnswer(
                         f"{what} redirects to another host, which the gateway does not follow"
                     )
                 request = response.next_request
             finally:
                 await response.aclose()
-        raise BackendError(f"{what} redirects more than {_MAX_REDIRECTS} times")
+        raise UnexpectedAnswer(f"{what} redirects more than {_MAX_REDIRECTS} times")
 
     async def _read(self, response: httpx.Response, what: str, outgoing: Outgoing) -> Answer:
         limit = outgoing.max_bytes or self._config.max_response_bytes
@@ -147,11 +152,11 @@ class Service:
             body = unpacker.body()
             headers = _wanted(response, outgoing, limit - len(body))
         except AnswerTooLarge:
-            raise BackendError(
+            raise UnexpectedAnswer(
                 f"{what} answered more than {limit} bytes; ask for less at once"
             ) from None
         except UnknownEncoding:
-            raise BackendError(
+            raise UnexpectedAnswer(
                 f"{what} answered in an encoding that was not asked for: {encoding[:50]!r}"
             ) from None
         return self._redacted(
@@ -171,12 +176,10 @@ class Service:
 
             import httpx
 
-            from roundgate.backends.http.credentials import Flows
-
             connections = self._config.max_connections
             self._client = httpx.AsyncClient(
                 headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED},
-                auth=Flows(self._access),
+                auth=httpx.Auth(),  # none but ours, also where a redirect names a user and a password
                 cookies=CookieJar(
                     DefaultCookiePolicy(allowed_domains=())
                 ),  # one caller's must not reach another
@@ -220,12 +223,16 @@ def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
     )
 
 
-async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    """Send a request; the log has its method, its URL without query and credentials, status and time."""
+async def _sent(
+    client: httpx.AsyncClient, request: httpx.Request, access: Access
+) -> httpx.Response:
+    """Send a request with its credentials; the log has method, URL without query and credentials, status and time."""
+    from roundgate.backends.http.credentials import authenticated
+
     begun = time.perf_counter()
     status: int | str = "none"
     try:
-        response = await client.send(request, stream=True)
+        response = await authenticated(client, request, access)
         status = response.status_code
         return response
     except Exception as error:
@@ -240,10 +247,12 @@ async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Resp
 
 
 def _same_origin(url: str, base_url: str) -> bool:
-    ports = {"http": 80, "https": 443}
-    one, other = urlsplit(url), urlsplit(base_url)
-    return (one.scheme, one.hostname, one.port or ports.get(one.scheme)) == (
-        other.scheme,
-        other.hostname,
-        other.port or ports.get(other.scheme),
-    )
+    try:
+        return _origin(url) == _origin(base_url)
+    except ValueError:  # a service may name a port that there is not
+        return False
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

@@ -12,6 +12,7 @@ words, never a description, which may echo anything.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -82,7 +83,7 @@ class TokenRequest:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 status, body, retry = await self._post(form, auth)
-        except (TimeoutError, httpx.HTTPError) as error:
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise BackendError(
                 f"{self._server} could not be reached ({type(error).__name__})"
             ) from None
@@ -163,10 +164,10 @@ def _token_of(said: Any, server: str) -> tuple[str, float]:
             life_s = said.get("expires_in", USUAL_LIFE_S)
         case _:
             raise BackendError(f"{server} did not answer with a bearer token")
-    if not token or len(token) > MAX_TOKEN or not token.isascii() or not token.isprintable():
+    if not token or len(token) > MAX_TOKEN or not re.fullmatch(r"[!-~]([ -~]*[!-~])?", token):
         raise BackendError(f"{server} gave a token that cannot be sent")
     if isinstance(life_s, str) and life_s.isdecimal():
-        life_s = int(life_s)
+        life_s = int(life_s[:9])
     if isinstance(life_s, bool) or not isinstance(life_s, (int, float)) or life_s <= 0:
         life_s = USUAL_LIFE_S
-    return token, min(float(life_s), 86_400.0)
+    return token, float(min(life_s, 86_400))

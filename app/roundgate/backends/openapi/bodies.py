@@ -10,13 +10,14 @@ from roundgate.backends.http.files import OCTETS, file_of
 from roundgate.backends.http.multipart import file_part, multipart, text_part
 from roundgate.backends.openapi import styles
 from roundgate.backends.openapi.plan import Body, Member
+from roundgate.errors import ToolError
 
 
 def encoded(body: Body, value: Any) -> tuple[bytes, str]:
     """The bytes of a body and their media type.
 
     Raises:
-        ToolError: a file's base64 is none.
+        ToolError: a file's base64 is none, or an object in a form has a name that another member has.
     """
     match body.kind:
         case "json":
@@ -39,10 +40,13 @@ def _with_charset(media_type: str) -> str:
 def _form(body: Body, value: Mapping[str, Any]) -> str:
     quoted = styles.query_quote(reserved=False)
     pairs: list[str] = []
+    known = value.keys() | set((body.members or {}).values())
     for name, item in value.items():
         how = body.encoding.get(name, Member())
         if how.media_type is not None and isinstance(item, (dict, list)):
             item = json.encode(item).decode()
+        if found := styles.names_of(item, how.style, how.explode) & known - {name}:
+            raise ToolError(f"{name}: {', '.join(sorted(found))} is an argument of its own")
         pairs += styles.in_query(name, item, how.style, how.explode, quoted)
     return "&".join(pairs)
 

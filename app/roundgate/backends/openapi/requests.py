@@ -36,6 +36,8 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
     for parameter in plan.parameters:
         value = arguments.get(parameter.argument)
         if value is None:
+            if parameter.place == "path":
+                raise _empty(parameter)
             continue
         if parameter.media_type is not None:
             value = _written(parameter.media_type, value)
@@ -43,6 +45,7 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
             case "path":
                 in_path[parameter.name] = _in_path(parameter, value)
             case "query":
+                _check_names(plan, parameter, value)
                 quoted = styles.query_quote(parameter.reserved)
                 query += styles.in_query(
                     parameter.name, value, parameter.style, parameter.explode, quoted
@@ -52,6 +55,7 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
             case "header":
                 headers[parameter.name] = _in_header(parameter, value)
             case "cookie":
+                _check_names(plan, parameter, value)
                 cookies += _in_cookies(parameter, value)
     if cookies:
         headers["cookie"] = "; ".join(cookies)
@@ -77,11 +81,32 @@ def _in_path(parameter: Parameter, value: Any) -> str:
         written = styles.in_path(parameter.name, value, parameter.style, parameter.explode, quoted)
     except ValueError as error:
         raise ToolError(f"arguments.{parameter.argument}: {error}") from None
-    if value in ([], {}) or written in (".", ".."):
-        raise ToolError(
-            f"arguments.{parameter.argument}: may not be empty, because it is part of a path"
-        )
+    if value in ([], {}) or written in ("", ".", ".."):
+        raise _empty(parameter)
     return written
+
+
+def _empty(parameter: Parameter) -> ToolError:
+    return ToolError(
+        f"arguments.{parameter.argument}: may not be empty, because it is part of a path"
+    )
+
+
+def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
+    """An object that is exploded brings names of its own, of which none may be that of another parameter: that one may
+    be fixed, or bounded by its schema.
+
+    Raises:
+        ToolError
+    """
+    others = {
+        one.name
+        for one in plan.parameters
+        if one.place == parameter.place and one.name != parameter.name
+    }
+    if found := styles.names_of(value, parameter.style, parameter.explode) & others:
+        shown = ", ".join(sorted(found))
+        raise ToolError(f"arguments.{parameter.argument}: {shown} is an argument of its own")
 
 
 def _in_header(parameter: Parameter, value: Any) -> str:

@@ -79,6 +79,12 @@ def in_query(name: str, value: Any, style: Style, explode: bool, quoted: Quote) 
     return [f"{_quoted_name(name)}={_DELIMITERS.get(style, ',').join(_flat(value, quoted))}"]
 
 
+def names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
+    """The names that an object brings with it in a query, a form or cookies, instead of its parameter's."""
+    is_flat = explode and style in ("form", "cookie") and isinstance(value, dict)
+    return frozenset(value) if is_flat else frozenset()
+
+
 def _deep(name: str, value: Any, quoted: Quote) -> Iterator[str]:
     items = (
         value.items()
