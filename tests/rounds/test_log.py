@@ -42,6 +42,7 @@ async def test_a_line_says_how_a_round_ended_and_nothing_of_what_was_said(
             method, params | {"inputResponses": SECRET}, clientCapabilities=CAPABILITIES
         )
         await mcp.error(method, params, clientCapabilities={})
+    server.stop()  # the last lines are written together, a moment later
     written = server.log.read_text()
     assert SECRET not in written
     assert not [state for state in states if state[20:60] in written]
