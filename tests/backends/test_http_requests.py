@@ -72,6 +72,7 @@ def test_an_argument_under_another_name_takes_the_place_of_what_the_path_implies
         (7, "/v/7/w"),
         (True, "/v/true/w"),
         (1.5, "/v/1.5/w"),
+        (7.0, "/v/7/w"),
         (["a", 1], "/v/%5B%22a%22%2C1%5D/w"),
     ],
 )

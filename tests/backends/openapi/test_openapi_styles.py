@@ -104,6 +104,20 @@ def test_the_table_of_the_specification(
     assert found == written
 
 
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [(7.0, "7"), (-0.0, "0"), (0.5, "0.5"), (2.0**60, "1152921504606846976")],
+)
+def test_a_number_without_a_fraction_is_written_as_the_integer_that_it_is(
+    number: float, written: str
+) -> None:
+    for place in ("path", "query", "header", "cookie"):
+        assert written in placed(
+            number, place, "form" if place in ("query", "cookie") else "simple"
+        )
+        assert ".0" not in placed([number], place, "simple" if place == "path" else "form")
+
+
 def test_an_empty_text_is_a_value_and_an_empty_list_is_none() -> None:
     assert placed("", "query", "form", True) == "color="
     assert placed([], "query", "form", True) == ""

@@ -20,11 +20,17 @@ ListStyle: TypeAlias = Literal["repeat", "comma", "pipe", "space", "brackets", "
 Quote: TypeAlias = Callable[[str], str]
 SEPARATORS: Final[Mapping[str, str]] = MappingProxyType({"comma": ",", "pipe": "|", "space": " "})
 _IN_URL: Final[Mapping[str, str]] = MappingProxyType({"comma": ",", "pipe": "%7C", "space": "%20"})
+_LONG: Final = 1e21
+"""From here on JavaScript, whose numbers services know, writes an exponent, too."""
 
 
 def text(value: Any) -> str:
-    """A value as text: what is none is JSON."""
-    return value if isinstance(value, str) else json.encode(value).decode()
+    """A value as text: what is none is JSON, and a number such as 7.0 the integer that JSON Schema takes it for."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LONG:
+        value = int(value)
+    return json.encode(value).decode()
 
 
 def pairs(name: str, value: Any, style: ListStyle, *, sends_empty: bool) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from roundgate import json
 from roundgate.backends.http.files import OCTETS, file_of
+from roundgate.backends.http.lists import text
 from roundgate.backends.http.multipart import file_part, multipart, text_part
 from roundgate.backends.openapi import styles
 from roundgate.backends.openapi.plan import Body, Member
@@ -70,7 +71,7 @@ def _parts(name: str, value: Any, how: Member) -> Iterator[bytes]:
             kind = _single(how.media_type) or "application/json"
             yield text_part(name, json.encode(item), kind)
         else:
-            yield text_part(name, styles.text(item).encode(), _single(how.media_type))
+            yield text_part(name, text(item).encode(), _single(how.media_type))
 
 
 def _single(media_type: str | None) -> str | None:

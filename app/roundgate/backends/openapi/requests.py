@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate import json
+from roundgate.backends.http.lists import text
 from roundgate.backends.http.messages import Outgoing
 from roundgate.backends.http.paths import path_text
 from roundgate.backends.openapi import bodies, styles
@@ -135,7 +136,7 @@ def _in_cookies(parameter: Parameter, value: Any) -> list[str]:
 def _whole_query(parameter: Parameter, value: Any) -> str:
     if parameter.media_type == "application/x-www-form-urlencoded" and isinstance(value, dict):
         return bodies.encoded(Body("form", parameter.media_type, required=True), value)[0].decode()
-    return styles.query_quote(reserved=False)(styles.text(value))
+    return styles.query_quote(reserved=False)(text(value))
 
 
 def _body(body: Body, arguments: Mapping[str, Any]) -> Any:

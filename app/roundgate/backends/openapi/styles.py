@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
-from roundgate import json
+from roundgate.backends.http.lists import text
 from roundgate.backends.openapi.plan import Style
 
 Quote: TypeAlias = Callable[[str], str]
@@ -19,11 +19,6 @@ _RESERVED: Final = ":/?@!$'()*,"
 """What `allowReserved` leaves: of the reserved, what can neither begin another parameter nor end the query, whichever
 way a server reads it."""
 _DELIMITERS: Final = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
-
-
-def text(value: Any) -> str:
-    """A value that is no list or object as text; those as JSON."""
-    return value if isinstance(value, str) else json.encode(value).decode()
 
 
 def query_quote(reserved: bool) -> Quote:
