@@ -289,6 +289,10 @@ async def test_a_body_may_be_a_file_or_a_text_of_any_type(httpbin_url: str) -> N
     ("tool", "told_so"),
     [
         ({"body": {"a": "{b}"}}, "body needs b, which is no argument"),
+        (
+            {"body": {"a": ["Mr {my arg}"]}, "arguments": {"my arg": {}}},
+            "body has {my arg}, and variables have letters, digits, _ . and - alone",
+        ),
         ({"body": {"a": 1}, "arguments": {"a": {}}}, "a stands in the body already"),
         ({"fixed": {"a": 1}, "arguments": {"a": {}}}, "a stands in the body already"),
         ({"arguments": {"a": {"file": True}}}, "with `body: multipart`"),

@@ -117,6 +117,12 @@ def check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
             f"body needs {', '.join(unknown)}, which is no argument; declare it under arguments,"
             " or write {{ for a brace"
         )
+    odd = [] if template is None else [one.name for one in placed if template.mentions(one.name)]
+    if odd:
+        raise ValueError(
+            f"body has {{{odd[0]}}}, and variables have letters, digits, _ . and - alone; call the argument"
+            " so, or write {{ for a brace"
+        )
     if plan.content_type is not None and plan.kind == "multipart":
         raise ValueError("content_type is not for a multipart body, whose parts have their own")
     for one in placed:

@@ -33,6 +33,12 @@ class Template:
         """The arguments that it needs."""
         return frozenset(_names(self.members))
 
+    def mentions(self, name: str) -> bool:
+        """Whether a text has the name in braces, though no variable may be called so."""
+        return _WHOLE.fullmatch(f"{{{name}}}") is None and any(
+            f"{{{name}}}" in one.replace("{{", "").replace("}}", "") for one in _texts(self.members)
+        )
+
     def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The body of a call."""
         made = _filled(self.members, arguments)
@@ -40,15 +46,20 @@ class Template:
 
 
 def _names(value: Any) -> Iterator[str]:
+    for one in _texts(value):
+        yield from (found[1] for found in _VARIABLE.finditer(one) if found[1])
+
+
+def _texts(value: Any) -> Iterator[str]:
     match value:
         case str():
-            yield from (found[1] for found in _VARIABLE.finditer(value) if found[1])
+            yield value
         case Mapping():
             for item in value.values():
-                yield from _names(item)
+                yield from _texts(item)
         case list():
             for item in value:
-                yield from _names(item)
+                yield from _texts(item)
 
 
 def _filled(value: Any, arguments: Mapping[str, Any]) -> Any:
