@@ -216,10 +216,13 @@ async def test_what_every_kind_has_holds_for_functions_too(
     assert names == ["d__look", "read_more"]
 
 
+@pytest.mark.parametrize(
+    "secret", [{"auth": {"key": "opensesame-77"}}, {"Cookie": "Session opensesame-77"}]
+)
 async def test_secrets_that_are_sent_do_not_come_back(
-    patch: pytest.MonkeyPatch, tmp_path: Path
+    patch: pytest.MonkeyPatch, tmp_path: Path, secret: dict[str, Any]
 ) -> None:
-    fixed = {"fixed": {"auth": {"key": "opensesame-77"}, "kind": "harmless-text"}}
+    fixed = {"fixed": {**secret, "kind": "harmless-text"}}
     echo = {"errorType": "E", "errorMessage": "opensesame-77 harmless-text"}
     _, result = await called(patch, tmp_path, said(echo, failed=True), payload=fixed)
     assert error_of(result) == "The function desk failed: E: [redacted] harmless-text"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -12,15 +11,13 @@ from roundgate.backends.aws_lambda.config import (
     HttpEventConfig,
     PayloadConfig,
 )
+from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import ToolError
 
 MAX_EVENT_BYTES: Final = 1_048_576
 """Of an asynchronous invocation's payload (API `Invoke`: 1 MB)."""
 RESPONSES: Final = "inputResponses"
 """Member of the payload of a second exchange and later ones, which no first one may have."""
-_SECRET_NAME: Final = re.compile(
-    r"auth|credential|key|password|secret|session|signature|token", re.IGNORECASE
-)
 
 
 def payload_of(
@@ -64,7 +61,7 @@ def bytes_of(payload: Any, *, is_event: bool) -> bytes:
 def secrets_of(config: PayloadConfig | HttpEventConfig) -> Iterator[str]:
     """Texts that are always sent under a name that says they are secret."""
     fixed = config.headers if isinstance(config, HttpEventConfig) else config.fixed
-    yield from _secrets(fixed, is_secret=False)
+    yield from parted(_secrets(fixed, is_secret=False))
 
 
 def _secrets(value: Any, *, is_secret: bool) -> Iterator[str]:
@@ -73,7 +70,7 @@ def _secrets(value: Any, *, is_secret: bool) -> Iterator[str]:
             yield value
         case dict():
             for name, inner in value.items():
-                named = is_secret or bool(_SECRET_NAME.search(name))
+                named = is_secret or bool(SECRET_NAME.search(name))
                 yield from _secrets(inner, is_secret=named)
         case list():
             for inner in value:

@@ -22,9 +22,10 @@ from roundgate.spellings import in_base64, in_digits, in_json, in_urls
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
-_SECRET_NAME: Final = re.compile(
+SECRET_NAME: Final = re.compile(
     r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE
 )
+"""How what is fixed is called when it is a secret."""
 
 
 class Redactor:
@@ -87,19 +88,19 @@ def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]
 
 def of_headers(headers: Mapping[str, Secret], read: Secrets) -> set[str]:
     """What of fixed headers no answer may show."""
-    secret = [value for name, value in headers.items() if _SECRET_NAME.search(name)]
-    return _parted(read.known(secret))
+    secret = [value for name, value in headers.items() if SECRET_NAME.search(name)]
+    return parted(read.known(secret))
 
 
 def of_fixed_headers(headers: Mapping[str, SecretStr]) -> set[str]:
     """The same of headers whose values stand in the configuration."""
-    return _parted(
-        value.get_secret_value() for name, value in headers.items() if _SECRET_NAME.search(name)
+    return parted(
+        value.get_secret_value() for name, value in headers.items() if SECRET_NAME.search(name)
     )
 
 
-def _parted(values: Iterable[str]) -> set[str]:
-    # "Bearer …", "Token …": the word before a secret is none
+def parted(values: Iterable[str]) -> set[str]:
+    """Each text, and what follows its first blank: the word before a secret ("Bearer …") is none."""
     return {part for value in values for part in (value, value.partition(" ")[2])}
 
 
