@@ -1,11 +1,20 @@
-"""A real service that no one here wrote, for the HTTP back end to be in front of."""
+"""What tests of back ends share: a real service that no one here wrote, and a session of AWS of their own."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
+
+from roundgate import aws
+
+
+@pytest.fixture
+def own_aws_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session of botocore for this test alone: it keeps the credentials that it has read of the environment."""
+    monkeypatch.setattr(aws, "_session", cache(aws._session.__wrapped__))
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from tests.support.clocks import FixedClock
 from tests.support.issuer import PUBLIC_URL, bearer, jwks, token
 from tests.support.services import Service, answer, gateway_to, service
 
+pytestmark = pytest.mark.usefixtures("own_aws_session")
 SECRET = "s3cret of the/service+1"
 TOKEN = "token-of-the-gateway"
 GRANTED = answer(json.dumps({"access_token": TOKEN, "token_type": "bearer"}).encode())

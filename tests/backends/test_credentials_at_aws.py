@@ -29,6 +29,9 @@ from tests.support.services import answer, gateway_to, service
 boto3 = pytest.importorskip("boto3")
 
 
+pytestmark = pytest.mark.usefixtures("own_aws_session")
+
+
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     with moto_server.running() as url:

@@ -29,6 +29,7 @@ from tests.support.rounds import Conversation, accept, tool
 from tests.support.services import Service, answer, service
 from tests.support.task_client import TaskClient
 
+pytestmark = pytest.mark.usefixtures("own_aws_session")
 ANY = {"type": "object", "properties": {}}
 SENTENCES = {
     "404 Not Found ResourceNotFoundException": "AWS Lambda refuses the function desk: it does not exist",
