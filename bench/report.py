@@ -111,7 +111,7 @@ def table(measurement: Measurement, case: Case) -> str:
     ):
         if not shown:
             lines = [line[:-1] for line in lines]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(headings))]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(lines[0]))]
     text = [f"{measurement.title}: {case.name} (median of {max(row.samples for row in case.rows)})"]
     for first, *rest in lines:
         cells = [
