@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,141 @@ async def test_a_list_can_be_narrowed(tmp_path: Path, operator: Operator) -> Non
     assert len(await operator.rows("--older-than", "0s")) == 4
     assert len(await operator.rows("--owner", OWNER)) == 4
     assert await operator.rows("--owner", "somebody") == []
-    assert len(await operator.rows("--limit", "2")) == 2
+    assert [row[1] for row in await operator.rows("--tool", "reject")] == ["reject"]
+    both = await operator.rows("--status", "failed", "--status", "cancelled")
+    assert [row[0] for row in both] == [ref(made["failed"]), ref(made["cancelled"])]
+
+
+async def test_a_list_goes_on_where_it_ended(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        made = await one_of_each(ann)
+    status, first, more = await operator("list", "--limit", "3", "--json")
+    assert (status, len(first.splitlines())) == (0, 3)
+    assert more.startswith("there are more: --cursor ")
+    cursor = more.split()[-1]
+    status, rest, more = await operator("list", "--limit", "3", "--json", "--cursor", cursor)
+    assert (status, more) == (0, "")
+    shown = [json.loads(line)["task"] for line in (first + rest).splitlines()]
+    assert sorted(shown) == sorted(map(ref, made.values()))
+    assert (await operator("list", "--cursor", "x"))[::2] == (
+        2,
+        "--cursor: it is not one that a list has shown\n",
+    )
+
+
+async def test_facts_are_shown_as_json_one_task_a_line(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        task_id = await ann.begin("both")
+        await ann.asked(task_id)
+        (listed,) = (await operator("list", "--json"))[1].splitlines()
+        (shown,) = (await operator("show", ref(task_id), "--json"))[1].splitlines()
+    facts = json.loads(shown)
+    assert {**json.loads(listed), "asks": facts["asks"]} == facts
+    assert facts["asks"] == [
+        {"key": "first", "method": "elicitation/create"},
+        {"key": "second", "method": "elicitation/create"},
+    ]
+    assert (facts["task"], facts["expired"]) == (ref(task_id), False)
+    assert facts["doing"] == "waits for its client"
+
+
+async def test_a_task_is_watched_until_it_is_over(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        task_id = await ann.begin("greet")
+        await ann.asked(task_id)
+        watching = asyncio.create_task(
+            operator("watch", ref(task_id), "--interval", "0.1", "--json")
+        )
+        try:
+            await asyncio.sleep(0.3)
+            await ann.answer(task_id, {"who": accept(name="hunter2")})
+            await ann.over(task_id)
+        finally:
+            await ann.cancel(task_id)  # or its thread would never end
+            status, out, err = await watching
+        failed = await ann.begin("reject")
+        await ann.until(failed, "failed")
+        assert (await operator("watch", ref(failed)))[0] == 1
+    told = [json.loads(line)["status"] for line in out.splitlines()]
+    assert (status, err, told[0], told[-1]) == (0, "", "input_required", "completed")
+    assert "hunter" not in out
+
+
+async def test_tasks_that_ended_are_purged_by_what_they_are(
+    tmp_path: Path, operator: Operator
+) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        made = await one_of_each(ann)
+    status, out, err = await operator("purge", "--owner", OWNER, "--dry-run")
+    ended = {ref(made[how]) for how in ("completed", "failed", "cancelled")}
+    assert (status, set(out.split()), err) == (0, ended, "purge: 3 tasks\n")
+    status, out, err = await operator("purge", "--owner", OWNER)
+    assert (status, out, err) == (1, "", "purge 3 tasks: say so with --yes\n")
+    assert len(await operator.rows()) == 4
+    status, out, _ = await operator("purge", "--owner", OWNER, "--yes")
+    assert (status, {line.removesuffix(" is purged") for line in out.splitlines()}) == (0, ended)
+    assert [row[0] for row in await operator.rows()] == [ref(made["input_required"])]
+    status, out, err = await operator("purge", ref(made["input_required"]), ref(made["failed"]))
+    assert (status, out) == (1, "")
+    assert err.splitlines() == [
+        f"{ref(made[how])} is not there, or is open: cancel it first"
+        for how in ("input_required", "failed")
+    ]
+
+
+async def test_many_tasks_are_cancelled_and_only_those_that_are_open(
+    tmp_path: Path, operator: Operator
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        waiting = [await idle.begin("dig") for _ in range(20)]
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        other = await idle.begin("greet")
+        status, out, _ = await operator("cancel", "--tool", "dig", "--yes", "--json")
+        assert (await idle.get(other))["status"] == "working"
+    told = [json.loads(line) for line in out.splitlines()]
+    assert (status, {one["task"] for one in told}) == (0, set(map(ref, waiting)))
+    assert all(one["done"] and one["text"] == "is cancelled" for one in told)
+    assert await operator("cancel", "--tool", "dig", "--yes") == (0, "", "cancel: 0 tasks\n")
+
+
+async def test_what_a_worker_runs_is_taken_from_it_only_by_name(
+    tmp_path: Path, operator: Operator
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        runs, waits = await idle.begin("dig"), await idle.begin("dig")
+    db = sqlite3.connect(tmp_path / "gateway.sqlite3")
+    with db:
+        db.execute("update tasks set lease_until_ms = expires_ms where id = ?", (runs,))
+    db.close()
+    for action, meant in (("requeue", {ref(waits)}), ("retry", set())):
+        status, out, _ = await operator(action, "--tool", "dig", "--dry-run")
+        assert (status, set(out.split())) == (0, meant)
+    assert (await operator("requeue", ref(runs)))[0] == 0
+
+
+@pytest.mark.parametrize("action", ["cancel", "requeue", "retry", "purge"])
+async def test_nothing_is_done_to_tasks_that_nobody_has_named(
+    tmp_path: Path, operator: Operator, action: str
+) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        task_id = await ann.begin("dig")
+        await ann.over(task_id)
+    for which in ((), (ref(task_id), "--tool", "dig")):
+        status, out, err = await operator(action, *which, "--yes")
+        assert (status, out) == (2, "")
+        assert err.startswith("name tasks, or say which with --owner, --tool,")
+
+
+@pytest.mark.parametrize("action", [("list",), ("show", "a.b"), ("purge", "a.b"), ("count",)])
+def test_looking_for_tasks_makes_no_store(
+    tmp_path: Path, action: tuple[str, ...], operator: Operator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tasks", *action]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(
+        f"there is no store at {tmp_path / 'gateway.sqlite3'}: set GATEWAY_STORE"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_one_task_is_shown_without_what_belongs_to_its_owner(
@@ -137,7 +273,17 @@ async def test_a_task_that_there_is_not_is_exit_status_1(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["show"], ["show", "x"], ["show", ".x"], ["list", "--older-than", "soon"], [], ["drop"]],
+    [
+        ["show"],
+        ["show", "x"],
+        ["show", ".x"],
+        ["list", "--older-than", "soon"],
+        ["list", "--limit", "0"],
+        ["list", "--status", "expired"],
+        ["watch", "a.b", "--interval", "0"],
+        [],
+        ["drop"],
+    ],
 )
 def test_wrong_usage_is_exit_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -182,8 +328,6 @@ async def test_a_task_whose_message_is_lost_can_be_queued_again(
 
 
 def lose_messages(directory: Path) -> None:
-    import sqlite3
-
     db = sqlite3.connect(directory / "gateway.sqlite3")
     with db:
         db.execute("delete from waiting")

@@ -27,6 +27,7 @@ from roundgate.storage.tasks import (
     TaskRecord,
     TaskRef,
     TaskStore,
+    Wanted,
 )
 from tests.support.postponing import postpone
 
@@ -594,7 +595,7 @@ class TaskStoreContract:
         assert await store.requeue(foreign, NOW, SOON) is False
         await store.expire(foreign, END)
         assert await record(store) == before
-        assert ids(await store.find()) == ["id"]
+        assert ids((await store.find()).records) == ["id"]
 
     async def test_a_task_is_found_until_its_time_is_over(self, store: TaskStore) -> None:
         await store.create(new())
@@ -690,12 +691,12 @@ class TaskStoreContract:
         self, store: TaskStore, how: str
     ) -> None:
         lease = await LOST[how](store)
-        before = sorted(await store.find(), key=str)
+        before = sorted((await store.find()).records, key=str)
         known = await store.read(REF, NOW)
         for write in UNDER_A_LEASE.values():
             with pytest.raises(LeaseLost):
                 await write(store, lease)
-        assert sorted(await store.find(), key=str) == before
+        assert sorted((await store.find()).records, key=str) == before
         assert await store.read(REF, NOW) == known
 
     @pytest.mark.parametrize("write", UNDER_A_LEASE)
@@ -717,9 +718,9 @@ class TaskStoreContract:
     ) -> None:
         lease = await working(store)
         await store.checkpoint(lease, NOTHING, NOW, until_ms=NOW - 1)
-        before = (await store.find())[0]
+        before = (await store.find()).records[0]
         await UNDER_A_LEASE[write](store, lease)
-        assert (await store.find())[0] != before
+        assert (await store.find()).records[0] != before
 
     @pytest.mark.parametrize("write", UNDER_A_LEASE)
     async def test_a_worker_that_stalled_and_its_successor_do_not_both_write(
@@ -1219,7 +1220,7 @@ class TaskStoreContract:
     async def test_an_unknown_task_is_not_cancelled(self, store: TaskStore) -> None:
         assert await store.cancel(REF, "cancelled", NOW) is False
         assert await store.read(REF, NOW) is None
-        assert await store.find() == []
+        assert (await store.find()).records == []
 
     async def test_of_cancellation_and_completion_one_happens(
         self, stores: list[TaskStore]
@@ -1436,7 +1437,7 @@ class TaskStoreContract:
         assert await postpone(store, replace(task, due_ms=UNTIL), END) is False
         assert await store.open_tasks(10) == []
         assert await postpone(store, replace(task, ref=TaskRef("owner", "unknown")), END) is False
-        assert ids(await store.find()) == ["id"]
+        assert ids((await store.find()).records) == ["id"]
 
     async def test_postponing_leaves_everything_else(self, store: TaskStore) -> None:
         lease = await working(store)
@@ -1466,7 +1467,7 @@ class TaskStoreContract:
         await store.expire(REF, END - 1)
         await store.expire(TaskRef("owner", "unknown"), END)
         assert await record(store) == before
-        assert ids(await store.find()) == ["id"]
+        assert ids((await store.find()).records) == ["id"]
 
     @pytest.mark.parametrize("status", TERMINAL)
     async def test_what_is_over_does_not_expire(self, store: TaskStore, status: Status) -> None:
@@ -1480,7 +1481,7 @@ class TaskStoreContract:
         await store.create(new(TaskRef("owner", "later"), expires_ms=END + 1))
         assert await store.forget(END) == 0
         assert await store.read(TaskRef("owner", "later"), END) is not None
-        assert sorted(ids(await store.find())) == ["id", "later"]
+        assert sorted(ids((await store.find()).records)) == ["id", "later"]
 
     async def test_postponing_counts_until_the_next_claim(self, store: TaskStore) -> None:
         await store.create(new())
@@ -1583,7 +1584,7 @@ class TaskStoreContract:
 
     async def test_shards_that_are_taken_are_no_tasks(self, store: TaskStore) -> None:
         await store.take_shard(0, "me", NOW, UNTIL)
-        assert await store.find() == []
+        assert (await store.find()).records == []
         assert await store.open_tasks(10) == []
 
     # the operator
@@ -1604,31 +1605,103 @@ class TaskStoreContract:
         await store.create(new(TaskRef("b", "4"), created_ms=NOW - END, expires_ms=1))
 
         async def found(**filters: Any) -> list[str]:
-            return sorted(ids(await store.find(**filters)))
+            return sorted(ids((await store.find(Wanted(**filters))).records))
 
+        works, asks = frozenset({Status.WORKING}), frozenset({Status.INPUT_REQUIRED})
         assert await found() == ["1", "2", "3", "4"]
         assert await found(owner="a") == ["1", "2"]
         assert await found(owner="nobody") == []
-        assert await found(status=Status.WORKING) == ["1", "4"]
-        assert await found(status=Status.COMPLETED) == ["3"]
+        assert await found(tool="report", owner="a") == ["1", "2"]
+        assert await found(tool="repor") == []
+        assert await found(statuses=works) == ["1", "4"]
+        assert await found(statuses=works | asks, owner="a") == ["1", "2"]
+        assert await found(statuses=frozenset({Status.COMPLETED})) == ["3"]
         assert await found(created_before_ms=NOW + 1) == ["1", "4"]
-        assert await found(owner="a", status=Status.INPUT_REQUIRED, created_before_ms=NOW + 2) == [
-            "2"
-        ]
-        assert await found(owner="a", status=Status.INPUT_REQUIRED, created_before_ms=NOW + 1) == []
+        assert await found(owner="a", statuses=asks, created_before_ms=NOW + 2) == ["2"]
+        assert await found(owner="a", statuses=asks, created_before_ms=NOW + 1) == []
 
-    async def test_as_many_tasks_are_found_as_are_wanted(self, store: TaskStore) -> None:
-        for n in range(5):
-            await store.create(new(TaskRef("owner", f"{n}"), call=blob(5000)))
-        assert len(await store.find(limit=3)) == 3
-        assert len(await store.find(owner="owner", status=Status.WORKING, limit=2)) == 2
-        assert len(await store.find(limit=50)) == 5
+    async def test_tasks_that_ended_are_found_by_how_they_did(self, store: TaskStore) -> None:
+        for n, status in enumerate((Status.FAILED, Status.COMPLETED, Status.CANCELLED)):
+            ref = TaskRef(f"owner{n}", status.value)
+            await store.finish(await working(store, ref), status, b"{}", None, NOW)
+        await working(store, TaskRef("owner", "cancelled by its owner"))
+        await store.cancel(TaskRef("owner", "cancelled by its owner"), "no", NOW)
+        await store.create(new(TaskRef("o", "1"), status=Status.FAILED, outcome=b"{}"))
+
+        async def found(*statuses: Status) -> list[str]:
+            wanted = Wanted(statuses=frozenset(statuses))
+            return sorted(ids((await store.find(wanted)).records))
+
+        assert await found(Status.FAILED) == ["1", "failed"]
+        assert await found(Status.COMPLETED) == ["completed"]
+        cancelled = ["cancelled", "cancelled by its owner"]
+        assert await found(Status.CANCELLED) == cancelled
+        assert await found(Status.CANCELLED, Status.FAILED) == ["1", *cancelled, "failed"]
+        assert len(await found(*Status)) == 5
+
+    @pytest.mark.parametrize(
+        "statuses", [None, {Status.WORKING}, {Status.WORKING, Status.FAILED}], ids=str
+    )
+    async def test_a_search_goes_on_where_it_left_off(
+        self, store: TaskStore, statuses: set[Status] | None
+    ) -> None:
+        for n in range(12):
+            await store.create(new(TaskRef(f"owner{n % 2}", f"{n}"), call=blob(5000)))
+            if n % 3 == 0:
+                lease = (await claim(store, TaskRef(f"owner{n % 2}", f"{n}"))).lease
+                await store.finish(lease, Status.FAILED, b"{}", None, NOW)
+        wanted = Wanted(statuses=None if statuses is None else frozenset(statuses))
+        at_once = ids((await store.find(wanted, limit=50)).records)
+        found: list[str] = []
+        cursor, calls = None, 0
+        while calls == 0 or cursor is not None:
+            some = await store.find(wanted, limit=5, cursor=cursor)
+            assert len(some.records) <= 5
+            found += ids(some.records)
+            cursor, calls = some.cursor, calls + 1
+        assert sorted(found) == sorted(at_once)
+        assert len(set(found)) == len(found) == (8 if statuses == {Status.WORKING} else 12)
+
+    @pytest.mark.parametrize(
+        "cursor", ["", "-1", "x", "WzAsIG51bGx", "W10", "\u0661", "e30", "WzksbnVsbF0"]
+    )
+    async def test_what_is_no_cursor_is_refused(self, store: TaskStore, cursor: str) -> None:
+        with pytest.raises(ValueError, match="not one that"):
+            await store.find(Wanted(owner="a", statuses=frozenset({Status.WORKING})), 10, cursor)
 
     async def test_what_is_found_is_as_it_is_read(self, store: TaskStore) -> None:
         await store.release(
             await working(store, status_message="said"), NOTHING, NOW, wake_ms=SOON, due_ms=SOON
         )
-        assert await store.find() == [await record(store)]
+        assert (await store.find()).records == [await record(store)]
+
+    @pytest.mark.parametrize("status", sorted(TERMINAL))
+    async def test_a_task_that_ended_is_purged_with_all_that_is_kept_of_it(
+        self, store: TaskStore, status: Status
+    ) -> None:
+        lease = await working(store, call=blob(9000))
+        await store.checkpoint(lease, Added([blob(9000)]), NOW)
+        await store.finish(lease, status, blob(9000), None, NOW)
+        await working(store, TaskRef("owner", "other"))
+        assert await store.purge(REF, NOW) is True
+        assert await store.purge(REF, NOW) is False
+        assert await store.read(REF, NOW) is None
+        assert ids((await store.find()).records) == ["other"]
+        assert await store.create(new()) is True
+        assert (await claim(store)).journal == []
+
+    async def test_an_open_task_is_not_purged_before_its_time_is_over(
+        self, store: TaskStore
+    ) -> None:
+        lease = await working(store)
+        before = await record(store)
+        assert await store.purge(REF, NOW) is False
+        assert await record(store) == before
+        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        assert await store.purge(REF, END) is True
+        with pytest.raises(LeaseLost):
+            await store.checkpoint(lease, Added([b"another"]), NOW)
+        assert (await store.find()).records == []
 
     async def test_large_payloads_do_not_hide_a_task_from_its_operator(
         self, store: TaskStore
@@ -1637,7 +1710,7 @@ class TaskStoreContract:
         await store.finish(
             await working(store, TaskRef("owner", "2")), Status.COMPLETED, blob(500_000), None, NOW
         )
-        assert sorted(ids(await store.find())) == ["2", "id"]
+        assert sorted(ids((await store.find()).records)) == ["2", "id"]
 
     @pytest.mark.parametrize("state", ["leased", "asleep"])
     async def test_a_working_task_is_taken_from_whoever_has_it(

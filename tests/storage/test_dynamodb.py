@@ -20,7 +20,7 @@ from roundgate.protocol.tasks import Status
 from roundgate.storage.dynamodb.table import TABLE, DynamoDbOnce, Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.once import OnceRecord, OnceStore
-from roundgate.storage.tasks import NOTHING, Added, Answered, Claimed, TaskRef, TaskStore
+from roundgate.storage.tasks import NOTHING, Added, Answered, Claimed, TaskRef, TaskStore, Wanted
 from tests.storage import contract, task_contract
 from tests.storage.contract import LATER
 from tests.storage.task_contract import (
@@ -32,6 +32,7 @@ from tests.storage.task_contract import (
     asking,
     blob,
     claim,
+    ids,
     new,
     record,
     take_over,
@@ -174,7 +175,7 @@ def test_the_table_is_made_as_it_is_defined(dynamodb: Emulator, table: str) -> N
     assert made["KeySchema"] == TABLE["KeySchema"]
     assert made["BillingModeSummary"]["BillingMode"] == TABLE["BillingMode"] == "PAY_PER_REQUEST"
     indexes = {index["IndexName"]: index for index in made["GlobalSecondaryIndexes"]}
-    assert len(indexes) == len(TABLE["GlobalSecondaryIndexes"]) == 2
+    assert len(indexes) == len(TABLE["GlobalSecondaryIndexes"]) == 3
     for defined in TABLE["GlobalSecondaryIndexes"]:
         index = indexes[defined["IndexName"]]
         assert index["KeySchema"] == defined["KeySchema"]
@@ -569,7 +570,8 @@ class Metered:
 
     def _note(self, parsed: dict[str, Any], model: Any, **_: Any) -> None:
         consumed = parsed.get("ConsumedCapacity", [])
-        kind = "read" if model.name in {"GetItem", "BatchGetItem", "Query"} else "write"
+        reads = {"GetItem", "BatchGetItem", "Query", "Scan"}
+        kind = "read" if model.name in reads else "write"
         for one in consumed if isinstance(consumed, list) else [consumed]:
             self.units[kind] += one["CapacityUnits"]
 
@@ -585,6 +587,27 @@ async def metered(dynamodb: Emulator, table: str) -> AsyncIterator[Metered]:
     made = Metered(dynamodb, table)
     yield made
     await made.store.aclose()
+
+
+async def test_what_is_looked_for_is_read_and_not_what_a_table_has_most_of(
+    metered: Metered,
+) -> None:
+    store = metered.store
+    for n in range(40):
+        done = new(TaskRef("o", f"done{n}"), status=Status.COMPLETED, outcome=blob(4000))
+        await store.create(done)
+    await store.create(new(TaskRef("o", "failed"), status=Status.FAILED, outcome=b"{}"))
+    await store.create(new(TaskRef("o", "open")))
+    looked_for: dict[str, set[Status]] = {"failed": {Status.FAILED}, "open": {Status.WORKING}}
+    for task_id, statuses in looked_for.items():
+        wanted = Wanted(statuses=frozenset(statuses))
+        assert ids((await store.find(wanted)).records) == [task_id]
+        read, _ = await metered.of(store.find(wanted))
+        assert read <= 8 * 0.5 + 1, "each shard's part of the index, and one root item"
+    read, _ = await metered.of(store.find(Wanted(owner="o", statuses=frozenset({Status.WORKING}))))
+    assert read <= 0.5 + 1
+    read, _ = await metered.of(store.find(Wanted()))
+    assert read >= 40, "this one reads the table"
 
 
 async def test_what_the_documentation_says_that_operations_cost(metered: Metered) -> None:
@@ -610,7 +633,7 @@ async def test_what_the_documentation_says_that_operations_cost(metered: Metered
     assert await units(store.finish(lease, Status.COMPLETED, b"{}", None, NOW)) == (0, 3)
     other = TaskRef("owner", "other")
     await store.create(new(other))
-    assert await units(store.cancel(other, "cancelled", NOW)) == (0, 3)
+    assert await units(store.cancel(other, "cancelled", NOW)) == (0, 4)
 
 
 async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(

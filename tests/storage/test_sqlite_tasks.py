@@ -46,7 +46,7 @@ class TestSqliteTasks(task_contract.TaskStoreContract):
         await store.create(new(TaskRef("owner", "later"), expires_ms=END + 1))
         assert await store.forget(END + FORGET_AFTER_MS - 1) == 0
         assert await store.forget(END + FORGET_AFTER_MS) == 1
-        assert ids(await store.find()) == ["later"]
+        assert ids((await store.find()).records) == ["later"]
         assert await store.read(REF, NOW) is None
 
 

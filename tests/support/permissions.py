@@ -19,7 +19,9 @@ Permission: TypeAlias = tuple[str, str]
 
 FUNCTIONS, EXECUTIONS = "arn:functions", "arn:functions:*"
 TABLE, QUEUE, KEYS = "arn:table", "arn:queue", "arn:keys"
-INDEX: Mapping[str, str] = {"DUE": "arn:table/index/due", "OWNED": "arn:table/index/owned"}
+INDEX: Mapping[str, str] = {
+    name: f"arn:table/index/{name.lower()}" for name in ("DUE", "OWNED", "ENDED")
+}
 """By the name of the constant that has the index's name."""
 LOGS = {f"{name}Log.Arn": f"arn:log/{name}" for name in ("Gateway", "Worker", "Rotation")}
 KNOWN = {
@@ -91,6 +93,7 @@ READING = "app/roundgate/backends/secret_stores.py"
 KEEPS_TEXTS = ("_rows", "put_new")
 """What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
+    "app/roundgate/cli/task_acting.py",
     "app/roundgate/cli/tasks.py",
     "app/roundgate/tasks/isolation.py",
     "app/roundgate/tasks/pool.py",

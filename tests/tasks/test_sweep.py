@@ -120,7 +120,7 @@ async def test_an_open_task_past_its_time_is_ended_and_sent_to_nobody(
     clock.skip(shop.config.ttl_s)
     assert await shop.sweep.sweep() == 1
     assert await refs_sent(shop) == []
-    (kept,) = await shop.store.find()
+    (kept,) = (await shop.store.find()).records
     assert (kept.ref, kept.status, kept.due_ms) == (ref, Status.FAILED, None)
     assert await shop.sweep.sweep() == 0
 

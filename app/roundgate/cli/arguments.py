@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _FILE: Final = "gateway.yaml"
 MAX_PORT: Final = 65_535
+MIN_WAIT_S: Final = 0.1
+MAX_WAIT_S: Final = 3_600.0
+_DIGITS: Final = 10
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
@@ -43,6 +46,32 @@ def age_ms(text: str) -> int:
     if found is None:
         raise argparse.ArgumentTypeError("give an age such as 90s, 15m, 2h or 1d")
     return int(found[1]) * UNITS_S[found[2]] * 1000
+
+
+def count(text: str) -> int:
+    """How many: a whole number from 1 on.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < _DIGITS and int(text) > 0):
+        raise argparse.ArgumentTypeError("give a whole number from 1 on")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time to wait: 0.1 to 3600.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not MIN_WAIT_S <= value <= MAX_WAIT_S:
+        raise argparse.ArgumentTypeError("give seconds, 0.1 to 3600")
+    return value
 
 
 def port(text: str) -> int:

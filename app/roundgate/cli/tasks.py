@@ -1,7 +1,4 @@
-"""`roundgate tasks`: what an operator can see of tasks, and do about them.
-
-Of a call's arguments, answers and results nothing is shown: they belong to its owner.
-"""
+"""`roundgate tasks`: what an operator can see of tasks, and do about them."""
 
 from __future__ import annotations
 
@@ -9,34 +6,45 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
 
-from roundgate.cli.arguments import UNITS_S
+from roundgate.cli import task_acting
+from roundgate.cli.output import show_json
+from roundgate.cli.task_lines import HEAD, doing, facts_of, print_facts, print_table, row_of
 from roundgate.cli.terminal import say
 from roundgate.clock import Clock, iso
-from roundgate.config import TasksConfig, settings
+from roundgate.config import Settings, TasksConfig, settings
 from roundgate.errors import Unavailable
-from roundgate.json import decode
 from roundgate.protocol import Status
 from roundgate.startup import Stores, make_stores
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks import Sweep
 
-CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
-
 Action: TypeAlias = Callable[[argparse.Namespace, Stores, Clock], Awaitable[int]]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List, show, cancel or requeue; status 1 if there is no such task."""
+    """See `docs/cli.md`; status 1 if there is no such task, or no store to look at."""
     clock = Clock()
-    stores = make_stores(settings.from_environment(os.environ), clock)
+    using = settings.from_environment(os.environ)
+    if using.dynamodb_table is None and not using.sqlite_path.exists():
+        say(_no_store(using), to=sys.stderr)
+        return 1
+    stores = make_stores(using, clock)
     try:
         return asyncio.run(_do(_ACTIONS[arguments.action], arguments, stores, clock))
     except (Unavailable, OSError) as error:
         say(error, to=sys.stderr)
         return 1
+
+
+def _no_store(using: Settings) -> str:
+    """A store that is not there is not made by looking for tasks."""
+    return (
+        f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to that of the gateway,"
+        " or run this in the directory in which it was started"
+    )
 
 
 async def _do(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -49,105 +57,71 @@ async def _do(action: Action, arguments: argparse.Namespace, stores: Stores, clo
 
 async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     now_ms = clock.now_ms()
-    found = await stores.tasks.find(
-        owner=arguments.owner,
-        status=None if arguments.status is None else Status(arguments.status),
-        created_before_ms=None if arguments.older_than is None else now_ms - arguments.older_than,
-        limit=arguments.limit,
-    )
-    rows = [_line(record, now_ms) for record in sorted(found, key=lambda record: record.created_ms)]
-    _print_table(("TASK", "TOOL", "STATUS", "AGE", "CHANGED", "ATTEMPTS", "DOING"), rows)
+    wanted = task_acting.wanted_by(arguments, now_ms)
+    records: list[TaskRecord] = []
+    cursor, is_begun = arguments.cursor, False
+    while len(records) < arguments.limit and (cursor is not None or not is_begun):
+        try:
+            some = await stores.tasks.find(wanted, arguments.limit - len(records), cursor)
+        except ValueError as error:
+            say(f"--cursor: {error}", to=sys.stderr)
+            return 2
+        records += some.records
+        cursor, is_begun = some.cursor, True
+    records.sort(key=lambda record: record.created_ms)
+    if arguments.json:
+        for record in records:
+            show_json(facts_of(record, now_ms))
+    else:
+        print_table(HEAD, [row_of(record, now_ms) for record in records])
+    if cursor is not None:
+        say(f"there are more: --cursor {cursor}", to=sys.stderr)
     return 0
-
-
-def _line(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
-    return (
-        str(record.ref),
-        record.tool,
-        "expired" if record.expires_ms <= now_ms else record.status.value,
-        _ago(now_ms - record.created_ms),
-        _ago(now_ms - record.updated_ms),
-        str(record.attempts),
-        _doing(record, now_ms),
-    )
-
-
-def _doing(record: TaskRecord, now_ms: int) -> str:
-    """What an open task is waiting for."""
-    if record.status.is_terminal or record.expires_ms <= now_ms:
-        return "-"
-    if record.status is Status.INPUT_REQUIRED:
-        return "waits for its client"
-    if record.wake_ms >= record.expires_ms:
-        return "parked: waits for `tasks retry`"
-    if record.declined_ms:
-        return "waits for a worker that serves it"
-    if record.wake_ms > now_ms:
-        return f"sleeps for {_ago(record.wake_ms - now_ms)}"
-    if record.lease_until_ms > now_ms:
-        return "runs alone" if record.alone else "runs"
-    return (
-        "waits to be run alone" if record.suspect or record.lease_until_ms else "waits for a worker"
-    )
 
 
 async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     record = await stores.tasks.read(arguments.task, 0)  # an expired one too
     if record is None:
         return _unknown(arguments.task)
-    facts = {
-        "task": record.ref,
-        "tool": record.tool,
-        "status": record.status,
-        "message": record.status_message,
-        "doing": _doing(record, clock.now_ms()),
-        "created": iso(record.created_ms),
-        "changed": iso(record.updated_ms),
-        "expires": iso(record.expires_ms),
-        "asks": ", ".join(
-            f"{key} ({decode(request)['method']})" for key, request in record.requests.items()
-        ),
-        "outcome": None if record.outcome is None else f"{len(record.outcome)} bytes",
-        "attempts": record.attempts,
-        "deaths": record.deaths or None,
-        "suspect": "a worker died or stalled with it: it is run alone" if record.suspect else None,
-        "declined": f"since {iso(record.declined_ms)}: no worker serves it"
-        if record.declined_ms
-        else None,
-        "claims": record.fence,
-        "leased until": iso(record.lease_until_ms) if record.lease_until_ms else None,
-        "wakes": iso(record.wake_ms) if record.wake_ms else None,
-        "due": iso(record.due_ms) if record.due_ms else None,
-    }
-    for name, value in facts.items():
-        if value not in (None, ""):
-            say(f"{name + ':':14}{value}")
+    if arguments.json:
+        show_json(facts_of(record, clock.now_ms()))
+    else:
+        print_facts(record, clock.now_ms())
     return 0
 
 
-async def _cancel(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    if not await stores.tasks.cancel(arguments.task, CANCELLED_BY_OPERATOR, clock.now_ms()):
-        return _unknown(arguments.task)
-    record = await stores.tasks.read(arguments.task, clock.now_ms())
-    say(f"{arguments.task} is {record.status.value if record else 'gone'}")
-    return 0
+async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+    """A line for each change, until the task is over; status 0 if it is completed."""
+    shown = None
+    while True:
+        now_ms = clock.now_ms()
+        record = await stores.tasks.read(arguments.task, now_ms)
+        if record is None:
+            return _unknown(arguments.task)
+        seen = (record.revision, record.attempts, record.fence, doing(record, now_ms).split()[0])
+        if seen != shown:
+            _print_change(record, now_ms, as_json=arguments.json)
+            shown = seen
+        if record.status.is_terminal:
+            return 0 if record.status is Status.COMPLETED else 1
+        await asyncio.sleep(arguments.interval)
 
 
-async def _requeue(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    now_ms = clock.now_ms()
-    if not await stores.tasks.requeue(arguments.task, now_ms, now_ms):
-        say(
-            f"{arguments.task} is not working: only a task that waits for a worker can be queued",
-            to=sys.stderr,
-        )
-        return 1
-    await stores.queue.send(arguments.task)
-    say(f"{arguments.task} is queued; whoever had it can write to it no more")
-    return 0
+def _print_change(record: TaskRecord, now_ms: int, *, as_json: bool) -> None:
+    if as_json:
+        show_json(facts_of(record, now_ms))
+        return
+    said = f": {record.status_message}" if record.status_message else ""
+    does = "" if record.status.is_terminal else f" ({doing(record, now_ms)})"
+    say(f"{iso(now_ms)}  {record.status.value}{does}{said}")
+    sys.stdout.flush()
 
 
 async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     census = await Sweep(stores.tasks, stores.queue, clock, TasksConfig.model_construct()).census()
+    if arguments.json:
+        show_json(census.fields())
+        return 0
     for name, value in census.fields().items():
         say(f"{name:28}{value:>10}")
     return 0
@@ -156,31 +130,12 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
 _ACTIONS: Final[dict[str, Action]] = {
     "list": _list,
     "show": _show,
-    "cancel": _cancel,
-    "requeue": _requeue,
-    "retry": _requeue,
+    "watch": _watch,
     "count": _count,
+    **dict.fromkeys(task_acting.ACTIONS, task_acting.act),
 }
 
 
 def _unknown(ref: TaskRef) -> int:
     say(f"there is no task {ref}", to=sys.stderr)
     return 1
-
-
-def _ago(ms: int) -> str:
-    """A span of time in its largest fitting unit."""
-    seconds = ms / 1000
-    unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
-    return f"{seconds / UNITS_S[unit]:.3g}{unit}"
-
-
-def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    table: list[tuple[Any, ...]] = [head, *rows]
-    widths = [max(len(str(row[column])) for row in table) for column in range(len(head))]
-    for row in table:
-        say(
-            "  ".join(
-                str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)
-            ).rstrip()
-        )

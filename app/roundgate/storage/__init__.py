@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from roundgate.storage.tasks import Added as Added
     from roundgate.storage.tasks import Answered as Answered
     from roundgate.storage.tasks import Claimed as Claimed
+    from roundgate.storage.tasks import Found as Found
     from roundgate.storage.tasks import Lease as Lease
     from roundgate.storage.tasks import Move as Move
     from roundgate.storage.tasks import NewTask as NewTask
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from roundgate.storage.tasks import TaskRecord as TaskRecord
     from roundgate.storage.tasks import TaskRef as TaskRef
     from roundgate.storage.tasks import TaskStore as TaskStore
+    from roundgate.storage.tasks import Wanted as Wanted
 else:
     __getattr__, __all__ = face(
         __name__,
@@ -37,8 +39,8 @@ else:
             ".once": "OnceRecord OnceStore",
             ".queue": "Message TaskQueue",
             ".sessions": "SessionRow SessionStore",
-            ".tasks": "Added Answered Claimed Lease Move NOTHING NewTask NotClaimed OpenTask "
-            "TaskRecord TaskRef TaskStore",
+            ".tasks": "Added Answered Claimed Found Lease Move NOTHING NewTask NotClaimed OpenTask "
+            "TaskRecord TaskRef TaskStore Wanted",
         },
         modules="sqs",
     )

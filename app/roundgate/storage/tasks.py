@@ -48,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from roundgate.protocol import Status, TaskView
 
@@ -272,6 +272,37 @@ class Move:
     """Whether no message is sent for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which tasks an operator looks for; `None` is any."""
+
+    owner: str | None = None
+    tool: str | None = None
+    statuses: frozenset[Status] | None = None
+    created_before_ms: int | None = None
+
+    def takes(self, record: TaskRecord) -> bool:
+        """Whether a task is one of them."""
+        return (
+            (self.owner is None or record.ref.owner == self.owner)
+            and (self.tool is None or record.tool == self.tool)
+            and (self.statuses is None or record.status in self.statuses)
+            and (self.created_before_ms is None or record.created_ms < self.created_before_ms)
+        )
+
+
+ANY: Final = Wanted()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Some of the tasks that were looked for."""
+
+    records: Sequence[TaskRecord]
+    cursor: str | None
+    """Where to look on; `None` when there is nowhere left to look."""
+
+
 def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
     """Whether a task that is released is to be woken by a sweep, with no message on its way."""
     return wake_ms > 0 and due_ms <= wake_ms + 1_000
@@ -478,15 +509,25 @@ class TaskStore(Protocol):
         """Open tasks, the soonest due first; of more than 200 a store may give a sample. Eventually consistent."""
 
     async def find(
-        self,
-        *,
-        owner: str | None = None,
-        status: Status | None = None,
-        created_before_ms: int | None = None,
-        limit: int = 100,
-    ) -> Sequence[TaskRecord]:
+        self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
+    ) -> Found:
         """Tasks that are still kept, expired ones too, in no particular order; `requests` and `outcome` may be left
-        out. For an operator: it may read the whole table."""
+        out.
+
+        One call reads a bounded part of the store, so it may find fewer than there are, or none, and have a cursor all
+        the same. Whoever goes on until there is none has each task once to which nothing happened meanwhile; another
+        may be missing, or come twice. Open, failed and cancelled tasks are found by an index.
+
+        Raises:
+            ValueError: it is no cursor of such a search.
+        """
+
+    async def purge(self, ref: TaskRef, now_ms: int) -> bool:
+        """Delete a task that is terminal or expired, with everything that is kept of it.
+
+        `False` if there is none, or it is still open: then it is as it was. What a process that dies meanwhile leaves
+        behind is found by nobody, and deleted in its time.
+        """
 
     async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """Take a `working` task from whoever has it: no lease, no sleep, no attempts, no blame, a higher fence, due at

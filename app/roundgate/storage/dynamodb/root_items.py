@@ -4,6 +4,7 @@ Besides the fields of `TaskRecord` it has
 
     shard       in which part of the index of due tasks it is; gone when the task is terminal
     owner       for the index of open tasks by owner; gone when the task is terminal
+    ended       the shard of a task that failed or was cancelled: in which part of the index `ended` it is
     call, state, outcome                  each a value or the reference to its rows
     requests    wire key → {"n": place in order, "b": value or reference}
     answers     wire key → value or reference; `answered`: how many bytes of them are in the root item
@@ -78,6 +79,9 @@ NOT_LEASED: Final[Mapping[str, Any]] = MappingProxyType({"lease_until_ms": 0, "w
 _OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType(
     {"shard": None, "due_ms": None, "owner": None, "unsent": None}
 )
+LOOKED_FOR: Final = TERMINAL - {Status.COMPLETED}
+"""What the index `ended` has."""
+_WAS_IN: Final = Expression("#shard")
 _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
 )
@@ -153,6 +157,12 @@ def is_held(root: Row, fence: int) -> bool:
     return bool(root["fence"] == fence and is_working and root["lease_until_ms"] > 0)
 
 
+def is_over() -> str:
+    """Nothing happens to it any more: it is terminal, or its time is over."""
+    terminal = ", ".join(sorted(f":{status.value}" for status in TERMINAL))
+    return f"(#status IN ({terminal}) OR #expires_ms <= :now)"
+
+
 def values_of(now_ms: int, **more: Any) -> dict[str, Any]:
     return {
         **_STATUSES,
@@ -220,6 +230,8 @@ def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
 def over(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
     """A terminal state: nothing outstanding, nothing due, nothing left to work with."""
     end: dict[str, Any] = {"status": status.value, "status_message": message, "requests": {}}
+    if status in LOOKED_FOR:
+        end["ended"] = _WAS_IN
     return {**seen(now_ms), **NOT_LEASED, **_OUT_OF_THE_INDEX, **_NO_WORK, **end}
 
 
@@ -247,9 +259,10 @@ def new_root_item(task: NewTask, draft: Draft, shards: int) -> Row:
         "requests": {},
         "outcome": None if task.outcome is None else draft.spill_if_large("1", task.outcome),
     }
+    shard = _shard(task.ref, shards)
     if task.status.is_terminal:
-        return row
-    index = {"shard": _shard(task.ref, shards), "due_ms": task.due_ms, "owner": task.ref.owner}
+        return {**row, "ended": shard} if task.status in LOOKED_FOR else row
+    index = {"shard": shard, "due_ms": task.due_ms, "owner": task.ref.owner}
     return {
         **row,
         **index,

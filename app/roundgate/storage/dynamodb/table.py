@@ -73,6 +73,9 @@ DUE: Final = "due"
 """The index of open tasks by shard and due time."""
 OWNED: Final = "owned"
 """The index of open tasks by owner."""
+ENDED: Final = "ended"
+"""The index of tasks that ended other than well, by shard and by when they did: an operator looks for them, and they
+are few. Of those that are completed a table has most."""
 
 TABLE: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -82,6 +85,8 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
             {"AttributeName": "shard", "AttributeType": "S"},
             {"AttributeName": "due_ms", "AttributeType": "N"},
             {"AttributeName": "owner", "AttributeType": "S"},
+            {"AttributeName": "ended", "AttributeType": "S"},
+            {"AttributeName": "updated_ms", "AttributeType": "N"},
         ],
         "KeySchema": [
             {"AttributeName": "pk", "KeyType": "HASH"},
@@ -109,6 +114,14 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
             {
                 "IndexName": OWNED,
                 "KeySchema": [{"AttributeName": "owner", "KeyType": "HASH"}],
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            },
+            {
+                "IndexName": ENDED,
+                "KeySchema": [
+                    {"AttributeName": "ended", "KeyType": "HASH"},
+                    {"AttributeName": "updated_ms", "KeyType": "RANGE"},
+                ],
                 "Projection": {"ProjectionType": "KEYS_ONLY"},
             },
         ],
@@ -171,6 +184,15 @@ class ConditionFailed:
     """A condition did not hold. `row` is what is there instead."""
 
     row: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows, and where those behind them begin."""
+
+    rows: Sequence[Row]
+    last: Row | None
+    """The keys of the last row that was looked at; `None` when there is nothing behind it."""
 
 
 class Table:
@@ -246,14 +268,14 @@ class Table:
     async def named(self, pk: str, kept: Sequence[Kept]) -> dict[str, Row]:
         """The rows that a root item's values refer to, by `sk`, strongly consistent."""
         names = [name for value in kept for name in names_of(value)]
-        rows: dict[str, Row] = {}
+        rows: list[Row] = []
         for start in range(0, len(names), READ_BATCH):
             keys = [_encoded({"pk": pk, "sk": name}) for name in names[start : start + READ_BATCH]]
-            rows |= await self._get_batch(keys)
-        return rows
+            rows += await self._get_batch(keys)
+        return {row["sk"]: row for row in rows}
 
-    async def _get_batch(self, left: list[Any]) -> dict[str, Row]:
-        rows: dict[str, Row] = {}
+    async def _get_batch(self, left: list[Any]) -> list[Row]:
+        rows: list[Row] = []
         tried = 0
         while left:
             answer = await self._aws.call(
@@ -262,7 +284,7 @@ class Table:
             found = [
                 row for item in answer["Responses"].get(self._name, []) if (row := _decoded(item))
             ]
-            rows |= {row["sk"]: row for row in found}
+            rows += found
             left = answer.get("UnprocessedKeys", {}).get(self._name, {}).get("Keys", [])
             tried = 0 if found else tried + 1  # an answer of 16 MB has left some, too
             if left and not found:
@@ -282,7 +304,7 @@ class Table:
             **_placeholders(key, values),
             "ConsistentRead": True,
         }
-        return {row["sk"]: row for row in await self._pages("query", query, None)}
+        return {row["sk"]: row for row in await self._pages(query, None)}
 
     async def drop(self, pk: str, names: Sequence[str]) -> None:
         """Delete rows that no root item names any more, as far as that can be done now; `ttl` does the rest."""
@@ -319,32 +341,75 @@ class Table:
         key = "#shard = :shard" if until_ms is None else "#shard = :shard AND #due_ms <= :until"
         placeholders = _placeholders(key, {":shard": shard, ":until": until_ms})
         return await self._pages(
-            "query", {"IndexName": DUE, "KeyConditionExpression": key, **placeholders}, limit
+            {"IndexName": DUE, "KeyConditionExpression": key, **placeholders}, limit
         )
 
-    async def scan(self, when: Sequence[str], values: Mapping[str, Any], limit: int) -> list[Row]:
-        """Heads in the whole table for which all of this holds."""
-        text = " AND ".join([*when, "#sk = :root"])
-        placeholders = _placeholders(text, {**values, ":root": ROOT})
-        return await self._pages(
-            "scan", {"FilterExpression": text, **placeholders, "ConsistentRead": True}, limit
-        )
+    async def page_of_index(
+        self, index: str, attribute: str, value: str, start: Row | None, limit: int
+    ) -> Page:
+        """Some rows of a part of an index, from behind one of its rows on."""
+        key = "#part = :value"
+        placeholders = _placeholders(key, {":value": value}, {"#part": attribute})
+        query = {"IndexName": index, "KeyConditionExpression": key, "Limit": limit, **placeholders}
+        return await self._page("query", query, start)
 
-    async def _pages(self, operation: str, query: dict[str, Any], limit: int | None) -> list[Row]:
-        """Page after page of at most 1 MB each, until there are `limit` rows."""
-        arguments: dict[str, Any] = {"TableName": self._name, **query}
-        if limit is not None and operation == "query":
-            arguments["Limit"] = (
-                limit  # of a scan it would limit what is looked at, not what is found
-            )
+    async def page_of_roots(self, start: Row | None, limit: int) -> Page:
+        """The root items of tasks among the next `limit` rows of the table, whatever those are."""
+        text = "begins_with(#pk, :task) AND #sk = :root"
+        placeholders = _placeholders(text, {":task": "T#", ":root": ROOT})
+        scan = {"FilterExpression": text, "Limit": limit, "ConsistentRead": True, **placeholders}
+        return await self._page("scan", scan, start)
+
+    async def _page(self, operation: str, query: dict[str, Any], start: Row | None) -> Page:
+        begin = {} if start is None else {"ExclusiveStartKey": _encoded(start)}
+        answer = await self._aws.call(operation, TableName=self._name, **query, **begin)
+        rows = [row for item in answer["Items"] if (row := _decoded(item))]
+        return Page(rows, _decoded(answer.get("LastEvaluatedKey")))
+
+    async def roots(self, pks: Sequence[str]) -> dict[str, Row]:
+        """Root items by `pk`, strongly consistent; those that are gone are left out."""
         rows: list[Row] = []
+        for start in range(0, len(pks), READ_BATCH):
+            rows += await self._get_batch([_key(pk) for pk in pks[start : start + READ_BATCH]])
+        return {row["pk"]: row for row in rows}
+
+    async def delete(self, pk: str, when: Sequence[str], values: Mapping[str, Any]) -> bool:
+        """Delete a root item where all of this holds, then the rows beside it; `False` if it does not hold.
+
+        Rows of another `ttl` are left: they are a draft of who is about to put a new root item there.
+        """
+        text = " AND ".join(when)
+        arguments = {
+            "TableName": self._name,
+            "Key": _key(pk),
+            "ConditionExpression": text,
+            "ReturnValues": "ALL_OLD",
+            **_placeholders(text, values),
+        }
+
+        def attempt(client: Any) -> Row | None:
+            try:
+                return _decoded(client.delete_item(**arguments).get("Attributes"))
+            except client.exceptions.ConditionalCheckFailedException:
+                return None
+
+        root: Row | None = await self._aws.do(attempt)
+        if root is None:
+            return False
+        beside = await self._rows("#pk = :pk AND #sk > :root", {":pk": pk, ":root": ROOT})
+        await self.drop(pk, [name for name, row in beside.items() if row["ttl"] == root["ttl"]])
+        return True
+
+    async def _pages(self, query: dict[str, Any], limit: int | None) -> list[Row]:
+        """Page after page of a query, of at most 1 MB each, until there are `limit` rows."""
+        bound = {} if limit is None else {"Limit": limit}
+        rows: list[Row] = []
+        last: Row | None = None
         while True:
-            page = await self._aws.call(operation, **arguments)
-            rows += [row for item in page["Items"] if (row := _decoded(item))]
-            last = page.get("LastEvaluatedKey")
+            page = await self._page("query", {**query, **bound}, last)
+            rows, last = [*rows, *page.rows], page.last
             if last is None or (limit is not None and len(rows) >= limit):
                 return rows[:limit]
-            arguments["ExclusiveStartKey"] = last
 
     async def put(self, draft: Draft) -> None:
         """Put the rows of a draft, if any; it has none afterwards."""

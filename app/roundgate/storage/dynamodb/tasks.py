@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol import Event, Status, sources, target
+from roundgate.storage.dynamodb.finding import Search, parts_of
 from roundgate.storage.dynamodb.root_items import (
     BLAMED,
     IS_FOUND,
@@ -29,6 +30,7 @@ from roundgate.storage.dynamodb.root_items import (
     has_lapsed,
     is_held,
     is_in,
+    is_over,
     known_of,
     lease_holds,
     may_be_claimed,
@@ -63,10 +65,12 @@ from roundgate.storage.dynamodb.table import (
 )
 from roundgate.storage.noted import Doubt, Noted
 from roundgate.storage.tasks import (
+    ANY,
     NOTHING,
     Added,
     Answered,
     Claimed,
+    Found,
     Lease,
     Move,
     NewTask,
@@ -74,6 +78,7 @@ from roundgate.storage.tasks import (
     OpenTask,
     TaskRecord,
     TaskRef,
+    Wanted,
     is_for_a_sweep,
 )
 
@@ -508,22 +513,15 @@ class DynamoDbTasks:
         return sorted(map(open_task_of, rows), key=lambda task: task.due_ms)[:limit]
 
     async def find(
-        self,
-        *,
-        owner: str | None = None,
-        status: Status | None = None,
-        created_before_ms: int | None = None,
-        limit: int = 100,
-    ) -> Sequence[TaskRecord]:
-        """See `TaskStore`. Reads the whole table; large payloads are left out."""
-        wanted = {
-            "begins_with(#pk, :pk)": f"T#{owner}." if owner is not None else "T#",
-            "#status = :status": status and status.value,
-            "#created_ms < :before": created_before_ms,
-        }
-        asked = {text: value for text, value in wanted.items() if value is not None}
-        values = {text.rstrip(")").rpartition(" ")[2]: value for text, value in asked.items()}
-        return [record_of(row, None) for row in await self._table.scan(list(asked), values, limit)]
+        self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
+    ) -> Found:
+        """See `TaskStore`. Large payloads are left out."""
+        parts = parts_of(self._table, wanted, self.shards)
+        return await Search(self._table, parts, wanted, cursor).run(limit)
+
+    async def purge(self, ref: TaskRef, now_ms: int) -> bool:
+        """See `TaskStore`."""
+        return await self._table.delete(pk_of(ref), [is_over()], values_of(now_ms))
 
     async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from roundgate.errors import LeaseLost
-from roundgate.protocol import OPEN, Event, Status, sources, target
+from roundgate.protocol import OPEN, TERMINAL, Event, Status, sources, target
 from roundgate.storage.noted import Noted
 from roundgate.storage.sqlite.database import Database, snapshot, transaction
 from roundgate.storage.tasks import (
+    ANY,
     NOTHING,
     Added,
     Answered,
     Claimed,
+    Found,
     Lease,
     Move,
     NewTask,
@@ -22,6 +24,7 @@ from roundgate.storage.tasks import (
     OpenTask,
     TaskRecord,
     TaskRef,
+    Wanted,
     is_for_a_sweep,
 )
 
@@ -397,29 +400,36 @@ class SqliteTasks:
         )
 
     async def find(
-        self,
-        *,
-        owner: str | None = None,
-        status: Status | None = None,
-        created_before_ms: int | None = None,
-        limit: int = 100,
-    ) -> Sequence[TaskRecord]:
-        """See `TaskStore`."""
-        wanted = {
-            "owner = ?": owner,
-            "status = ?": status and status.value,
-            "created_ms < ?": created_before_ms,
+        self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
+    ) -> Found:
+        """See `TaskStore`. The newest first; the cursor is the number of the last row."""
+        statuses = sorted(wanted.statuses or ())
+        conditions = {
+            "n < ?": _number(cursor),
+            "owner = ?": wanted.owner,
+            "tool = ?": wanted.tool,
+            "created_ms < ?": wanted.created_before_ms,
         }
-        asked = {condition: value for condition, value in wanted.items() if value is not None}
-        select = f"select {_HEAD} from tasks where {' and '.join(asked) or 'true'} order by n desc limit ?"
+        asked = {condition: value for condition, value in conditions.items() if value is not None}
+        where = [*asked, *([f"status in ({', '.join('?' * len(statuses))})"] if statuses else [])]
+        select = f"select {_HEAD} from tasks where {' and '.join(where) or 'true'} order by n desc limit ?"
 
-        def look(db: sqlite3.Connection) -> list[TaskRecord]:
-            return [
-                _to_record(_named(row), {}, None)
-                for row in db.execute(select, (*asked.values(), limit))
-            ]
+        def look(db: sqlite3.Connection) -> Found:
+            rows = db.execute(select, (*asked.values(), *statuses, limit)).fetchall()
+            records = [_to_record(_named(row), {}, None) for row in rows]
+            return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
         return await self._database.read(look)
+
+    async def purge(self, ref: TaskRef, now_ms: int) -> bool:
+        """See `TaskStore`."""
+        ended = ", ".join(f"'{status.value}'" for status in sorted(TERMINAL))
+        statement = (
+            "delete from tasks where owner = ? and id = ?"
+            f" and (status in ({ended}) or expires_ms <= ?)"
+        )
+        facts = (ref.owner, ref.id, now_ms)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """See `TaskStore`."""
@@ -489,6 +499,17 @@ class SqliteTasks:
             number = await self._database.write(write)
             if number is not None:
                 noted.settle(number)
+
+
+def _number(cursor: str | None) -> int | None:
+    """Raises:
+    ValueError: it is no cursor.
+    """
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise ValueError("it is not one that a list has shown")
+    return int(cursor)
 
 
 def _attempt(row: Mapping[str, Any], noted: Noted[None], added: Added) -> int | None:

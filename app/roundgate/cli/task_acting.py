@@ -1,0 +1,173 @@
+"""`roundgate tasks cancel | requeue | retry | purge`: for tasks that are named, or all that are found.
+
+Tasks that are found are counted first, and somebody has to agree. What would surprise an operator is not found: tasks
+that a worker runs just now are taken from it only by name, and an open task is never purged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final, TypeAlias
+
+from roundgate.cli.output import show_json
+from roundgate.cli.status import Status as StatusLine
+from roundgate.cli.task_lines import is_parked
+from roundgate.cli.terminal import say
+from roundgate.client import Progress
+from roundgate.clock import Clock
+from roundgate.protocol import OPEN, TERMINAL, Status
+from roundgate.startup import Stores
+from roundgate.storage import TaskRecord, TaskRef, Wanted
+
+CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
+PAGE: Final = 100
+_AT_ONCE: Final = 16
+_WHICH: Final = "name tasks, or say which with --owner, --tool, --status, --older-than: one of both"
+
+Act: TypeAlias = Callable[[Stores, TaskRef, int], Awaitable[str | None]]
+"""Acts on one task: what has become of it, or `None` if nothing was done. Takes the time in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What is done to tasks, and to which of those that are found."""
+
+    act: Act
+    statuses: frozenset[Status]
+    refusal: str
+    """Why nothing was done to a task, after its name."""
+    is_meant: Callable[[TaskRecord, int], bool] = lambda record, now_ms: True
+
+
+async def _cancel(stores: Stores, ref: TaskRef, now_ms: int) -> str | None:
+    if not await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms):
+        return None
+    record = await stores.tasks.read(ref, now_ms)
+    return f"is {record.status.value if record else 'gone'}"
+
+
+async def _requeue(stores: Stores, ref: TaskRef, now_ms: int) -> str | None:
+    if not await stores.tasks.requeue(ref, now_ms, now_ms):
+        return None
+    await stores.queue.send(ref)
+    return "is queued; whoever had it can write to it no more"
+
+
+async def _purge(stores: Stores, ref: TaskRef, now_ms: int) -> str | None:
+    return "is purged" if await stores.tasks.purge(ref, now_ms) else None
+
+
+def _waits(record: TaskRecord, now_ms: int) -> bool:
+    """Nobody runs it, and it does not sleep."""
+    return record.lease_until_ms <= now_ms and record.wake_ms <= now_ms
+
+
+def _is_alive(record: TaskRecord, now_ms: int) -> bool:
+    return record.expires_ms > now_ms
+
+
+_WORKING: Final = frozenset({Status.WORKING})
+_NOT_WORKING: Final = "is not working: only a task that waits for a worker can be queued"
+
+ACTIONS: Final[dict[str, Action]] = {
+    "cancel": Action(_cancel, OPEN, "is not there", _is_alive),
+    "requeue": Action(
+        _requeue, _WORKING, _NOT_WORKING, lambda one, now: _is_alive(one, now) and _waits(one, now)
+    ),
+    "retry": Action(
+        _requeue, _WORKING, _NOT_WORKING, lambda one, now: _is_alive(one, now) and is_parked(one)
+    ),
+    "purge": Action(_purge, TERMINAL, "is not there, or is open: cancel it first"),
+}
+
+
+async def act(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+    """Do it; status 1 if it could not be done to a task that was named, 2 if nobody said to which."""
+    action = ACTIONS[arguments.action]
+    if bool(arguments.task) == _is_narrowed(arguments):
+        say(_WHICH, to=sys.stderr)
+        return 2
+    if arguments.task:
+        refs: Sequence[TaskRef] = arguments.task
+    else:
+        refs = await _found(action, arguments, stores, clock)
+        if not _is_agreed(arguments, refs):
+            return 0 if arguments.dry_run or not refs else 1
+    refused = 0
+    with StatusLine(sys.stderr) as line:
+        for number, some in enumerate(_batches(refs)):
+            if len(refs) > _AT_ONCE:
+                line.progressed(Progress(number * _AT_ONCE, float(len(refs)), arguments.action))
+            done = (action.act(stores, ref, clock.now_ms()) for ref in some)
+            for ref, became in zip(some, await asyncio.gather(*done), strict=True):
+                line.hide()
+                _tell(arguments, ref, became, action.refusal)
+                refused += became is None
+    return 1 if refused and arguments.task else 0
+
+
+def _is_narrowed(arguments: argparse.Namespace) -> bool:
+    told = (arguments.owner, arguments.tool, arguments.status, arguments.older_than)
+    return any(one is not None for one in told)
+
+
+def _tell(arguments: argparse.Namespace, ref: TaskRef, became: str | None, refusal: str) -> None:
+    if arguments.json:
+        show_json({"task": str(ref), "done": became is not None, "text": became or refusal})
+    elif became is None:
+        say(f"{ref} {refusal}", to=sys.stderr)
+    else:
+        say(f"{ref} {became}")
+
+
+def wanted_by(arguments: argparse.Namespace, now_ms: int) -> Wanted:
+    """What the options narrow a search to."""
+    return Wanted(
+        owner=arguments.owner,
+        tool=arguments.tool,
+        statuses=frozenset(map(Status, arguments.status)) if arguments.status else None,
+        created_before_ms=None if arguments.older_than is None else now_ms - arguments.older_than,
+    )
+
+
+async def _found(
+    action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock
+) -> list[TaskRef]:
+    now_ms = clock.now_ms()
+    wanted = wanted_by(arguments, now_ms)
+    wanted = replace(wanted, statuses=(wanted.statuses or action.statuses) & action.statuses)
+    refs: dict[TaskRef, None] = {}
+    cursor, is_begun = None, False
+    while wanted.statuses and (cursor is not None or not is_begun):
+        some = await stores.tasks.find(wanted, PAGE, cursor)
+        refs |= {one.ref: None for one in some.records if action.is_meant(one, now_ms)}
+        cursor, is_begun = some.cursor, True
+    return list(refs)
+
+
+def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
+    """Whether what was found is to be acted on: by option, or by whoever sits there."""
+    count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
+    if arguments.dry_run or not refs:
+        for ref in refs:
+            say(ref)
+        say(f"{arguments.action}: {count}", to=sys.stderr)
+        return False
+    if arguments.yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say(f"{arguments.action} {count}: say so with --yes", to=sys.stderr)
+        return False
+    say(f"{arguments.action} {count}? [y/N]", to=sys.stderr)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _batches(refs: Iterable[TaskRef]) -> Iterable[list[TaskRef]]:
+    left = iter(refs)
+    while some := list(islice(left, _AT_ONCE)):
+        yield some

@@ -1,0 +1,125 @@
+"""How `roundgate tasks` shows a task: a row of a table, facts one below the other, or an object of JSON.
+
+Of a call's arguments, answers and results nothing is shown: they belong to its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from roundgate.cli.arguments import UNITS_S
+from roundgate.cli.terminal import say
+from roundgate.clock import iso
+from roundgate.json import decode
+from roundgate.protocol import Status
+from roundgate.storage import TaskRecord
+
+HEAD: Final = ("TASK", "TOOL", "STATUS", "AGE", "CHANGED", "ATTEMPTS", "DOING")
+
+
+def row_of(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
+    """Its row of the table."""
+    return (
+        str(record.ref),
+        record.tool,
+        "expired" if record.expires_ms <= now_ms else record.status.value,
+        _ago(now_ms - record.created_ms),
+        _ago(now_ms - record.updated_ms),
+        str(record.attempts),
+        doing(record, now_ms),
+    )
+
+
+def doing(record: TaskRecord, now_ms: int) -> str:
+    """What an open task is waiting for."""
+    if record.status.is_terminal or record.expires_ms <= now_ms:
+        return "-"
+    if record.status is Status.INPUT_REQUIRED:
+        return "waits for its client"
+    if is_parked(record):
+        return "parked: waits for `tasks retry`"
+    if record.declined_ms:
+        return "waits for a worker that serves it"
+    if record.wake_ms > now_ms:
+        return f"sleeps for {_ago(record.wake_ms - now_ms)}"
+    if record.lease_until_ms > now_ms:
+        return "runs alone" if record.alone else "runs"
+    return (
+        "waits to be run alone" if record.suspect or record.lease_until_ms else "waits for a worker"
+    )
+
+
+def is_parked(record: TaskRecord) -> bool:
+    """Whether it was put aside until somebody retries it."""
+    return record.status is Status.WORKING and record.wake_ms >= record.expires_ms
+
+
+def facts_of(record: TaskRecord, now_ms: int) -> dict[str, Any]:
+    """All that an operator is shown of it, as JSON has it: times in UTC, absent what there is not."""
+    asks = [
+        {"key": key, "method": decode(request)["method"]}
+        for key, request in record.requests.items()
+    ]
+    facts = {
+        "task": str(record.ref),
+        "tool": record.tool,
+        "status": record.status.value,
+        "expired": record.expires_ms <= now_ms,
+        "message": record.status_message,
+        "doing": doing(record, now_ms),
+        "created": iso(record.created_ms),
+        "changed": iso(record.updated_ms),
+        "expires": iso(record.expires_ms),
+        "asks": asks or None,
+        "outcomeBytes": None if record.outcome is None else len(record.outcome),
+        "attempts": record.attempts,
+        "deaths": record.deaths or None,
+        "suspect": record.suspect or None,
+        "declined": _time(record.declined_ms),
+        "claims": record.fence,
+        "leasedUntil": _time(record.lease_until_ms),
+        "wakes": _time(record.wake_ms),
+        "due": _time(record.due_ms or 0),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+_SPELLED: Final = {"outcomeBytes": "outcome", "leasedUntil": "leased until"}
+
+
+def print_facts(record: TaskRecord, now_ms: int) -> None:
+    """What is known of it, for people."""
+    for name, value in facts_of(record, now_ms).items():
+        match name:
+            case "expired" if not value:
+                continue
+            case "asks":
+                value = ", ".join(f"{one['key']} ({one['method']})" for one in value)
+            case "outcomeBytes":
+                value = f"{value} bytes"
+            case "suspect":
+                value = "a worker died or stalled with it: it is run alone"
+            case "declined":
+                value = f"since {value}: no worker serves it"
+        say(f"{_SPELLED.get(name, name) + ':':14}{value}")
+
+
+def print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """Rows below their head, in columns."""
+    table = [head, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        say("  ".join(cells).rstrip())
+
+
+def _time(ms: int) -> str | None:
+    return iso(ms) if ms else None
+
+
+def _ago(ms: int) -> str:
+    """A span of time in its largest fitting unit."""
+    seconds = ms / 1000
+    unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
+    return f"{seconds / UNITS_S[unit]:.3g}{unit}"
