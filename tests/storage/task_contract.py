@@ -1640,7 +1640,9 @@ class TaskStoreContract:
         assert len(await found(*Status)) == 5
 
     @pytest.mark.parametrize(
-        "statuses", [None, {Status.WORKING}, {Status.WORKING, Status.FAILED}], ids=str
+        "statuses",
+        [None, {Status.WORKING}, {Status.WORKING, Status.FAILED}],
+        ids=["any", "open", "open and failed"],
     )
     async def test_a_search_goes_on_where_it_left_off(
         self, store: TaskStore, statuses: set[Status] | None
