@@ -34,7 +34,7 @@ TABLE = """
 | `tools/call` that becomes a task | 1 count and 1 write | 3 | 0.5 | 1 |
 | `tools/call` with a key that may become a task | 1 read more | 0 | 1 | |
 | `tasks/get` | 1 consistent read | 0 | 1, and 1 each 4 KB of questions or result | 0 |
-| `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 3 | 0 | 1, 0 |
+| `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 3, 4 | 0 | 1, 0 |
 | `tasks/update` that answers some, or sends more than was asked | 2 | 2 to 4 | 0 | 0 or 1 |
 | `tasks/update`, `tasks/cancel`, where any task's tool needs scopes | 1 read more | 0 | 1 | |
 | a turn of a worker: claim, and its end | 1 + 1 | 3 + 3 | 1 each 4 KB outside the head | 0, or 1 if it goes on |
