@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from asyncio import AbstractEventLoop, BaseTransport, Transport
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from math import inf
@@ -36,6 +35,7 @@ from roundgate.http.cycle import Cycle
 from roundgate.http.responder import headers_of
 from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import NEWEST
+from roundgate.values import dataclass
 
 try:
     import resource

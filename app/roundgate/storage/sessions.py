@@ -14,8 +14,9 @@ strongly consistent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
