@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.kill and options.store == "stack":
         parser.error("--kill is of replicas; there are none of them behind API Gateway")
-    asked = EXTRA if options.extra else SUBJECTS
+    asked: tuple[Subject, ...] = EXTRA if options.extra else SUBJECTS
     if options.names:
         asked = tuple(one for one in (*SUBJECTS, *EXTRA) if one.name in options.names)
     # leave by the `finally` that stops the servers
