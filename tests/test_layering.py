@@ -413,7 +413,6 @@ def test_reading_the_arguments_of_serve_loads_no_other_group_of_commands() -> No
     assert "roundgate.cli.serving_options" in loaded
     assert not loaded & {
         "roundgate.cli.cassette_options",
-        "roundgate.cli.deployment_options",
         "roundgate.cli.repository_options",
         "roundgate.cli.task_options",
         "roundgate.main",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Final
 
+from roundgate.cli.deployment_options import with_stack
 from roundgate.cli.remote_options import MODULES
 from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import held_back
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status: 0, 1 for what the command found wrong, 2 for wrong usage."""
     if os.getpid() == 1:  # in a container, where a signal is lost until somebody handles it
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))
     try:
         module = MODULES.get(arguments.command, arguments.command)
         with held_back():
