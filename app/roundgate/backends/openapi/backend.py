@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote_plus
@@ -37,6 +37,7 @@ from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError, UnusableIndex
 from roundgate.protocol import Schema, ToolResult
 from roundgate.replay import Context
+from roundgate.values import dataclass
 
 _LARGE: Final = 262_144
 """Answers of more bytes are read in a thread: they would keep everybody else waiting."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.security import Alternative, Slot
 from roundgate.errors import Problem, UnusableIndex
 from roundgate.json import decode, encode
+from roundgate.values import dataclass
 
 MAGIC: Final = b"roundgate-index 1\n"
 
