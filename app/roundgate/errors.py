@@ -82,6 +82,7 @@ Standard library only; the bottom of every import chain.
         ├── UnreadableDocument            a document of OpenAPI cannot be had
         ├── UnresolvedReference           a `${…}` in the configuration leads to nothing, or is none
         ├── UnusableIndex                 a compiled index that is none of ours, not whole, or of something else
+        │   └── IndexOfAnotherVersion     one that another version of Roundgate has written
         ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
         └── WorkerFault                   what is wrong with a worker rather than with the tool
@@ -565,7 +566,14 @@ class UnresolvedReference(Inside):
 
 
 class UnusableIndex(Inside):
-    """A compiled index that is none, is not whole, or is of another version or of something else."""
+    """A compiled index that is none, is not whole, or is of something else."""
+
+
+class IndexOfAnotherVersion(UnusableIndex):
+    """A compiled index that another version of Roundgate has written."""
+
+    def __init__(self) -> None:
+        super().__init__("was compiled by another version of Roundgate")
 
 
 class UnusableOperation(Inside):
