@@ -12,7 +12,8 @@ import pytest
 APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
-    {"carrier", "lazy"},
+    {"values", "lazy"},
+    {"carrier"},
     {"errors", "clock", "files", "garbage"},
     {"json", "aws", "tls", "spellings"},
     {"protocol"},

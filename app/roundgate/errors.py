@@ -97,8 +97,9 @@ The text of a `ProtocolError`, `TransportError` or `ToolError` is said to the ca
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from roundgate.values import dataclass
 
 
 class RoundgateError(Exception):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from roundgate import aws, config, logs, metrics, tracing
@@ -17,6 +16,7 @@ from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Changes, Hub
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 from roundgate.tasks import Children, Pool, Sweep, Worker, child_command, watchdog_of
+from roundgate.values import dataclass
 from roundgate.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6

@@ -15,6 +15,9 @@ import pytest
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.cli.terminal import say
+from roundgate.clock import Clock
+from roundgate.config.settings import from_environment
+from roundgate.startup import make_stores
 from roundgate.tasks.call import owner_of
 from tests.support.command import roundgate
 from tests.support.jobs import JOBS
@@ -234,6 +237,22 @@ def test_looking_for_tasks_makes_no_store(
         f"there is no store at {tmp_path / 'gateway.sqlite3'}: set GATEWAY_STORE"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_tasks_of_a_gateway_are_found_from_folders_below_its_file_and_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GATEWAY_STORE", raising=False)
+    file, below, beside = (tmp_path / "shop/gateway.yaml", tmp_path / "shop/below", tmp_path / "x")
+    below.mkdir(parents=True)
+    beside.mkdir()
+    file.write_text("")
+    await make_stores(from_environment({"GATEWAY_CONFIG": str(file)}), Clock()).tasks.open_tasks(1)
+    for folder, arguments in ((below, ()), (beside, ("--config", "../shop/gateway.yaml"))):
+        monkeypatch.chdir(folder)
+        assert await asyncio.to_thread(main, ["tasks", "count", *arguments]) == 0
+    assert await asyncio.to_thread(main, ["tasks", "count"]) == 1
+    assert "or give its gateway.yaml with --config" in capsys.readouterr().err
 
 
 async def test_one_task_is_shown_without_what_belongs_to_its_owner(

@@ -91,6 +91,26 @@ def test_each_variable_sets_its_field() -> None:
 
 
 @pytest.mark.parametrize(
+    ("store", "file"),
+    [
+        ("", ".roundgate/gateway.sqlite3"),
+        ("sqlite:///data/tasks.sqlite3", "data/tasks.sqlite3"),
+        ("sqlite:///../tasks.sqlite3", "../tasks.sqlite3"),
+        ("sqlite:////var/lib/tasks.sqlite3", "/var/lib/tasks.sqlite3"),
+        ("dynamodb://tasks", ".roundgate/tasks.sqlite3"),
+    ],
+)
+def test_the_file_of_the_store_is_found_from_gateway_yaml_wherever_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, file: str
+) -> None:
+    (tmp_path / "below").mkdir()
+    for here, given in (("", "gateway.yaml"), ("below", "../gateway.yaml")):
+        monkeypatch.chdir(tmp_path / here)
+        using = from_environment({"GATEWAY_CONFIG": given, "GATEWAY_STORE": store})
+        assert using.sqlite_path == tmp_path / file
+
+
+@pytest.mark.parametrize(
     ("function", "kind", "on_demand"),
     [
         ("f", None, True),

@@ -8,7 +8,7 @@ serves it; names are still without prefix.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -22,6 +22,7 @@ from roundgate.config import Origin, TaskMode, WithoutTasks
 from roundgate.errors import Problem
 from roundgate.protocol import Completion, PromptMessage, ResourceContents, TaskView, ToolResult
 from roundgate.replay import Context
+from roundgate.values import dataclass
 
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or, where `task_source.may_hand_over`, a task of its service that has the call from now on."""

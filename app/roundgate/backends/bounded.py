@@ -11,7 +11,7 @@ them, for the same caller at the same view, with the scopes that the tool needed
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
@@ -23,6 +23,7 @@ from roundgate.errors import ToolError, Unavailable
 from roundgate.protocol import ABSENT, TextContent, ToolResult
 from roundgate.replay import Context, TextPart, run_of
 from roundgate.storage import SessionStore
+from roundgate.values import dataclass
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000

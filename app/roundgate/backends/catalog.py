@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -37,6 +37,7 @@ from roundgate.protocol import (
     UriTemplate,
 )
 from roundgate.replay import Context
+from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.backends")
 

@@ -7,12 +7,12 @@ loads a module named in gateway.yaml; there is no registry.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from roundgate.backends.decorator_arguments import Fault, faults_of, place_of_caller
 from roundgate.config import TaskMode
 from roundgate.protocol import Annotations, Completion, Icon
+from roundgate.values import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 

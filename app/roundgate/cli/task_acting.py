@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -23,6 +23,7 @@ from roundgate.clock import Clock
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.startup import Stores
 from roundgate.storage import TaskRecord, TaskRef, Wanted
+from roundgate.values import dataclass
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from roundgate.cli import task_acting
+from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import show_json
 from roundgate.cli.task_lines import HEAD, doing, facts_of, print_facts, print_table, row_of
 from roundgate.cli.terminal import say
@@ -27,7 +28,8 @@ Action: TypeAlias = Callable[[argparse.Namespace, Stores, Clock], Awaitable[int]
 def run(arguments: argparse.Namespace) -> int:
     """See `docs/cli.md`; status 1 if there is no such task, or no store to look at."""
     clock = Clock()
-    using = settings.from_environment(os.environ)
+    file = configuration_file(arguments.config)
+    using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})
     if using.dynamodb_table is None and not using.sqlite_path.exists():
         say(_no_store(using), to=sys.stderr)
         return 1
@@ -43,7 +45,7 @@ def _no_store(using: Settings) -> str:
     """A store that is not there is not made by looking for tasks."""
     return (
         f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to that of the gateway,"
-        " or run this in the directory in which it was started"
+        " or give its gateway.yaml with --config"
     )
 
 

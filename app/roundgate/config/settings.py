@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from roundgate.errors import ConfigError, Problem
+from roundgate.values import dataclass
 
 ListenMode: TypeAlias = Literal["auto", "on", "off"]
 
@@ -69,12 +70,13 @@ class Settings:
 
     @property
     def sqlite_path(self) -> Path:
-        """The file behind `store`; beside a table, the one of what is local nevertheless, under the table's name."""
-        if self.dynamodb_table is not None:
-            return Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(
-                f"{self.dynamodb_table}.sqlite3"
-            )
-        return Path(self.store.removeprefix(SQLITE))
+        """The file behind `store`, below the folder of gateway.yaml unless it is absolute, from whatever directory the
+        process was started; beside a table, the one of what is local nevertheless, under the table's name."""
+        table = self.dynamodb_table
+        name = self.store.removeprefix(SQLITE)
+        if table is not None:
+            name = str(Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(f"{table}.sqlite3"))
+        return self.config.resolve().parent / name
 
     @property
     def dynamodb_table(self) -> str | None:

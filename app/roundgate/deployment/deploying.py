@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from roundgate.deployment.invoked import Named, arn_of, functions_of, unqualifie
 from roundgate.deployment.referred import resources_of
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
+from roundgate.values import dataclass
 
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from asyncio import AbstractEventLoop, BaseTransport, Transport
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from math import inf
@@ -35,6 +34,7 @@ from roundgate.http.cycle import Cycle
 from roundgate.http.responder import headers_of
 from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import NEWEST
+from roundgate.values import dataclass
 
 try:
     import resource

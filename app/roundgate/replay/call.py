@@ -6,13 +6,14 @@ It does not change while the call runs. What a run finds out is in `run.Run`, wh
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeAlias
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol import ClientCapabilities, Meta, ResourceContents
+from roundgate.values import dataclass
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""

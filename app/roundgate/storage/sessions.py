@@ -13,8 +13,9 @@ is as good as none, whatever the database has deleted. Reads are strongly consis
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,12 @@ right to a shard saves work that would be done twice, and nothing depends on it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from roundgate.protocol import Status, TaskView
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)

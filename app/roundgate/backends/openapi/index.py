@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +20,7 @@ from roundgate.backends.openapi.security import Alternative, Slot
 from roundgate.carrier import carrier
 from roundgate.errors import IndexOfAnotherVersion, Problem, UnusableIndex
 from roundgate.json import decode, decode_own, encode
+from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.backends.openapi.plan import Plan

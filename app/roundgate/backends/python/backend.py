@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +41,7 @@ from roundgate.protocol import (
     without_none,
 )
 from roundgate.replay import Context, SyncContext
+from roundgate.values import dataclass
 
 
 class PythonBackend:

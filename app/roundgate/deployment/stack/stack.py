@@ -10,8 +10,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import httpx
 import uvicorn
@@ -34,6 +35,7 @@ from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
 from roundgate.deployment.stack.template import Template
 from roundgate.deployment.stack.triggers import Poller, Schedule
 from roundgate.errors import UsageError
+from roundgate.values import dataclass
 
 EXECUTIONS = 10
 """What a new account may have at once of all its functions."""
@@ -48,6 +50,9 @@ class Times:
     """The gateway function's time-out."""
     api_s: float = INTEGRATION_S
     """For how long the API waits for it."""
+
+
+_TIMES: Final = Times()
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ async def running(
     workers: int = 2,
     executions: int = EXECUTIONS,
     port: int | None = None,
-    times: Times = Times(),
+    times: Times = _TIMES,
     more: Mapping[str, str] | None = None,
     functions: Path | None = None,
 ) -> AsyncIterator[Stack]:
