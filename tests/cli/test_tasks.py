@@ -7,17 +7,21 @@ import json
 import re
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.cli import main
+from roundgate.cli import main, task_acting
 from roundgate.cli.terminal import say
 from roundgate.clock import Clock
 from roundgate.config.settings import from_environment
+from roundgate.errors import Unavailable
 from roundgate.startup import make_stores
+from roundgate.storage import TaskRef
+from roundgate.storage.sqlite import SqliteTasks
 from roundgate.tasks.call import owner_of
 from tests.support.command import roundgate
 from tests.support.jobs import JOBS
@@ -212,6 +216,81 @@ async def test_what_a_worker_runs_is_taken_from_it_only_by_name(
         status, out, _ = await operator(action, "--tool", "dig", "--dry-run")
         assert (status, set(out.split())) == (0, meant)
     assert (await operator("requeue", ref(runs)))[0] == 0
+
+
+@pytest.mark.parametrize("action", ["requeue", "retry"])
+async def test_what_a_worker_has_begun_since_it_was_found_stays_with_it(
+    tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        begun, waits = await idle.begin("dig"), await idle.begin("dig")
+
+    def changed(statement: str, *facts: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "gateway.sqlite3")) as db, db:
+            db.execute(f"update tasks set {statement}", facts)
+
+    def agreed(arguments: Any, refs: Any) -> bool:
+        changed("fence = fence + 1, lease_until_ms = expires_ms, wake_ms = 0 where id = ?", begun)
+        return True
+
+    if action == "retry":
+        changed("wake_ms = expires_ms")
+    monkeypatch.setattr(task_acting, "_is_agreed", agreed)
+    status, out, err = await operator(action, "--tool", "dig")
+    assert (status, out) == (0, f"{ref(waits)} is queued; whoever had it can write to it no more\n")
+    assert err.startswith(f"{ref(begun)} is not working, or a worker has begun with it since")
+
+
+@pytest.mark.parametrize("action", ["cancel", "requeue", "retry", "purge"])
+async def test_a_dry_run_does_nothing_to_tasks_that_are_named_either(
+    tmp_path: Path, operator: Operator, action: str
+) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        over = await ann.begin("reject")
+        await ann.until(over, "failed")
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        waiting = await idle.begin("dig")
+    before = await operator("list", "--json")
+    status, out, err = await operator(action, ref(over), ref(waiting), "--dry-run")
+    assert (status, out, err) == (0, f"{ref(over)}\n{ref(waiting)}\n", f"{action}: 2 tasks\n")
+    after = await operator("list", "--json")
+    assert [json.loads(line)["status"] for line in after[1].splitlines()] == ["failed", "working"]
+    assert len(before[1].splitlines()) == 2
+
+
+async def test_a_store_that_goes_away_while_tasks_are_changed_leaves_none_untold(
+    tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        made = [await idle.begin("dig") for _ in range(3)]
+    cancel = SqliteTasks.cancel
+
+    async def away(store: SqliteTasks, one: TaskRef, message: str, now_ms: int) -> bool:
+        if one.id == made[1]:
+            raise Unavailable("the store is away")
+        return await cancel(store, one, message, now_ms)
+
+    monkeypatch.setattr(SqliteTasks, "cancel", away)
+    status, out, err = await operator("cancel", *map(ref, made))
+    assert status == 1
+    assert out.splitlines() == [f"{ref(made[n])} is cancelled" for n in (0, 2)]
+    unknown = f"{ref(made[1])} may have been changed or not: look at it, and try again"
+    assert err.splitlines() == [unknown, "the store is away"]
+
+
+@pytest.mark.parametrize(
+    "odd", [("--cursor", "9" * 30), ("--older-than", f"{'9' * 30}d"), ("--limit", "9" * 30)]
+)
+async def test_numbers_that_no_store_has_are_no_traceback(
+    tmp_path: Path, operator: Operator, odd: tuple[str, str]
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        await idle.begin("dig")
+    try:
+        status = (await operator("list", *odd))[0]
+    except SystemExit as left:
+        status = int(str(left.code))
+    assert status == 2
 
 
 @pytest.mark.parametrize("action", ["cancel", "requeue", "retry", "purge"])
