@@ -83,6 +83,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         ├── UnreadableDocument            a document of OpenAPI cannot be had
         ├── UnresolvedReference           a `${…}` in the configuration leads to nothing, or is none
         ├── UnusableIndex                 a compiled index that is none of ours, not whole, or of something else
+        │   └── IndexOfAnotherVersion     one that another version of Roundgate has written
         ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
         └── WorkerFault                   what is wrong with a worker rather than with the tool
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
     from roundgate.errors.inside import AnswerTooLarge as AnswerTooLarge
     from roundgate.errors.inside import CallCancelled as CallCancelled
     from roundgate.errors.inside import HandlerExited as HandlerExited
+    from roundgate.errors.inside import IndexOfAnotherVersion as IndexOfAnotherVersion
     from roundgate.errors.inside import InvocationFailed as InvocationFailed
     from roundgate.errors.inside import KeysUnavailable as KeysUnavailable
     from roundgate.errors.inside import NotNow as NotNow
@@ -201,7 +203,7 @@ else:
                 "StepFailed StepTimeout Suspend"
             ),
             ".inside": (
-                "AnswerTooLarge CallCancelled HandlerExited InvocationFailed "
+                "AnswerTooLarge CallCancelled HandlerExited IndexOfAnotherVersion InvocationFailed "
                 "KeysUnavailable NotNow NotServedHere NotYet OAuthRefused PayloadTooLarge "
                 "PortTaken RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
                 "TryLater UnboundPlaceholder UnfitAnswer UnknownEncoding UnknownEntry "

@@ -127,7 +127,14 @@ class UnresolvedReference(Inside):
 
 
 class UnusableIndex(Inside):
-    """A compiled index that is none, is not whole, or is of another version or of something else."""
+    """A compiled index that is none, is not whole, or is of something else."""
+
+
+class IndexOfAnotherVersion(UnusableIndex):
+    """A compiled index that another version of Roundgate has written."""
+
+    def __init__(self) -> None:
+        super().__init__("was compiled by another version of Roundgate")
 
 
 class UnusableOperation(Inside):
