@@ -20,10 +20,12 @@ from roundgate.clock import Clock
 from roundgate.config.settings import from_environment
 from roundgate.errors import Unavailable
 from roundgate.startup import make_stores
-from roundgate.storage import TaskRef
+from roundgate.storage import NewTask, TaskRef
+from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import SqliteTasks
 from roundgate.tasks.call import owner_of
 from tests.support.command import roundgate
+from tests.support.dynamodb import Emulator
 from tests.support.jobs import JOBS
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
@@ -39,13 +41,27 @@ class Operator:
     ) -> None:
         monkeypatch.setenv("GATEWAY_STORE", f"sqlite:///{directory / 'gateway.sqlite3'}")
         self._capsys = capsys
+        self._out = self._err = ""
 
     async def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Exit status, standard output, standard error."""
-        self._capsys.readouterr()
+        self.said()
+        self._out = self._err = ""
         status = await asyncio.to_thread(main, ["tasks", *arguments])
+        return status, *self.said()
+
+    def said(self) -> tuple[str, str]:
+        """Standard output and standard error of the command, as far as it has written them."""
         told = self._capsys.readouterr()
-        return status, told.out, told.err
+        self._out, self._err = self._out + told.out, self._err + told.err
+        return self._out, self._err
+
+    async def has_said_something(self) -> None:
+        """Returns once the command has written to standard output."""
+        for _ in range(600):
+            if self.said()[0]:
+                return
+            await asyncio.sleep(0.05)
 
     async def rows(self, *arguments: str) -> list[list[str]]:
         """The table of `list`, without its head."""
@@ -152,7 +168,7 @@ async def test_a_task_is_watched_until_it_is_over(tmp_path: Path, operator: Oper
             operator("watch", ref(task_id), "--interval", "0.1", "--json")
         )
         try:
-            await asyncio.sleep(0.3)
+            await operator.has_said_something()
             await ann.answer(task_id, {"who": accept(name="hunter2")})
             await ann.over(task_id)
         finally:
@@ -456,6 +472,48 @@ def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_pat
         assert (ran.status, ran.out) == (1, "")
         assert ran.err
         assert "Traceback" not in ran.err
+
+
+PYTHON = "backends: [{kind: python, name: tools, path: tools.py}]\ntasks: {shards: 20}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "listed", "told"),
+    [
+        (PYTHON, 40, ""),
+        (PYTHON + "wrong: 1\n", 40, ""),
+        (PYTHON + "instructions: ${ELSEWHERE}\n", 40, ""),
+        ("}", 18, "gateway.yaml cannot be read, so tasks.shards is taken to be 8"),
+    ],
+)
+async def test_tasks_in_every_part_of_the_index_are_listed(
+    text: str,
+    listed: int,
+    told: str,
+    dynamodb: Emulator,
+    tmp_path: Path,
+    operator: Operator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(text)
+    refs = [TaskRef(OWNER, f"task-{n}") for n in range(40)]
+    with dynamodb.table() as name:
+        table = dynamodb.open(name)
+        store, now_ms = DynamoDbTasks(table, shards=20), Clock().now_ms()
+        for one in refs:
+            await store.create(NewTask(one, "tool", b"{}", now_ms, now_ms + 10**6, now_ms))
+        await store.aclose()
+        monkeypatch.setenv("GATEWAY_STORE", f"dynamodb://{name}")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", dynamodb.url)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        config = str(tmp_path / "gateway.yaml")
+        status, out, err = await operator(
+            "list", "--status", "working", "--config", config, "--json"
+        )
+    assert (status, len(out.splitlines())) == (0, listed)
+    assert told in err if told else not err
 
 
 @pytest.mark.parametrize("command", ["tasks count", "worker", "serve"])
