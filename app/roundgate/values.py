@@ -1,8 +1,9 @@
 """`dataclass`, as in the standard library, at a tenth of what it costs when the module is imported.
 
-The standard library writes and compiles six methods for each frozen class, which was a fifth of a start: there are 150
-of them, and most make no instance before the first call. Here `__init__` is compiled when it is first looked at, and is
-then as fast as the standard library's. The other methods are written once for all classes.
+The standard library writes and compiles six methods for each frozen class. That was a fifth of a
+start: there are 150 of them, and most make no instance before the first call. Here `__init__` is
+compiled when it is first looked at, and is then as fast as the standard library's. The other
+methods are written once for all classes (docs/decisions/0045).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ else:
     def dataclass(
         cls=None, /, *, eq=True, frozen=False, slots=False, kw_only=False, **others
     ) -> Any:
-        """Make a dataclass. One with any other option (`order=True`) is made by the standard library.
+        """Make a dataclass. With any other option (`order=True`) the standard library makes it.
 
         `InitVar` is not known here.
         """
