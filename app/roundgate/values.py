@@ -62,7 +62,7 @@ def _is_frozen(cls: Any) -> bool:
 
 
 class _Init:
-    """Stands for `__init__` until somebody wants it: to make the first instance, or to see its signature."""
+    """Stands for `__init__` until the first instance is made or somebody looks at its signature."""
 
     __slots__ = ("_cls", "_frozen")
 
@@ -104,7 +104,7 @@ def _compiled(cls: type, frozen: bool) -> Any:
         + "\n return __init__"
     )
     found: dict[str, Any] = {}
-    exec(text, vars(sys.modules[cls.__module__]), found)  # noqa: S102 — names of fields, nothing else
+    exec(text, vars(sys.modules[cls.__module__]), found)  # noqa: S102 — names of fields
     init = found["around"](**known)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {each.name: each.type for each in every if each.init} | {"return": None}
