@@ -139,7 +139,7 @@ def test_a_link_to_a_secret_is_one_whatever_it_is_called(tmp_path: Path) -> None
     assert set(found.files) == {"tools.py", "shop/__init__.py"}
     assert found.refused == ["shop/settings.txt"]
     path.write_text(GATEWAY + "package: {include: [tables.csv]}\n")
-    with pytest.raises(ConfigError, match="tables.csv has the name of a secret, or links to one"):
+    with pytest.raises(ConfigError, match=r"tables\.csv has the name of a secret, or links to one"):
         contents.gather(load(path))
 
 
