@@ -379,6 +379,19 @@ MEASUREMENTS = (
         leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
+        "lambda",
+        "warm invocation on AWS Lambda, in process",
+        (
+            Column("warm_us", "CPU µs", 1),
+            Column("peak_kib", "KiB at once", 1),
+            Column("garbage", "objects of garbage", 1),
+            Column("rss_mib", "RSS MiB", 1),
+        ),
+        is_more_better=False,
+        sample=functools.partial(program, module="bench.lambda_warm"),
+        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+    ),
+    Measurement(
         "memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory
     ),
 )

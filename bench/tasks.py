@@ -25,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from bench import task_costs, task_tables
+from bench import task_costs, task_limits, task_tables
 from bench.http1 import ResponseReader
 from bench.load import PATIENCE_S, percentile
 from bench.measurements import Sample, Settings, load_sample, rotated
@@ -42,6 +42,7 @@ from roundgate.tasks import Sweep
 
 CLIENTS = 16
 SWEEPS = 5
+TO_COMPLETED = f"tools/call to completed task, {CLIENTS} clients"
 
 
 def main() -> None:
@@ -70,7 +71,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
             emulator = stack.enter_context(_emulator(folder))
             tables += stack.enter_context(_dynamodb_tables(folder, emulator, settings.table_sizes))
         swept = list(_sweeps(tables))  # first: later they have what the load has left
-        yield from _loads(tables, settings)
+        yield from _loads(tables, settings, folder, emulator)
         yield from swept
         if emulator is not None:
             yield from task_costs.samples(emulator, folder)
@@ -98,9 +99,12 @@ def _dynamodb_tables(
         ]
 
 
-def _loads(tables: Sequence[Filled], settings: Settings) -> Iterator[Sample]:
-    """Rounds over all tables, a gateway on each, all up and the others idle."""
+def _loads(
+    tables: Sequence[Filled], settings: Settings, folder: Path, emulator: Emulator | None
+) -> Iterator[Sample]:
+    """Rounds over all tables, a gateway on each, all up and the others idle; then the limit of each store."""
     with ExitStack() as stack:
+        for_limits = None if emulator is None else stack.enter_context(emulator.table())
         served = [(table, stack.enter_context(_serving(table, settings))) for table in tables]
         for number in range(settings.rounds):
             for table, server in rotated(served, number):
@@ -108,6 +112,9 @@ def _loads(tables: Sequence[Filled], settings: Settings) -> Iterator[Sample]:
                 yield _gets_sample(table, server, "get_task", settings)
                 if table.count == min(settings.table_sizes):
                     yield _gets_sample(table, server, "get_large_task", settings)
+            yield from task_limits.sqlite(folder / "limits", settings, TO_COMPLETED)
+            if emulator is not None and for_limits is not None:
+                yield from task_limits.dynamodb(emulator, for_limits, settings, TO_COMPLETED)
 
 
 def _serving(table: Filled, settings: Settings) -> AbstractContextManager[Server]:
@@ -141,7 +148,7 @@ def _tasks_sample(table: Filled, server: Server, settings: Settings) -> Sample:
         "p50_ms": 1000 * percentile(ordered_s, 0.50),
         "p99_ms": 1000 * percentile(ordered_s, 0.99),
     }
-    return Sample(f"tools/call to completed task, {CLIENTS} clients", table.name, values)
+    return Sample(TO_COMPLETED, table.name, values)
 
 
 async def _drive(port: int, settings: Settings) -> Crowd:

@@ -41,8 +41,9 @@ LAYERS = [
     {"older_clients"},
     {"endpoints", "sealing"},
     {"protected", "replica"},
+    {"edge"},
     {"main"},
-    {"deployment"},
+    {"deployment", "lambda_events"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
 """Bottom first. A module imports from its own package and from layers below it, never from beside or above. A module
@@ -50,7 +51,7 @@ that has a layer of its own, below its package's, imports nothing of the package
 
 HOMES = {
     "fastapi": {"http.framework"},
-    "starlette": {"main", "http", "lambda_http", "deployment.stack"},
+    "starlette": {"edge", "main", "http", "lambda_events", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.server", "http.cycle", "deployment.stack"},
     "httpx": {

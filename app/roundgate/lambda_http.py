@@ -1,11 +1,12 @@
 """The gateway as an AWS Lambda function: events of API Gateway and of Function URLs → the ASGI app.
 
-    HTTP API (payload 2.0), REST API (1.0), Function URL (2.0)  ──▶  Mangum  ──▶  the app of `roundgate.main`
+    HTTP API (payload 2.0), Function URL (2.0)  ──▶  `lambda_events`  ──▶  MCP endpoints: `roundgate.edge`
+    REST API (1.0), HTTP API (1.0)              ──▶  Mangum           ──▶  other paths: the app of `roundgate.main`
 
-The app is built when the module is imported, in the init phase. Lifespan is off: Mangum would start and stop the app
-with every event. Nothing streams here: a body that is an event stream is sent when it is complete, and work that goes
-on after the answer would be frozen with the process, so tasks belong to the worker function
-(`roundgate.lambda_worker`).
+The layers of the edge are built when the module is imported, in the init phase; Mangum and FastAPI are imported with
+the first event that needs them. Lifespan is off: it would start and stop the app with every event. Nothing streams
+here: a body that is an event stream is sent when it is complete, and work that goes on after the answer would be frozen
+with the process, so tasks belong to the worker function (`roundgate.lambda_worker`).
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import asyncio
 import base64
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from mangum import Mangum
-from mangum.types import LambdaContext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundgate import aws, json, main, startup
+from roundgate import aws, json, lambda_events, startup
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, Settings
-from roundgate.endpoints import endpoints_of
+from roundgate.edge import Edge, Entrance, build_edge
 from roundgate.errors import ConfigError
 from roundgate.garbage import held_back
 from roundgate.http import HEALTH, Hosting
 from roundgate.protocol import Request, jsonrpc
+
+if TYPE_CHECKING:
+    from mangum import Mangum
+    from mangum.types import LambdaContext
 
 Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
@@ -57,8 +60,16 @@ def make_handler(environ: Mapping[str, str]) -> Function:
         using, file = startup.read_configuration(environ)
         _check_exposure(file, using)
         _check_results(file)
-        app = main.build_app(file, using)
-    return Function(_Hosted(app, list(endpoints_of(file.config)), Clock()))
+        edge = build_edge(file, using)
+    app = Entrance(edge, lambda: _whole_app(edge))
+    return Function(_Hosted(app, edge.endpoints, Clock()))
+
+
+def _whole_app(edge: Edge) -> ASGIApp:
+    """What answers health checks and metadata, and has FastAPI loaded, which is a fifth of a cold start."""
+    from roundgate import main
+
+    return main.app_of(edge)
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
@@ -93,13 +104,23 @@ class Function:
             ValueError: it is neither.
         """
         _check(event)
-        if self._loop is None or self._adapter is None:
+        if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)  # before Mangum looks for one
-            self._adapter = Mangum(self._app, lifespan="off")
-        asyncio.set_event_loop(self._loop)
-        response: Response = self._adapter(event, context)
+            asyncio.set_event_loop(self._loop)
+        if lambda_events.is_known(event):
+            answering = lambda_events.answer(self._app, event, context)
+            return _fitting(event, self._loop.run_until_complete(answering))
+        response: Response = self._mangum(self._loop)(event, context)
         return _fitting(event, response)
+
+    def _mangum(self, loop: asyncio.AbstractEventLoop) -> Mangum:
+        """What serves the events of other kinds. It looks for the loop itself."""
+        asyncio.set_event_loop(loop)
+        if self._adapter is None:
+            from mangum import Mangum
+
+            self._adapter = Mangum(self._app, lifespan="off")
+        return self._adapter
 
     def close(self) -> None:
         """Let go of the loop; a function on AWS Lambda is never told that it ends."""

@@ -9,42 +9,27 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
-from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
-from roundgate import tracing
 from roundgate.auth import Verifier
 from roundgate.clock import Clock
-from roundgate.config import (
-    ConfigFile,
-    Settings,
-)
-from roundgate.endpoints import endpoints_of
+from roundgate.config import ConfigFile, Settings
+from roundgate.edge import Edge, build_edge, nothing_at
 from roundgate.garbage import held_back
 from roundgate.http import (
-    GRACE_S,
     HEALTH,
     OLD_TRANSPORT,
-    AuthenticationMiddleware,
-    BodyBudget,
-    ExceptionMiddleware,
     FastAPI,
-    Guard,
-    HeadMiddleware,
-    McpEndpoint,
     ProtectedResource,
     Request,
     ShortcutApp,
     TelemetryConfig,
-    default_hosts,
     not_served,
-    public_origins,
 )
-from roundgate.protected import make_resources, make_verifiers
 from roundgate.replica import Replica
-from roundgate.startup import Stores, build_core, read_configuration
+from roundgate.startup import Stores, read_configuration
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """`roundgate.tracing` makes the spans, because it knows methods and tools; FastAPI's own cost 10 µs a request."""
@@ -85,90 +70,29 @@ def build_app(
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
     """
-    clock = clock or Clock()
-    replica = Replica(
-        file, using, clock, build_core(file, using, clock, stores), owns_process=owns_process
+    edge = build_edge(
+        file, using, clock=clock, stores=stores, verifier=verifier, owns_process=owns_process
     )
-    resources = make_resources(file, using, replica.core.serving)
+    return app_of(edge)
+
+
+def app_of(edge: Edge) -> FastAPI:
+    """The app behind the layers of an edge."""
+    server, replica = edge.replica.config.server, edge.replica
     app = ShortcutApp(
-        endpoints_of(file.config),
-        title=file.config.server.name,
-        version=file.config.server.version,
+        edge.endpoints,
+        title=server.name,
+        version=server.version,
         lifespan=replica.lifespan,
-        middleware=_middleware(
-            replica,
-            using,
-            resources,
-            make_verifiers(resources, file.config, clock)
-            if verifier is None
-            else dict.fromkeys(endpoints_of(file.config).values(), verifier),
-            clock,
-        ),
+        middleware=edge.layers,
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, replica, using, resources)
+    _add_routes(app, replica, edge.using, edge.resources)
     app.state.core = replica.core
     return app
-
-
-def _middleware(
-    replica: Replica,
-    using: Settings,
-    resources: Mapping[str, ProtectedResource],
-    verifiers: Mapping[str, Verifier],
-    clock: Clock,
-) -> Sequence[Middleware]:
-    """The layers around FastAPI's router, outermost first."""
-    http = replica.config.http
-    hosts = (
-        default_hosts(using.public_url, using.on_lambda)
-        if http.allowed_hosts is None
-        else http.allowed_hosts
-    )
-    own = http.allowed_origins is None
-    origins = (
-        public_origins(using.public_url) if http.allowed_origins is None else http.allowed_origins
-    )
-    auth = replica.config.auth
-    loopback_only = auth == "none" and not using.allow_anonymous
-    return [
-        Middleware(
-            Guard, hosts=hosts, origins=origins, own_origin=own, loopback_only=loopback_only
-        ),
-        Middleware(
-            ExceptionMiddleware,
-            endpoints=endpoints_of(replica.config),
-            resources=resources,
-            clock=clock,
-            send_s=http.send_timeout_s + GRACE_S,
-        ),
-        Middleware(HeadMiddleware),
-        Middleware(
-            AuthenticationMiddleware,
-            verifiers=verifiers,
-            nothing=_nothing(http.path),
-            operator_scope=None if auth == "none" else auth.operator_scope,
-            local_operates=loopback_only,
-        ),
-        Middleware(
-            McpEndpoint,
-            endpoints=replica.endpoints,
-            tracing=tracing.set_up(),
-            max_body_bytes=http.max_body_bytes,
-            budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
-            keep_alive_s=http.keep_alive_s,
-        ),
-    ]
-
-
-def _nothing(endpoint: str) -> JSONResponse:
-    """The answer of an address at which there is nothing, or nothing for this caller."""
-    return JSONResponse(
-        {"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404
-    )
 
 
 def _add_routes(
@@ -188,7 +112,7 @@ def _add_routes(
         )
 
     async def not_found(request: Request, error: Exception) -> JSONResponse:
-        return _nothing(replica.config.http.path)
+        return nothing_at(replica.config.http.path)
 
     def metadata_of(resource: ProtectedResource) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def metadata(request: Request) -> JSONResponse:

@@ -208,7 +208,7 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     _check_queue(using)
     table, url = using.dynamodb_table, using.sqs_url
     kept = _in_sqlite(using, clock) if table is None else _in_dynamodb(table, clock, shards)
-    queue, prepares = _local_queue(using, clock) if url is None else _at_sqs(url)
+    queue, prepares = kept.queue or _local_queue(using, clock) if url is None else _at_sqs(url)
     return Stores(
         kept.once,
         kept.tasks,
@@ -235,6 +235,8 @@ class _Kept:
     tasks: TaskStore
     sessions: SessionStore
     prepares: Prepares = ()
+    queue: tuple[TaskQueue, Prepares] | None = None
+    """A queue in the same database, whose writes go to the disk with those of the tasks."""
 
 
 def _in_dynamodb(name: str, clock: Clock, shards: int) -> _Kept:
@@ -256,11 +258,20 @@ def _in_dynamodb(name: str, clock: Clock, shards: int) -> _Kept:
 
 
 def _in_sqlite(using: Settings, clock: Clock) -> _Kept:
-    from roundgate.storage.sqlite import Database, SqliteOnce, SqliteSessions, SqliteTasks
+    from roundgate.storage.sqlite import (
+        Database,
+        SqliteOnce,
+        SqliteQueue,
+        SqliteSessions,
+        SqliteTasks,
+    )
 
     database = Database(using.sqlite_path)
     return _Kept(
-        SqliteOnce(database, clock), SqliteTasks(database), SqliteSessions(database, clock)
+        SqliteOnce(database, clock),
+        SqliteTasks(database),
+        SqliteSessions(database, clock),
+        queue=(SqliteQueue(database, clock), ()),
     )
 
 
@@ -276,8 +287,7 @@ def _at_sqs(url: str) -> tuple[TaskQueue, Prepares]:
 def _local_queue(using: Settings, clock: Clock) -> tuple[TaskQueue, Prepares]:
     from roundgate.storage.sqlite import Database, SqliteQueue
 
-    # a message that the machine's death takes with it is one that the sweep replaces
-    return SqliteQueue(Database(using.sqlite_path, durable=False), clock), ()
+    return SqliteQueue(Database(using.sqlite_path), clock), ()
 
 
 def _skew_s(using: Settings) -> float:

@@ -20,6 +20,7 @@ from roundgate.errors import LeaseLost, Unavailable
 from roundgate.storage.queue import Message
 from roundgate.storage.sqlite.database import MIGRATIONS, Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
+from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import Lease, TaskRef
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ class Remote(Database):
     async def read(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
         return await self._process.request("database", lambda: work(self._db), under.get())
 
-    async def write(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        return await self.read(work)
+    async def write(
+        self, work: Callable[[sqlite3.Connection], Any], *, durable: bool = True
+    ) -> Any:
+        return await self.read(lambda db: transacted(db, work))
 
 
 def _told(name: str) -> Any:

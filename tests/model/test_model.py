@@ -75,8 +75,8 @@ def _attempt_without_doubt(row: Any, noted: Any, added: Any) -> int:
 _claimed = sqlite_tasks._claimed
 
 
-def _claimed_without_tail(db: Any, ref: Any) -> Claimed:
-    claimed = _claimed(db, ref)
+def _claimed_without_tail(db: Any, ref: Any, row: Any) -> Claimed:
+    claimed = _claimed(db, ref, row)
     return replace(claimed, journal=claimed.journal[:-1])
 
 

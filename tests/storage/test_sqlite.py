@@ -15,7 +15,7 @@ import pytest
 
 from roundgate.errors import Unavailable
 from roundgate.storage.once import OnceStore
-from roundgate.storage.sqlite.database import Database, SqliteOnce, transaction
+from roundgate.storage.sqlite.database import Database, SqliteOnce
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims
 from tests.support.clocks import FixedClock
 
@@ -159,12 +159,11 @@ async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
     database = Database(path)
 
     def insert(db: sqlite3.Connection) -> None:
-        with transaction(db):
-            facts = ("token", "x" * 100_000, 1, LATER)
-            db.execute(
-                "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)",
-                facts,
-            )
+        facts = ("token", "x" * 100_000, 1, LATER)
+        db.execute(
+            "insert into once (token_id, answers, give_up_ms, forget_ms) values (?, ?, ?, ?)",
+            facts,
+        )
 
     await database.write(lambda db: _limit_pages(db, 0))
     for _ in range(2):
@@ -188,9 +187,8 @@ async def test_a_commit_that_fails_leaves_no_transaction_behind(path: Path) -> N
     database = Database(path)
 
     def insert(db: sqlite3.Connection) -> None:
-        with transaction(db):
-            db.execute("pragma defer_foreign_keys = on")  # looked at when it is committed
-            db.execute("insert into payloads (task, kind, name, value) values (999, '', '', '')")
+        db.execute("pragma defer_foreign_keys = on")  # looked at when it is committed
+        db.execute("insert into payloads (task, kind, name, value) values (999, '', '', '')")
 
     for _ in range(2):
         with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):

@@ -23,8 +23,10 @@ class Forgetful(Database):
 
     forgets = 0
 
-    async def read(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        value = await super().read(work)
+    async def write(
+        self, work: Callable[[sqlite3.Connection], Any], *, durable: bool = True
+    ) -> Any:
+        value = await super().write(work, durable=durable)
         if self.forgets:
             self.forgets -= 1
             raise Unavailable("nobody hears of it")

@@ -28,6 +28,7 @@ from roundgate.storage.queue import Message, TaskQueue
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
+from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import Turn
@@ -202,6 +203,11 @@ class Fast(Database):
 
     async def read(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
         return self._borrow(work)
+
+    async def write(
+        self, work: Callable[[sqlite3.Connection], Any], *, durable: bool = True
+    ) -> Any:
+        return await self.read(lambda db: transacted(db, work))
 
     def _connect(self) -> sqlite3.Connection:
         db = super()._connect()

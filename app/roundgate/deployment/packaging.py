@@ -62,7 +62,11 @@ class Function:
 
 FUNCTIONS: Final = (
     Function("gateway", frozenset(), ("lambda_worker.py", *_ON_A_MACHINE)),
-    Function("worker", GATEWAYS_NEED, ("http", "main.py", "lambda_http.py", *_ON_A_MACHINE)),
+    Function(
+        "worker",
+        GATEWAYS_NEED,
+        ("http", "edge.py", "main.py", "lambda_events.py", "lambda_http.py", *_ON_A_MACHINE),
+    ),
 )
 
 PLACEHOLDER: Final = "unset-while-packaging"

@@ -17,6 +17,7 @@ from roundgate.storage.sqlite import (
     SqliteSessions,
     SqliteTasks,
     connect_in_memory,
+    transacted,
 )
 
 T = TypeVar("T")
@@ -102,6 +103,10 @@ class _MemoryDatabase(Database):
         """See `Database`."""
         await self._life.reach()
         return work(self._memory.connection)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
+        """See `Database`."""
+        return await self.read(lambda db: transacted(db, work))
 
     async def aclose(self) -> None:
         """The memory outlives the instance."""

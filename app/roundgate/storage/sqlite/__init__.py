@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
     from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
     from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
+    from roundgate.storage.sqlite.writing import transacted as transacted
 else:
     __getattr__, __all__ = face(
         __name__,
@@ -21,5 +22,6 @@ else:
             ".queue": "SqliteQueue",
             ".sessions": "SqliteSessions",
             ".tasks": "SqliteTasks",
+            ".writing": "transacted",
         },
     )

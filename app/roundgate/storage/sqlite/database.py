@@ -1,25 +1,26 @@
 """SQLite as the store: the embedded default, and the reference for every other.
 
-WAL, so that several processes on one file read while one writes; every write is one statement or one transaction whose
-condition is in it. Calls hop to threads here; a connection is used by one of them at a time.
+WAL, so that several processes on one file read while one writes. Every write is a function that runs in a transaction
+and has its condition in it (`storage.sqlite.writing`). Calls hop to threads here; one at a time uses a connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal, TypeVar
-
-from anyio import CapacityLimiter, to_thread
+from typing import Final, TypeVar
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.storage.once import OnceRecord
+from roundgate.storage.sqlite.writing import Writer, transaction
 
 T = TypeVar("T")
 
@@ -119,6 +120,12 @@ create table sessions (
 ) without rowid;
 create index sessions_by_forget on sessions (forget_ms);
 """,
+    """
+drop index payloads_by_task;
+create index payloads_of_task on payloads (task, kind);
+create index tasks_ended on tasks (status) where status in ('failed', 'cancelled');
+create index turns_by_turn on turns (turn);
+""",
 )
 """What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
 
@@ -135,24 +142,53 @@ class Database:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self._path = path
-        self._synchronous: Literal["full", "normal"] = "full" if durable else "normal"
+        self._durable = durable
         self._idle: list[sqlite3.Connection] = []
-        self._limiter = CapacityLimiter(MAX_CONNECTIONS)
         self._writing = _writing.setdefault(path.absolute(), threading.Lock())
+        self._threads: list[ThreadPoolExecutor] = []
+        self._writer: Writer | None = None
         # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
-        weakref.finalize(self, _close, self._idle)
+        weakref.finalize(self, _close, self._idle, self._threads)
 
-    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """`read`, for work that writes: one at a time in this process.
+    async def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
+        """What the work returns, done in a transaction, which is committed by then.
 
-        SQLite lets writers sleep and look again; a lock wakes the next one at once. Those of other processes it cannot.
+        Args:
+            work: writes. It is done again if it was done together with others, and that failed.
+            durable: unless the machine's death may take it along. Without effect if no write of this database is.
+
+        Raises:
+            Unavailable: as `read` does; then nothing has happened.
         """
+        try:
+            written: T = await self._writer_here().write(work, durable and self._durable)
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise _unavailable(error) from error
+        return written
 
-        def alone(db: sqlite3.Connection) -> T:
+    def _writer_here(self) -> Writer:
+        """The writer of this event loop; one whose loop is over may have left its work undone."""
+        if self._writer is None or self._writer.loop is not asyncio.get_running_loop():
+            self._writer = Writer(self._run_alone, self._pool())
+        return self._writer
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """Threads, as many as there is something to do for at once. Not anyio's, which take three times as long."""
+        if not self._threads:
+            self._threads.append(ThreadPoolExecutor(MAX_CONNECTIONS, "sqlite"))
+        return self._threads[0]
+
+    def _run_alone(self, work: Callable[[sqlite3.Connection], None], durable: bool) -> None:
+        """SQLite lets writers sleep and look again; a lock wakes the next one of this process at once."""
+
+        def alone(db: sqlite3.Connection) -> None:
             with self._writing:
-                return work(db)
+                db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
+                work(db)
 
-        return await self.read(alone)
+        self._borrow(alone)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What the work returns, done in a thread with a connection of its own.
@@ -161,15 +197,18 @@ class Database:
             Unavailable: the file is locked for long, full, not there, or no database.
         """
         try:
-            return await to_thread.run_sync(self._borrow, work, limiter=self._limiter)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pool(), self._borrow, work
+            )
         except sqlite3.IntegrityError:
             raise
         except (sqlite3.Error, OSError) as error:
-            raise Unavailable(f"The store cannot be used just now: {error}") from error
+            raise _unavailable(error) from error
 
     async def aclose(self) -> None:
         """Close the connections."""
-        _close(self._idle)
+        self._writer = None
+        _close(self._idle, self._threads)
 
     def _borrow(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -193,7 +232,6 @@ class Database:
         )
         try:
             _use_wal(db)
-            db.execute(f"pragma synchronous = {self._synchronous}")
             db.execute("pragma foreign_keys = on")
             _migrate(db, self._path)
         except BaseException:
@@ -209,32 +247,6 @@ def connect_in_memory() -> sqlite3.Connection:
     db.execute("pragma foreign_keys = on")
     _migrate(db, path)
     return db
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Everything inside happens, or nothing. Waits for other writers when it begins, so that it cannot fail halfway."""
-    with _ended(db, "immediate"):
-        yield
-        db.execute("commit")
-
-
-@contextmanager
-def snapshot(db: sqlite3.Connection) -> Iterator[None]:
-    """What is read inside is as of one moment."""
-    with _ended(db, "deferred"):
-        yield
-
-
-@contextmanager
-def _ended(db: sqlite3.Connection, kind: Literal["immediate", "deferred"]) -> Iterator[None]:
-    """A transaction that is over in the end, committed or not. A full disk, for one, ends it inside SQLite already."""
-    db.execute(f"begin {kind}")
-    try:
-        yield
-    finally:
-        if db.in_transaction:
-            db.execute("rollback")
 
 
 class SqliteOnce:
@@ -290,7 +302,13 @@ def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
     return None if row is None else OnceRecord(*row)
 
 
-def _close(connections: list[sqlite3.Connection]) -> None:
+def _unavailable(error: Exception) -> Unavailable:
+    return Unavailable(f"The store cannot be used just now: {error}")
+
+
+def _close(connections: list[sqlite3.Connection], threads: list[ThreadPoolExecutor]) -> None:
+    while threads:
+        threads.pop().shutdown(wait=False)
     while connections:
         connections.pop().close()
 

@@ -7,7 +7,9 @@ that is being served just now. Messages are delivered in the order of their turn
     A waits    a3       a4       a5       a6 …          ten thousand more
     B sends    b1                                       served next, whatever A has waiting
 
-Who waits in the process that sends is woken at once; who waits in another looks again every `POLL_S`.
+A message is a hint, so it need not be on the disk when it is sent: one that the machine's death takes along is one
+that the sweep replaces. Who waits in the process that sends is woken at once; who waits in another looks again every
+`POLL_S`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite.database import Database, transaction
+from roundgate.storage.sqlite.database import Database
 from roundgate.storage.tasks import TaskRef
 
 POLL_S: Final = 0.25
@@ -113,13 +115,12 @@ class SqliteQueue:
         now_ms = self._clock.now_ms()
 
         def write(db: sqlite3.Connection) -> None:
-            with transaction(db):
-                for ref in refs:
-                    _put(db, ref, now_ms + delay_ms)
-                if delay_ms <= 0:
-                    _give_turns(db, now_ms)
+            for ref in refs:
+                _put(db, ref, now_ms + delay_ms)
+            if delay_ms <= 0:
+                _give_turns(db, now_ms)
 
-        await self._database.write(write)
+        await self._database.write(write, durable=False)
         self._sent.set()
 
     async def _take(self, limit: int, skip: Sequence[str]) -> list[Message]:
@@ -128,21 +129,19 @@ class SqliteQueue:
             return []  # most of the time: without a lock that others would have to wait for
 
         def write(db: sqlite3.Connection) -> list[Message]:
-            with transaction(db):
-                _give_turns(db, now_ms)
-                return [_taken(db, row, now_ms + HIDDEN_MS) for row in _next(db, limit, skip)]
+            _give_turns(db, now_ms)
+            return [_taken(db, row, now_ms + HIDDEN_MS) for row in _next(db, limit, skip)]
 
-        return await self._database.write(write)
+        return await self._database.write(write, durable=False)
 
     async def _for_each(self, statement: str, facts: Iterable[tuple[Any, ...]]) -> None:
         rows = list(facts)
 
         def write(db: sqlite3.Connection) -> None:
-            with transaction(db):
-                db.executemany(statement, rows)
+            db.executemany(statement, rows)
 
         if rows:
-            await self._database.write(write)
+            await self._database.write(write, durable=False)
 
 
 def _put(db: sqlite3.Connection, ref: TaskRef, visible_ms: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Final, TypeAlias
 from roundgate.errors import LeaseLost
 from roundgate.protocol import OPEN, TERMINAL, Event, Status, sources, target
 from roundgate.storage.noted import Noted
-from roundgate.storage.sqlite.database import Database, snapshot, transaction
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.writing import snapshot
 from roundgate.storage.tasks import (
     ANY,
     NOTHING,
@@ -40,9 +41,14 @@ _HEAD: Final = (
     " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
     " resends, noted"
 )
-_NO_FIELDS: Final = frozenset({"n", "owner", "id", "status", "noted"})
+_COLUMNS: Final = tuple(_HEAD.replace(" ", "").split(","))
+_ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
+"""What the index `tasks_ended` has."""
+_NO_FIELDS: Final = frozenset({"n", "owner", "id", "status", "noted", "unsent"})
 """Columns that are no fields of a record under their names."""
 _OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
+_FOR_WORK: Final = ("answer", "call", "journal", "state")
+_WORK: Final = f"select kind, name, value from payloads where task = ? and kind in {_FOR_WORK} order by kind, n"
 _CLEARED: Final[Mapping[str, Any]] = {"deaths": 0, "suspect": 0}
 _PROGRESS: Final[Mapping[str, Any]] = {**_CLEARED, "attempts": 0, "declined_ms": 0}
 
@@ -70,17 +76,16 @@ class SqliteTasks:
         insert = f"insert into tasks ({', '.join(head)}) values ({places}) on conflict do nothing"
 
         def write(db: sqlite3.Connection) -> bool:
-            with transaction(db):
-                row = db.execute(insert, tuple(head.values()))
-                if row.rowcount == 0:
-                    return False
-                n = row.lastrowid
-                _put(db, n, "call", [("", task.call)])
-                _put(db, n, "state", [("", task.state)])
-                _put(db, n, "journal", (("", entry) for entry in task.journal))
-                if task.outcome is not None:
-                    _put(db, n, "outcome", [("", task.outcome)])
-                return True
+            row = db.execute(insert, tuple(head.values()))
+            if row.rowcount == 0:
+                return False
+            n = row.lastrowid
+            _put(db, n, "call", [("", task.call)])
+            _put(db, n, "state", [("", task.state)])
+            _put(db, n, "journal", (("", entry) for entry in task.journal))
+            if task.outcome is not None:
+                _put(db, n, "outcome", [("", task.outcome)])
+            return True
 
         return await self._database.write(write)
 
@@ -110,31 +115,30 @@ class SqliteTasks:
         to_go_on_ms = due_ms
 
         def write(db: sqlite3.Connection) -> Answered:
-            with transaction(db):
-                row = _row(db, ref)
-                if row is None or row["expires_ms"] <= now_ms:
-                    return Answered.UNKNOWN_TASK
-                if row["status"] not in sources(Event.ANSWER_ALL):
-                    return Answered.NOT_NEEDED
-                outstanding = {name for name, _ in _payloads(db, row["n"], "request")}
-                taken = outstanding & answers.keys()
-                if not taken:
-                    return Answered.NOT_NEEDED
-                for name in taken:
-                    db.execute(
-                        "delete from payloads where task = ? and kind = 'request' and name = ?",
-                        (row["n"], name),
-                    )
-                _put(db, row["n"], "answer", ((name, answers[name]) for name in taken))
-                fully = taken == outstanding
-                event = Event.ANSWER_ALL if fully else Event.ANSWER_SOME
-                due_ms, wake_ms = (to_go_on_ms, 0) if fully else (row["due_ms"], row["wake_ms"])
+            row = _row(db, ref)
+            if row is None or row["expires_ms"] <= now_ms:
+                return Answered.UNKNOWN_TASK
+            if row["status"] not in sources(Event.ANSWER_ALL):
+                return Answered.NOT_NEEDED
+            outstanding = {name for name, _ in _payloads(db, row["n"], "request")}
+            taken = outstanding & answers.keys()
+            if not taken:
+                return Answered.NOT_NEEDED
+            for name in taken:
                 db.execute(
-                    "update tasks set status = ?, due_ms = ?, wake_ms = ?, updated_ms = ?, revision = revision + 1"
-                    " where n = ?",
-                    (target(event).value, due_ms, wake_ms, now_ms, row["n"]),
+                    "delete from payloads where task = ? and kind = 'request' and name = ?",
+                    (row["n"], name),
                 )
-                return Answered.FULLY if fully else Answered.PARTLY
+            _put(db, row["n"], "answer", ((name, answers[name]) for name in taken))
+            fully = taken == outstanding
+            event = Event.ANSWER_ALL if fully else Event.ANSWER_SOME
+            due_ms, wake_ms = (to_go_on_ms, 0) if fully else (row["due_ms"], row["wake_ms"])
+            db.execute(
+                "update tasks set status = ?, due_ms = ?, wake_ms = ?, updated_ms = ?, revision = revision + 1"
+                " where n = ?",
+                (target(event).value, due_ms, wake_ms, now_ms, row["n"]),
+            )
+            return Answered.FULLY if fully else Answered.PARTLY
 
         return await self._database.write(write)
 
@@ -142,13 +146,12 @@ class SqliteTasks:
         """See `TaskStore`."""
 
         def write(db: sqlite3.Connection) -> bool:
-            with transaction(db):
-                row = _row(db, ref)
-                if row is None or row["expires_ms"] <= now_ms:
-                    return False
-                if row["status"] in sources(Event.CANCEL):
-                    _end(db, row["n"], target(Event.CANCEL), status_message, now_ms)
-                return True
+            row = _row(db, ref)
+            if row is None or row["expires_ms"] <= now_ms:
+                return False
+            if row["status"] in sources(Event.CANCEL):
+                _end(db, row["n"], target(Event.CANCEL), status_message, now_ms)
+            return True
 
         return await self._database.write(write)
 
@@ -165,26 +168,25 @@ class SqliteTasks:
         """See `TaskStore`."""
 
         def write(db: sqlite3.Connection) -> Claimed | NotClaimed:
-            with transaction(db):
-                row = _row(db, ref)
-                refused = _why_not(row, now_ms, now_ms if lapsed_ms is None else lapsed_ms, alone)
-                if row is None or refused is not None:
-                    return refused or NotClaimed.GONE
-                has_lapsed = row["lease_until_ms"] > 0
-                changes = {
-                    "fence": row["fence"] + 1,
-                    "lease_until_ms": until_ms,
-                    "due_ms": until_ms if due_ms is None else due_ms,
-                    "wake_ms": 0,
-                    "suspect": row["suspect"] or has_lapsed,
-                    "deaths": row["deaths"] + (has_lapsed and row["alone"]),
-                    "alone": alone,
-                    "resends": 0,
-                    "unsent": 1,
-                    "noted": 0,
-                }
-                _set(db, row["n"], changes)
-                return _claimed(db, ref)
+            row = _row(db, ref)
+            refused = _why_not(row, now_ms, now_ms if lapsed_ms is None else lapsed_ms, alone)
+            if row is None or refused is not None:
+                return refused or NotClaimed.GONE
+            has_lapsed = row["lease_until_ms"] > 0
+            changes = {
+                "fence": row["fence"] + 1,
+                "lease_until_ms": until_ms,
+                "due_ms": until_ms if due_ms is None else due_ms,
+                "wake_ms": 0,
+                "suspect": row["suspect"] or has_lapsed,
+                "deaths": row["deaths"] + (has_lapsed and row["alone"]),
+                "alone": alone,
+                "resends": 0,
+                "unsent": 1,
+                "noted": 0,
+            }
+            _set(db, row["n"], changes)
+            return _claimed(db, ref, row | changes)
 
         return await self._database.write(write)
 
@@ -331,9 +333,13 @@ class SqliteTasks:
 
     async def late_shards(self, now_ms: int) -> Sequence[int]:
         """See `TaskStore`."""
-        select = f"select distinct n % {self._shards} from tasks where due_ms <= ?"
+        late = f"select 1 from tasks where due_ms <= ? and n % {self._shards} = ? limit 1"
         return await self._database.read(
-            lambda db: [shard for (shard,) in db.execute(select, (now_ms,))]
+            lambda db: [
+                shard
+                for shard in range(self._shards)
+                if db.execute(late, (now_ms, shard)).fetchone()
+            ]
         )
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
@@ -356,11 +362,8 @@ class SqliteTasks:
         statement = "update tasks set due_ms = ?, resends = ?, unsent = ? where owner = ? and id = ? and due_ms = ?"
 
         def write(db: sqlite3.Connection) -> list[bool]:
-            with transaction(db):
-                facts = (
-                    (move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves
-                )
-                return [db.execute(statement, one).rowcount == 1 for one in facts]
+            facts = ((move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves)
+            return [db.execute(statement, one).rowcount == 1 for one in facts]
 
         return await self._database.write(write) if moves else []
 
@@ -368,14 +371,13 @@ class SqliteTasks:
         """See `TaskStore`."""
 
         def write(db: sqlite3.Connection) -> None:
-            with transaction(db):
-                row = _row(db, ref)
-                if (
-                    row is not None
-                    and row["expires_ms"] <= now_ms
-                    and row["status"] in sources(Event.EXPIRE)
-                ):
-                    _end(db, row["n"], target(Event.EXPIRE), "expired", now_ms)
+            row = _row(db, ref)
+            if (
+                row is not None
+                and row["expires_ms"] <= now_ms
+                and row["status"] in sources(Event.EXPIRE)
+            ):
+                _end(db, row["n"], target(Event.EXPIRE), "expired", now_ms)
 
         await self._database.write(write)
 
@@ -383,14 +385,14 @@ class SqliteTasks:
         """See `TaskStore`."""
         before_ms = now_ms - FORGET_AFTER_MS
 
-        def write(db: sqlite3.Connection) -> int:
-            select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
-            rows = db.execute(select, (before_ms, _FORGET_AT_ONCE)).fetchall()
-            if rows:  # most of the time there is nothing, and no lock to be had for it
-                db.executemany("delete from tasks where n = ?", rows)
-            return len(rows)
-
-        return await self._database.write(write)
+        select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
+        facts = (before_ms, _FORGET_AT_ONCE)
+        rows = await self._database.read(lambda db: db.execute(select, facts).fetchall())
+        if rows:  # most of the time there is nothing, and no lock to be had for it
+            await self._database.write(
+                lambda db: db.executemany("delete from tasks where n = ?", rows)
+            )
+        return len(rows)
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
         """See `TaskStore`."""
@@ -412,7 +414,11 @@ class SqliteTasks:
         }
         asked = {condition: value for condition, value in conditions.items() if value is not None}
         where = [*asked, *([f"status in ({', '.join('?' * len(statuses))})"] if statuses else [])]
-        select = f"select {_HEAD} from tasks where {' and '.join(where) or 'true'} order by n desc limit ?"
+        index, of_index = _index_of(wanted)
+        select = (
+            f"select {_HEAD} from tasks {index} where {' and '.join([*where, *of_index]) or 'true'}"
+            " order by n desc limit ?"
+        )
 
         def look(db: sqlite3.Connection) -> Found:
             rows = db.execute(select, (*asked.values(), *statuses, limit)).fetchall()
@@ -443,11 +449,10 @@ class SqliteTasks:
         facts = (working, due_ms, now_ms, ref.owner, ref.id, asking.value, now_ms, now_ms)
 
         def write(db: sqlite3.Connection) -> bool:
-            with transaction(db):
-                found = db.execute(statement, facts).fetchone()
-                if found is not None:
-                    db.execute("delete from payloads where task = ? and kind = 'request'", found)
-                return found is not None
+            found = db.execute(statement, facts).fetchone()
+            if found is not None:
+                db.execute("delete from payloads where task = ? and kind = 'request'", found)
+            return found is not None
 
         return await self._database.write(write)
 
@@ -484,23 +489,34 @@ class SqliteTasks:
         noted: Noted[None] = lease.notes
 
         def write(db: sqlite3.Connection) -> int | None:
-            with transaction(db):
-                row = _row(db, lease.ref)
-                if row is None or not _holds(lease, row):
-                    raise LeaseLost(str(lease.ref))
-                number = _attempt(row, noted, added) if added.entries else None
-                if added.entries and number is None:
-                    return None
-                _set(db, row["n"], changes if number is None else {**changes, "noted": number})
-                _add(db, row, added, now_ms)
-                if also is not None:
-                    also(db, row["n"])
-                return number
+            row = _row(db, lease.ref)
+            if row is None or not _holds(lease, row):
+                raise LeaseLost(str(lease.ref))
+            number = _attempt(row, noted, added) if added.entries else None
+            if added.entries and number is None:
+                return None
+            _set(db, row["n"], changes if number is None else {**changes, "noted": number})
+            _add(db, row, added, now_ms)
+            if also is not None:
+                also(db, row["n"])
+            return number
 
         async with noted.writing:
             number = await self._database.write(write)
             if number is not None:
                 noted.settle(number)
+
+
+def _index_of(wanted: Wanted) -> tuple[str, Sequence[str]]:
+    """Which index has the tasks that are looked for, and its condition. Those of one owner have one anyway; of all
+    that are completed, and of all of a tool, there is none: they are most of the table."""
+    if wanted.owner is not None or not wanted.statuses:
+        return "", ()
+    if wanted.statuses <= OPEN:
+        return "indexed by tasks_by_due", ("due_ms is not null",)
+    if wanted.statuses <= _ENDED:
+        return "indexed by tasks_ended", ("status in ('failed', 'cancelled')",)
+    return "", ()
 
 
 def _number(cursor: str | None) -> int | None:
@@ -556,18 +572,18 @@ def _why_not(
     return NotClaimed.SUSPECT if (has_lapsed or row["suspect"]) and not alone else None
 
 
-def _claimed(db: sqlite3.Connection, ref: TaskRef) -> Claimed:
-    row = _row(db, ref)
-    assert row is not None, "it was there in this transaction"
-    n = row["n"]
-    ((_, call),), ((_, state),) = _payloads(db, n, "call"), _payloads(db, n, "state")
+def _claimed(db: sqlite3.Connection, ref: TaskRef, row: dict[str, Any]) -> Claimed:
+    kept: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in _FOR_WORK}
+    for kind, name, value in db.execute(_WORK, (row["n"],)):
+        kept[kind].append((name, value))
+    ((_, call),), ((_, state),) = kept["call"], kept["state"]
     return Claimed(
         lease=Lease(ref, row["fence"], Noted()),
         record=_to_record(row, {}, None),
         call=call,
-        journal=[entry for _, entry in _payloads(db, n, "journal")],
+        journal=[entry for _, entry in kept["journal"]],
         state=state,
-        answers=dict(_payloads(db, n, "answer")),
+        answers=dict(kept["answer"]),
     )
 
 
@@ -579,7 +595,7 @@ def _row(db: sqlite3.Connection, ref: TaskRef) -> dict[str, Any] | None:
 
 
 def _named(row: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(_HEAD.replace(" ", "").split(","), row, strict=True))
+    return dict(zip(_COLUMNS, row, strict=True))
 
 
 def _record(db: sqlite3.Connection, row: dict[str, Any]) -> TaskRecord:

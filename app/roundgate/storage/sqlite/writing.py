@@ -1,0 +1,169 @@
+"""Writes of one process to a file: those that come while another is on its way to the disk go there together.
+
+A transaction waits for the disk once, however much is in it. So whatever is asked for while the disk is busy becomes
+one transaction, in the order in which it came, in which each write has a savepoint of its own:
+
+    asked for     a      b c d      e
+    thread        begin a commit ── begin b c d commit ── begin e commit
+                        └ to disk             └ to disk         └ to disk
+
+A write is told that it happened after the commit, and one that raises takes back nothing but itself. Where a
+transaction of several cannot be committed (the disk is full), each is tried again alone: none pays for what another
+wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from roundgate.values import dataclass
+
+T = TypeVar("T")
+
+TOGETHER: Final = 64
+"""Writes in one transaction, at most: for a reader of the file it comes all at once."""
+
+Work: TypeAlias = Callable[[sqlite3.Connection], Any]
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """A write that somebody waits for."""
+
+    work: Work
+    done: asyncio.Future[Any]
+    durable: bool
+    value: Any = None
+    error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Tell whoever waits."""
+        if self.done.done():  # who waited has been cancelled
+            return
+        if self.error is None:
+            self.done.set_result(self.value)
+        else:
+            self.done.set_exception(self.error)
+
+
+Run: TypeAlias = Callable[[Callable[[sqlite3.Connection], None], bool], None]
+"""Has something done with a connection, alone; its transactions are to be on the disk afterwards, or need not be."""
+
+
+class Writer:
+    """The writes that one event loop asks for, in one thread at a time."""
+
+    def __init__(self, run: Run, threads: ThreadPoolExecutor) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._run = run
+        self._threads = threads
+        self._waiting: deque[Write] = deque()
+        self._is_busy = False
+
+    async def write(self, work: Work, durable: bool) -> Any:
+        """What the work returns or raises, once it is in the file. If the caller is cancelled it may have happened.
+
+        Raises:
+            sqlite3.Error, OSError: it cannot be written; nothing has happened.
+        """
+        write = Write(work, self.loop.create_future(), durable)
+        self._waiting.append(write)
+        if not self._is_busy:
+            self._begin()
+        return await write.done
+
+    def _begin(self) -> None:
+        writes = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
+        self._is_busy = bool(writes)
+        if writes:
+            self._threads.submit(self._in_thread, writes)
+
+    def _in_thread(self, writes: Sequence[Write]) -> None:
+        try:
+            self._run(lambda db: commit(db, writes), any(write.durable for write in writes))
+        except BaseException as error:  # there is no connection
+            for write in writes:
+                write.error = error
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self._end, writes)
+
+    def _end(self, writes: Sequence[Write]) -> None:
+        self._begin()  # first: the thread need not wait for those who are told
+        for write in writes:
+            write.settle()
+
+
+def commit(db: sqlite3.Connection, writes: Sequence[Write]) -> None:
+    """Do all of it in one transaction; what becomes of each is noted in it."""
+    try:
+        with transaction(db):
+            for write in writes:
+                _do(db, write)
+    except Exception as error:
+        for write in writes:
+            if len(writes) == 1 or _is_busy(error):
+                write.error = error
+            else:
+                commit(db, [write])
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether another process keeps the file locked: each write alone would wait for it in vain."""
+    code = error.sqlite_errorcode & 0xFF if isinstance(error, sqlite3.OperationalError) else None
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _do(db: sqlite3.Connection, write: Write) -> None:
+    """One write of a transaction.
+
+    Raises:
+        sqlite3.Error: SQLite has ended the transaction.
+    """
+    write.error = None
+    db.execute("savepoint one")
+    try:
+        write.value = write.work(db)
+    except Exception as error:
+        if not db.in_transaction:
+            raise
+        db.execute("rollback to one")
+        write.error = error
+    db.execute("release one")
+
+
+def transacted(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+    """What the work returns, done in a transaction of its own."""
+    with transaction(db):
+        return work(db)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Everything inside happens, or nothing. Waits for other writers when it begins, so that it cannot fail halfway."""
+    with _ended(db, "immediate"):
+        yield
+        db.execute("commit")
+
+
+@contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """What is read inside is as of one moment."""
+    with _ended(db, "deferred"):
+        yield
+
+
+@contextmanager
+def _ended(db: sqlite3.Connection, kind: Literal["immediate", "deferred"]) -> Iterator[None]:
+    """A transaction that is over in the end, committed or not. A full disk, for one, ends it inside SQLite already."""
+    db.execute(f"begin {kind}")
+    try:
+        yield
+    finally:
+        if db.in_transaction:
+            db.execute("rollback")

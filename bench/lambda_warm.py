@@ -1,0 +1,131 @@
+"""A warm invocation on AWS Lambda, without the emulator around it: `python -m bench.lambda_warm SETTINGS`.
+
+The event of an HTTP API (payload 2.0) with a `tools/call` goes into the handler, the response comes out; both as the
+runtime has them, JSON already read. `gateway` is ours; `gateway, Mangum` the same with Mangum in front of it, as for
+events of other kinds; `fastapi + Mangum` is one path operation of FastAPI. Each is a process of its own, in turn.
+
+Run with the gateway's own Python; prints a `Sample` a line, as JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+SUBJECTS = ("gateway", "gateway, Mangum", "fastapi + Mangum")
+WARM_UP, COUNT = 200, 2_000
+CASE = "a warm invocation, tools/call of a tool that adds"
+Handler = Callable[[Any, Any], Any]
+
+
+class Context:
+    """What the runtime tells of an invocation."""
+
+    def get_remaining_time_in_millis(self) -> int:
+        return 29_000
+
+
+def main() -> None:
+    """Measure all subjects, or the one that is named, and print."""
+    if len(sys.argv) > 2:
+        with tempfile.TemporaryDirectory() as folder:
+            handler = handler_of(sys.argv[2], Path(folder))
+            json.dump(measured(handler, json.load(sys.stdin)), sys.stdout)
+        return
+    rounds: int = json.loads(sys.argv[1])["rounds"]
+    from bench.cold import request  # not in the processes that are measured
+
+    event = json.dumps(request("add"))
+    for number in range(rounds):
+        for name in (*SUBJECTS[number % 3 :], *SUBJECTS[: number % 3]):
+            print(
+                json.dumps({"case": CASE, "subject": name, "values": of_a_process(name, event)}),
+                flush=True,
+            )
+
+
+def of_a_process(name: str, event: str) -> dict[str, float]:
+    """What a subject's own process measures."""
+    command = [sys.executable, "-m", "bench.lambda_warm", "{}", name]
+    done = subprocess.run(command, input=event, capture_output=True, text=True, check=True)
+    values: dict[str, float] = json.loads(done.stdout)
+    return values
+
+
+def handler_of(name: str, folder: Path) -> Handler:
+    """A subject's handler."""
+    if name == "fastapi + Mangum":
+        from bench.apps.lambda_fastapi import handler as floor
+
+        return floor
+    tools = {"kind": "python", "name": "tools", "prefix": "", "path": os.path.abspath(TOOLS)}
+    (folder / "gateway.json").write_text(json.dumps({"backends": [tools]}))
+    os.environ |= {
+        **ENVIRONMENT,
+        "GATEWAY_CONFIG": str(folder / "gateway.json"),
+        "GATEWAY_STATE_KEYS": base64.b64encode(bytes(32)).decode(),
+        "GATEWAY_STORE": f"sqlite:///{folder}/gateway.sqlite3",
+    }
+    from roundgate import lambda_events, lambda_http
+
+    if name == "gateway, Mangum":
+        lambda_events.is_known = lambda event: False
+    return lambda_http.handler
+
+
+TOOLS = "bench/cold_gateway/tools.py"
+ENVIRONMENT: Mapping[str, str] = {
+    "AWS_LAMBDA_FUNCTION_NAME": "gateway",
+    "GATEWAY_ALLOW_ANONYMOUS": "true",
+    "GATEWAY_LOG_LEVEL": "warning",
+}
+
+
+def measured(handler: Handler, event: Any) -> dict[str, float]:
+    """What an invocation takes: processor time, the most memory that it has at once, objects that only the garbage
+    collector finds, and what the process has after all of them. Each answer is checked."""
+    context = Context()
+
+    def invoke(times: int) -> None:
+        for _ in range(times):
+            answer = handler(event, context)
+            assert answer["statusCode"] == 200, answer
+
+    result = json.loads(handler(event, context)["body"])["result"]
+    assert json.loads(result["content"][0]["text"]) == 5, result
+    invoke(WARM_UP)
+    gc.collect()
+    began = time.process_time()
+    invoke(COUNT)
+    used_s = time.process_time() - began
+    gc.collect()
+    gc.disable()
+    invoke(100)
+    garbage = gc.collect() / 100
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    tracemalloc.start()
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
+    invoke(1)
+    _, peak = tracemalloc.get_traced_memory()
+    return {
+        "warm_us": 1e6 * used_s / COUNT,
+        "peak_kib": (peak - before) / 1024,
+        "garbage": garbage,
+        "rss_mib": pages * resource.getpagesize() / 2**20,
+    }
+
+
+if __name__ == "__main__":
+    main()
