@@ -37,7 +37,6 @@ from roundgate.backends.http.config import (
     HttpBackendConfig,
     HttpJobConfig,
     HttpToolConfig,
-    RemoteConfig,
     ServiceConfig,
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
@@ -47,6 +46,7 @@ from roundgate.backends.http.reliability import (
     RetryConfig,
     TimeoutsConfig,
 )
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
@@ -158,6 +158,26 @@ def test_a_public_url_needs_a_scheme_and_a_host(url: str) -> None:
 def test_every_problem_is_told_at_once() -> None:
     wrong = {"GATEWAY_LISTEN": "yes", "GATEWAY_LOG_LEVEL": "loud", "GATEWAY_PUBLIC_URL": "x"}
     assert sorted(problems(**wrong)) == sorted(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("GATEWAY_STORE", "postgres://x", "names no store we have"),
+        ("GATEWAY_STORE", "sqlite:///", "names no store we have"),
+        ("GATEWAY_STORE", "dynamodb://a", "names no store we have"),
+        ("GATEWAY_QUEUE", "sqs://", "names no queue we have"),
+        ("GATEWAY_QUEUE", "rabbit", "names no queue we have"),
+        ("GATEWAY_RELOAD", "yes", "is 'yes'"),
+        ("GATEWAY_ALLOW_ANONYMOUS", "TRUE", "is 'TRUE'"),
+        ("GATEWAY_WORKER", "maybe", "is 'maybe'"),
+    ],
+)
+def test_a_value_that_cannot_be_says_what_can(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_environment({name: value})
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message, bool(problem.remedy)) == (name, said, True)
 
 
 def test_a_remedy_lists_what_is_allowed() -> None:

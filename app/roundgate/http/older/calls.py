@@ -106,7 +106,7 @@ class SessionCalls:
             try:
                 call, told = await self._continue_tool.call_of(request, caller)
             except ToolError as error:
-                return _responded(request.id, _tool_error(caller.revision, str(error)))
+                return _responded(request.id, _tool_error(caller.revision, error))
         elif stream.resumes:
             stream.token = lambda: self._first_id(call, caller, stream)
         return await self._respond(call, caller, stream, told)
@@ -141,7 +141,7 @@ class SessionCalls:
             except ToolError as error:
                 if inbound.method != "tools/call":
                     raise
-                reply = _tool_error(caller.revision, str(error))
+                reply = _tool_error(caller.revision, error)
             if reply is None:
                 span.end("input_required", None)
                 return Responded(None, "input_required")
@@ -256,7 +256,7 @@ class SessionCalls:
         except MissingCapability as error:
             if inbound.method != "tools/call":
                 raise
-            return _tool_error(caller.revision, str(error))
+            return _tool_error(caller.revision, error)
         assert not isinstance(answer, Stream), "no method of these revisions is one"
         return answer
 
@@ -275,8 +275,8 @@ class SessionCalls:
         return inbound_of(call.request, caller.revision, declared, session.client_info, features)
 
 
-def _tool_error(revision: Revision, text: str) -> Reply:
-    return Reply(Results(revision).write(ToolResult.error(text).to_wire()), "tool_error")
+def _tool_error(revision: Revision, error: GatewayError) -> Reply:
+    return Reply(Results(revision).write(ToolResult.error(str(error)).to_wire()), "tool_error")
 
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:
