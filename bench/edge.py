@@ -57,14 +57,14 @@ class Client(asyncio.Transport):
 
 
 async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, float]:
-    protocol, client = _protocol(subject, is_logged=is_logged), Client()
+    protocol, client = connection(subject, is_logged=is_logged), Client()
     protocol.connection_made(client)
     requests = [exchange.request for exchange in WORKLOADS["call_add"](64)]
-    await _batch(protocol, client, requests, BATCH)
+    await batch(protocol, client, requests, BATCH)
     collected, best_s, writes = _collections(), float("inf"), 0
     for _ in range(max(1, count // BATCH)):
         began = time.process_time()
-        writes = await _batch(protocol, client, requests, min(count, BATCH))
+        writes = await batch(protocol, client, requests, min(count, BATCH))
         best_s = min(best_s, time.process_time() - began)
     return {
         "us": 1e6 * best_s / min(count, BATCH),
@@ -73,7 +73,7 @@ async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, fl
     }
 
 
-async def _batch(protocol: Any, client: Client, requests: list[bytes], count: int) -> int:
+async def batch(protocol: Any, client: Client, requests: list[bytes], count: int) -> int:
     """Send so many requests one after the other; how many writes they were answered with."""
     writes = 0
     for number in range(count):
@@ -89,7 +89,7 @@ def _collections() -> int:
     return sum(int(one["collections"]) for one in gc.get_stats())
 
 
-def _protocol(subject: str, *, is_logged: bool) -> Any:
+def connection(subject: str, *, is_logged: bool) -> Any:
     """A connection of a subject's server."""
     from uvicorn.config import Config
     from uvicorn.server import ServerState

@@ -12,7 +12,8 @@ import pytest
 APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
-    {"carrier", "lazy"},
+    {"values", "lazy"},
+    {"carrier"},
     {"errors", "clock", "files", "garbage"},
     {"json", "aws", "tls", "spellings"},
     {"protocol"},
@@ -23,6 +24,7 @@ LAYERS = [
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
         *("backends.http.credential_config", "backends.http.tls_config"),
+        "backends.http.remote_config",
         "backends.aws_lambda.config",
         "backends.http.reliability",
     },
@@ -362,6 +364,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.aws_lambda",
     "roundgate.backends.exchange",
     "roundgate.backends.http.config",
+    "roundgate.backends.http.remote_config",
     "roundgate.backends.openapi.config",
     "roundgate.backends.shaping",
     "roundgate.client",

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from roundgate.carrier import carrier
+from roundgate.values import dataclass
 
 TRACE: Final[ContextVar[str | None]] = ContextVar("roundgate_trace", default=None)
 """The `traceparent` of what is being done, for the lines of the log; `None` where nobody traces."""

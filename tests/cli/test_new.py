@@ -6,15 +6,19 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 from roundgate.cli import main, new
+from roundgate.deployment import deploying, samconfig
 from roundgate.errors import UsageError
 
 PLACEHOLDER = re.compile(r"\{\{\w+\}\}")
+PLAIN = ("-q", "-p", "no:asyncio", "-p", "no:xdist")
 OPENAPI = {
     "openapi": "3.1.0",
     "info": {"title": "Shop", "version": "1"},
@@ -45,7 +49,7 @@ def test_what_is_written_passes_its_own_tests(
     checked = run(shop / "tests", "roundgate.cli", "check")
     assert "refund" in checked.stdout, checked.stderr
     assert "gateway.yaml: no problems" in checked.stdout
-    tested = run(shop, "pytest", "-q", "-p", "no:asyncio", "-p", "no:xdist")
+    tested = run(shop, "pytest", *PLAIN)
     assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
 
 
@@ -57,6 +61,74 @@ def test_the_operations_of_a_document_are_served_too(
     assert main(["new", str(tmp_path / "shop"), "--from", str(document)]) == 0
     assert main(["check", str(tmp_path / "shop" / "gateway.yaml")]) == 0
     assert "service__orders" in capsys.readouterr().out
+
+
+def test_for_aws_there_are_parameters_and_a_workflow_whose_steps_pass(tmp_path: Path) -> None:
+    document = tmp_path / "shop.json"
+    document.write_text(json.dumps(OPENAPI))
+    shop = tmp_path / "corner-shop"
+    assert main(["new", str(shop), "--aws", "--from", str(document)]) == 0
+    texts = [path.read_text() for path in shop.rglob("*") if path.is_file()]
+    assert not [text for text in texts if PLACEHOLDER.search(text)]
+    asked = samconfig.completed(deploying.asked("", []), shop / "gateway.yaml")
+    assert (asked.stack, dict(asked.overrides)) == ("corner-shop", {})
+    workflow = yaml.safe_load((shop / ".github/workflows/deploy.yml").read_text())
+    assert workflow["permissions"]["id-token"] == "write"
+    steps = [one["run"] for one in workflow["jobs"]["deploy"]["steps"] if "run" in one]
+    (install, *tested), deploy = steps[:-1], steps[-1]
+    extras = tomllib.loads((shop / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert install == f"pip install -e '.[{','.join(extras)}]'"
+    assert (deploy, len(tested)) == ("roundgate deploy", 3)
+    for step in tested:
+        name, *rest = step.split()
+        name = {"roundgate": "roundgate.cli"}.get(name, name)
+        done = run(shop, name, *rest, *(PLAIN if name == "pytest" else ()))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [({"servers": [{"url": "/api"}]}, True), ({"servers": []}, True), ({}, False)],
+    ids=["relative", "none", "absolute"],
+)
+def test_a_document_that_does_not_say_where_its_service_is_gets_a_place_to_correct(
+    tmp_path: Path, change: dict[str, object], line: bool
+) -> None:
+    document = tmp_path / "the shop: all.json"
+    document.write_text(json.dumps(OPENAPI | change))
+    assert main(["new", str(tmp_path / "shop"), "--from", str(document)]) == 0
+    text = (tmp_path / "shop" / "gateway.yaml").read_text()
+    assert ("base_url: http://127.0.0.1:8080" in text) == line
+    assert main(["check", str(tmp_path / "shop" / "gateway.yaml")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("gateway.yaml", json.dumps(OPENAPI), "has a gateway.yaml of its own: rename"),
+        ("tools.py", json.dumps(OPENAPI), "has a tools.py of its own: rename"),
+        ("notes.md", "# Notes", "is no OpenAPI document"),
+        ("list.json", "[]", "is no OpenAPI document"),
+        ("half.json", '{"openapi": ', "is not JSON"),
+    ],
+)
+def test_what_is_no_document_makes_no_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, says: str
+) -> None:
+    document = tmp_path / name
+    document.write_text(text)
+    assert main(["new", str(tmp_path / "shop"), "--from", str(document)]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "shop").exists()
+
+
+def test_a_document_by_url_is_asked_to_be_downloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", str(tmp_path / "shop"), "--from", "https://shop.test/openapi.json"]) == 2
+    assert "download the document, and give the file" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

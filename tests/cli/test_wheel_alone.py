@@ -93,7 +93,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 @pytest.fixture(scope="module")
 def repository(shell: Shell) -> Shell:
     """What `roundgate new` writes, with a dependency of its own and with secrets lying about."""
-    shell.run("roundgate", "new", "shop")
+    shell.run("roundgate", "new", "shop", "--aws")
     shop = Shell(shell.folder / "shop", shell.environ)
     tools, project = shop.folder / "tools.py", shop.folder / "pyproject.toml"
     tools.write_text(

@@ -37,7 +37,6 @@ from roundgate.backends.http.config import (
     HttpBackendConfig,
     HttpJobConfig,
     HttpToolConfig,
-    RemoteConfig,
     ServiceConfig,
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
@@ -47,6 +46,7 @@ from roundgate.backends.http.reliability import (
     RetryConfig,
     TimeoutsConfig,
 )
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
@@ -88,6 +88,26 @@ def test_each_variable_sets_its_field() -> None:
         Path("/etc/gateway.yaml"), "https://mcp.example.com", "off", "warning", on_lambda=True
     )
     assert from_environment(environ) == dataclasses.replace(expected, on_demand=True)
+
+
+@pytest.mark.parametrize(
+    ("store", "file"),
+    [
+        ("", ".roundgate/gateway.sqlite3"),
+        ("sqlite:///data/tasks.sqlite3", "data/tasks.sqlite3"),
+        ("sqlite:///../tasks.sqlite3", "../tasks.sqlite3"),
+        ("sqlite:////var/lib/tasks.sqlite3", "/var/lib/tasks.sqlite3"),
+        ("dynamodb://tasks", ".roundgate/tasks.sqlite3"),
+    ],
+)
+def test_the_file_of_the_store_is_found_from_gateway_yaml_wherever_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, file: str
+) -> None:
+    (tmp_path / "below").mkdir()
+    for here, given in (("", "gateway.yaml"), ("below", "../gateway.yaml")):
+        monkeypatch.chdir(tmp_path / here)
+        using = from_environment({"GATEWAY_CONFIG": given, "GATEWAY_STORE": store})
+        assert using.sqlite_path == tmp_path / file
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,12 @@ async def stuck(ctx: Context) -> str:
     return "never"
 
 
+@tool(task="required")
+async def hibernate(ctx: Context, days: int) -> str:
+    await ctx.sleep(days * DAY_S)
+    return "spring"
+
+
 @tool(scopes=["stock:write"])
 async def restock(ctx: Context) -> str:
     return ctx.principal.subject
@@ -118,6 +124,22 @@ async def test_a_task_that_waits_for_nothing_is_no_endless_test() -> None:
     async with Gateway(stuck) as gateway:
         with pytest.raises(NothingGoesOn, match="went another way than before"):
             await gateway.call("stuck")
+
+
+async def test_a_task_that_sleeps_longer_than_it_is_kept_names_the_setting() -> None:
+    async with Gateway(hibernate) as gateway:
+        with pytest.raises(NothingGoesOn) as told:
+            await gateway.call("hibernate", days=3)
+    assert "sleeps until 259200 s after its creation, and is forgotten after 86400 s" in str(
+        told.value
+    )
+    assert "raise tasks.ttl_s in gateway.yaml, and tasks.task_timeout_s" in str(told.value)
+    async with Gateway(hibernate, tasks={"ttl_s": 300_000}) as gateway:
+        result = await gateway.call("hibernate", days=3)
+        assert result.is_error
+        assert "tasks.task_timeout_s" in str(result.value)
+    async with Gateway(hibernate, tasks={"ttl_s": 300_000, "task_timeout_s": 300_000}) as gateway:
+        assert (await gateway.call("hibernate", days=3)).value == "spring"
 
 
 async def test_a_task_that_is_late_waits_for_a_sweep_that_another_is_at() -> None:

@@ -7,7 +7,6 @@ audience and expiry checked. What is wrong is told in OAuth's words (RFC 6750 se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import jwt
@@ -22,6 +21,7 @@ from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
 from roundgate.config import JwtAuthConfig
 from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated, Unavailable
+from roundgate.values import dataclass
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
 """RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the same keys: logout

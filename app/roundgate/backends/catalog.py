@@ -11,9 +11,9 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from roundgate.backends.base import (
     Backend,
@@ -37,6 +37,7 @@ from roundgate.protocol import (
     UriTemplate,
 )
 from roundgate.replay import Context
+from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.backends")
 
@@ -421,11 +422,13 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
 
 
 def _prefixed(item: T, prefix: str) -> T:
-    return (
-        replace(item, definition=renamed(item.definition, prefix + item.definition["name"]))
-        if prefix
-        else item
+    if not prefix:
+        return item
+    definition = renamed(item.definition, prefix + item.definition["name"])
+    made: Any = (
+        item.defined(definition) if isinstance(item, Tool) else replace(item, definition=definition)
     )
+    return cast("T", made)
 
 
 def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:

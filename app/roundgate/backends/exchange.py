@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
@@ -21,6 +20,7 @@ from roundgate.backends.input_requests import check_request
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, NotNow
 from roundgate.replay import NAME, Context, Raw
+from roundgate.values import dataclass
 
 Kept: TypeAlias = Mapping[str, Any]
 """An answer, as JSON: what a step returns."""

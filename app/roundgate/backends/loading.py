@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
@@ -21,6 +21,7 @@ from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
 from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
+from roundgate.values import dataclass
 
 T = TypeVar("T")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import TypeAdapter
@@ -30,6 +29,7 @@ from roundgate.protocol import (
     TextResourceContents,
     ToolResult,
 )
+from roundgate.values import dataclass
 
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 

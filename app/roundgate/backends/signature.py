@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NotRequired, Required, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -19,6 +18,7 @@ from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from roundgate.replay import Context, SyncContext
+from roundgate.values import dataclass
 
 
 class WithoutTitles(GenerateJsonSchema):

@@ -8,7 +8,7 @@ result is compared. What else is in the cassette belongs to its own revision.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from roundgate.cassettes.matching import Bindings, Difference, compare
@@ -17,6 +17,7 @@ from roundgate.cassettes.placeholders import Slot
 from roundgate.cassettes.verify import Outcome, filled
 from roundgate.client import Client, Question
 from roundgate.errors import ClientError, RpcError
+from roundgate.values import dataclass
 
 _COMPARED: Final = ("content", "structuredContent", "isError")
 

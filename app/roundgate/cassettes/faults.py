@@ -9,10 +9,11 @@ delay:2:0.5  half a second passes before interaction 2
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from roundgate.errors import UsageError
+from roundgate.values import dataclass
 
 KINDS: Final = ("lost", "twice", "cut", "delay")
 _LONGEST_S: Final = 60.0

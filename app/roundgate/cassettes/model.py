@@ -7,8 +7,10 @@ wherever it comes up again, `${time}` any moment. A text that has `${` in it is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeAlias
+
+from roundgate.values import dataclass
 
 Json: TypeAlias = dict[str, Any]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from roundgate.cassettes.course import without_envelope
@@ -22,6 +22,7 @@ from roundgate.cassettes.placeholders import Slot
 from roundgate.clock import Clock, iso
 from roundgate.errors import ParseError, UnboundPlaceholder
 from roundgate.json import decode, encode
+from roundgate.values import dataclass
 
 _INVALID: Final = -32602
 _NOT_FOUND: Final = -32601

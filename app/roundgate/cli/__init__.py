@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status: 0, 1 for what the command found wrong, 2 for wrong usage."""
     if os.getpid() == 1:  # in a container, where a signal is lost until somebody handles it
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    arguments = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = make_parser().parse_args(deployment_options.with_stack(words))
     try:
         module = remote_options.MODULES.get(arguments.command, arguments.command)
         with held_back():

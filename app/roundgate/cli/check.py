@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_starting(file: ConfigFile | None, arguments: argparse.Namespace) -> list[Problem]:
-    using, problems = starting.environment(os.environ)
+    path = configuration_file(arguments.config)
+    using, problems = starting.environment({**os.environ, "GATEWAY_CONFIG": str(path)})
     is_elsewhere = file is not None and isinstance(file.config.auth, AuthorizerConfig)
     if not is_elsewhere:
         problems += starting.of_environment(using)

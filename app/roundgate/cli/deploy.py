@@ -1,4 +1,4 @@
-"""`roundgate deploy STACK`: the zips for the stack's architecture, and AWS SAM."""
+"""`roundgate deploy [STACK]`: the zips for the stack's architecture, and AWS SAM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import deploying, tools
+from roundgate.deployment import deploying, samconfig, tools
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -18,6 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     asked = deploying.asked(arguments.stack, arguments.rest)
     path = configuration_file(asked.config)
+    asked = samconfig.completed(asked, path)
     asked, found = deploying.of_account(asked, path)
     stored = found.stored
     deploying.check(asked, path, stored, found.executions, found.region)

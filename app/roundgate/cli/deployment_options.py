@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,8 @@ _ARCHITECTURES: Final = ("arm64", "x86_64")
 EXAMPLES: Final = {
     "package": ("roundgate package --list", "roundgate package --arch x86_64"),
     "deploy": (
-        "roundgate deploy shop",
+        "roundgate deploy",
+        "roundgate deploy --config-env staging",
         "roundgate deploy shop gateway.yaml --parameter-overrides LogLevel=debug",
     ),
     "stack": ("roundgate stack --demo", "roundgate stack --port 9000 --directory logs"),
@@ -41,9 +43,11 @@ def add_commands(commands: Commands) -> None:
     deploy = commands.add_parser(
         "deploy",
         help="package, and deploy the stack with AWS SAM",
-        usage="roundgate deploy STACK [CONFIG] [options of sam deploy]",
+        usage="roundgate deploy [STACK] [CONFIG] [options of sam deploy]",
     )
-    deploy.add_argument("stack", metavar="STACK", help="name of the stack")
+    deploy.add_argument(
+        "stack", metavar="STACK", help="name of the stack (default: that of samconfig.toml)"
+    )
     deploy.add_argument(
         "rest",
         nargs=argparse.REMAINDER,
@@ -59,6 +63,18 @@ def add_commands(commands: Commands) -> None:
     )
     _add_sizes(stack)
     add_examples(commands, EXAMPLES)
+
+
+def with_stack(words: Sequence[str]) -> Sequence[str]:
+    """A command line, with an empty name where `deploy` is given none: it is in samconfig.toml then. argparse would
+    take the value of an option of `sam` for it."""
+    match words:
+        case ["deploy"]:
+            return ["deploy", ""]
+        case ["deploy", str(word), *_] if word not in ("-h", "--help"):
+            is_none = word.startswith("-") or "." in word or "/" in word
+            return ["deploy", "", *words[1:]] if is_none else words
+    return words
 
 
 def _add_config(command: argparse.ArgumentParser) -> None:

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from roundgate.cli.arguments import Commands
 
 EXAMPLES: Final = {
-    "new": ("roundgate new weather", "roundgate new shop --from openapi.json"),
+    "new": (
+        "roundgate new weather",
+        "roundgate new shop --from openapi.json",
+        "roundgate new shop --aws",
+    ),
 }
 """What is shown under the help of a command."""
 
@@ -22,5 +26,8 @@ def add_commands(commands: Commands) -> None:
     new.add_argument("directory", type=Path, help="where; its name is that of the repository")
     new.add_argument(
         "--from", dest="openapi", type=Path, metavar="FILE", help="serve this OpenAPI document, too"
+    )
+    new.add_argument(
+        "--aws", action="store_true", help="deploy it: parameters of the stack, and a workflow"
     )
     add_examples(commands, EXAMPLES)

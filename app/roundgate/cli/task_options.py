@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from roundgate.cli.arguments import add_examples, age_ms, count, seconds, task_ref
@@ -71,6 +72,12 @@ def _add_actions(tasks: argparse.ArgumentParser) -> None:
     )
     acting = [_add_act(actions, action, does) for action, does in _ACTS.items()]
     for parser in (listed, shown, watched, counted, *acting):
+        parser.add_argument(
+            "--config",
+            type=Path,
+            metavar="FILE",
+            help="the gateway.yaml whose tasks they are (default: as for serve)",
+        )
         parser.add_argument("--json", action="store_true", help="objects of JSON, one a line")
     add_examples(actions, EXAMPLES)
 
@@ -83,7 +90,9 @@ def _add_act(actions: Commands, action: str, does: str) -> argparse.ArgumentPars
     parser = actions.add_parser(action, help=does)
     parser.add_argument("task", type=task_ref, nargs="*", help=_AS_LISTED)
     _add_filters(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show which tasks it would be")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show which tasks it would be, and do nothing"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask first")
     return parser
 

@@ -10,7 +10,6 @@ produced only when asked for with `dialect=ARRAY`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Final, Literal, TypeAlias
 
@@ -19,6 +18,7 @@ from roundgate.client.limits import Limits
 from roundgate.client.questions import Question, response_to
 from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, TooManyRounds, Unanswered
+from roundgate.values import dataclass
 
 DEFAULT_MAX_ELICITATION_ROUNDS: Final = 5
 

@@ -5,7 +5,6 @@ Knows no section of the file; `roundgate.config` and the back ends' own models b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from roundgate.config.yaml_file import Located, dotted
 from roundgate.errors import Problem
+from roundgate.values import dataclass
 
 
 class Model(BaseModel):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import ConfigError, ParseError, Problem
+from roundgate.values import dataclass
 
 Loc: TypeAlias = tuple[str | int, ...]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -20,6 +20,7 @@ from typing import Final
 
 from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
+from roundgate.values import dataclass
 
 IGNORE_FILE: Final = ".roundgateignore"
 SECRETS: Final = (

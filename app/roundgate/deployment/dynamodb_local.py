@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +26,7 @@ from roundgate.clock import Clock
 from roundgate.deployment import places, tools
 from roundgate.deployment.ports import reserved_port
 from roundgate.storage.dynamodb import CONFIG, Table, create_table
+from roundgate.values import dataclass
 
 START_S = 60
 

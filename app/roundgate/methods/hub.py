@@ -12,12 +12,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeAlias
 
 from roundgate.auth import Principal
 from roundgate.errors import Unavailable
 from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notifications
+from roundgate.values import dataclass
 
 Topic: TypeAlias = tuple[str, str | None]
 """A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""

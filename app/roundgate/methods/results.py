@@ -7,7 +7,6 @@ A handler here says what there is to tell; `resultType`, `serverInfo` and cachin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from roundgate.carrier import carrier
@@ -17,6 +16,7 @@ from roundgate.methods.hub import Subscription
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol import CacheHint, ResultFormat, ToolResult
 from roundgate.tasks import log_failure
+from roundgate.values import dataclass
 
 
 @carrier

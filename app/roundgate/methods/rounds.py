@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -43,6 +43,7 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
+from roundgate.values import dataclass
 
 T = TypeVar("T")
 

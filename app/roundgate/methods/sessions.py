@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 from zlib import crc32
 
@@ -22,6 +22,7 @@ from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
 from roundgate.storage import SessionStore
 from roundgate.tokens import SessionFacts
+from roundgate.values import dataclass
 
 BUCKETS: Final = 64
 PER_BUCKET: Final = 16

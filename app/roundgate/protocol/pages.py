@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from roundgate.errors import InvalidParams
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ are 2020-12 unless `$schema` names an earlier draft. No `$ref` is ever fetched; 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import jsonschema_rs
+
+from roundgate.values import dataclass
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000

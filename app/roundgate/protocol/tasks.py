@@ -12,13 +12,13 @@ A tool's own failure is a *completed* task whose result has `isError`; *failed* 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.clock import iso
 from roundgate.json import encode
+from roundgate.values import dataclass
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 REQUIRED: Final[Mapping[str, Any]] = MappingProxyType({"extensions": {EXTENSION: {}}})

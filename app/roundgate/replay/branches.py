@@ -25,11 +25,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
 from roundgate.errors import HandlerExited, Suspend
+from roundgate.values import dataclass
 
 T = TypeVar("T")
 

@@ -6,13 +6,14 @@ It does not change while the call runs. What a run finds out is in `run.Run`, wh
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeAlias
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol import ClientCapabilities, Meta, ResourceContents
+from roundgate.values import dataclass
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
@@ -73,6 +74,7 @@ class Texts(Protocol):
         """The part that a cursor stands for; `None` if the owner has none under it, or lacks a scope.
 
         Raises:
+            ToolError: it was there, and newer texts of the owner took its place.
             Unavailable: as `keep`.
         """
 

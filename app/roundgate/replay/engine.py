@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -25,6 +24,7 @@ from roundgate.protocol import merged
 from roundgate.replay.branches import Driven, here, number_tasks, spawn
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
+from roundgate.values import dataclass
 
 T = TypeVar("T")
 

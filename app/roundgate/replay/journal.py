@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, field, fields, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate.errors import NotJson, UnknownEntry
 from roundgate.json import encode
+from roundgate.values import dataclass
 
 JOURNAL_VERSION: Final = 2
 """What new journals are written in; every version up to it is read."""

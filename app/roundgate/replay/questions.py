@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import ip_address
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, without_none
 from roundgate.replay import forms
 from roundgate.replay.journal import plain
+from roundgate.values import dataclass
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
 """What a client can say, and "timeout" where it said nothing in time."""

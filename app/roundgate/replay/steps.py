@@ -9,7 +9,6 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -19,6 +18,7 @@ from roundgate.auth import Principal
 from roundgate.errors import NotJson, OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
 from roundgate.replay.step_values import conversion_of, is_converted
+from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.replay")
 

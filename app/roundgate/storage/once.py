@@ -12,8 +12,9 @@ process that claimed it dies, whether the effect happened is unknown, and a seco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ asks the task's row what is to be done.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from roundgate.storage.tasks import TaskRef
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,12 @@ right to a shard saves work that would be done twice, and nothing depends on it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from roundgate.protocol import Status, TaskView
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -529,11 +530,13 @@ class TaskStore(Protocol):
         behind is found by nobody, and deleted in its time.
         """
 
-    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+    async def requeue(
+        self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
+    ) -> bool:
         """Take a `working` task from whoever has it: no lease, no sleep, no attempts, no blame, a higher fence, due at
         `due_ms`.
 
-        `False` if it is not working.
+        `False` if it is not working, or has another fence than the one that is told: somebody has claimed it since.
         """
 
     async def aclose(self) -> None:

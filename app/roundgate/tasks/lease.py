@@ -8,9 +8,10 @@ Wall clocks are set back and forth; a monotonic clock stands still while a machi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from roundgate.clock import Clock
+from roundgate.values import dataclass
 
 MARGIN_MS = 2_000
 """What must be left of a lease for a step to begin, or a quarter of the lease if that is more."""

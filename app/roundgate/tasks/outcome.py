@@ -7,7 +7,6 @@ reference to the log. Only an error for which the protocol has a code becomes a 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.backends import Returned
@@ -23,6 +22,7 @@ from roundgate.errors import (
 from roundgate.logs import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
 from roundgate.replay import Completed, Failed
+from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.methods")
 

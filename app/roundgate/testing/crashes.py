@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from roundgate.carrier import carrier
@@ -21,6 +21,7 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NothingGoesOn
 from roundgate.testing.effects import collecting_effects
 from roundgate.testing.memory import Life
+from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.testing.gateway import Gateway, Source

@@ -252,11 +252,12 @@ class Gateway:
 
     def _stuck(self) -> str:
         rows = self._memory.connection.execute(
-            "select tool, status, status_message from tasks where status not in"
-            " ('completed', 'failed', 'cancelled')"
+            "select tool, status, status_message, due_ms, created_ms, expires_ms from tasks"
+            " where status not in ('completed', 'failed', 'cancelled')"
         ).fetchall()
         left = "; ".join(
-            f"{tool} is {status}: {said or 'it says nothing'}" for tool, status, said in rows
+            f"{tool} is {status}: {said or 'it says nothing'}{_too_late(*times)}"
+            for tool, status, said, *times in rows
         )
         return f"Nothing goes on by itself any more. {left or 'There is no open task'}"
 
@@ -395,6 +396,17 @@ class _Paced(Clock):
 
     async def sleep(self, seconds: float) -> None:
         await self._gateway.advance(seconds)
+
+
+def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
+    """What is wrong with a task that would go on when it is no more; nothing if it would not."""
+    if due_ms is None or due_ms < expires_ms:
+        return ""
+    due_s, ttl_s = (due_ms - created_ms) // 1000, (expires_ms - created_ms) // 1000
+    return (
+        f"; it sleeps until {due_s} s after its creation, and is forgotten after {ttl_s} s:"
+        " raise tasks.ttl_s in gateway.yaml, and tasks.task_timeout_s, or sleep for less"
+    )
 
 
 async def _take(core: Core, message: Message, file: GatewayConfig, clock: Clock) -> None:

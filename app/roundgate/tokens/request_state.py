@@ -8,7 +8,7 @@ refusal is always the same sentence; the reason goes to the log, once per caller
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from roundgate import json
@@ -18,6 +18,7 @@ from roundgate.errors import ParseError, SealBroken, StateRefused, StateTooLarge
 from roundgate.json import digest
 from roundgate.tokens.refusals import Refusals
 from roundgate.tokens.sealed import KeyRing
+from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ change later is kept. Any process with the keys opens it, and for its owner alon
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from roundgate import json
@@ -17,6 +17,7 @@ from roundgate.clock import Clock
 from roundgate.errors import ParseError, SealBroken, SessionNotFound
 from roundgate.tokens.refusals import Refusals
 from roundgate.tokens.sealed import KeyRing
+from roundgate.values import dataclass
 
 PURPOSE: Final = "session"
 """The first of a token's claims: nothing else that the same keys seal has it."""

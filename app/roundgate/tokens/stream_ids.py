@@ -9,13 +9,13 @@ what was asked. It travels in a header; what is too long for one is kept in a ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.errors import ParseError, SealBroken
 from roundgate.tokens.sealed import KeyRing
+from roundgate.values import dataclass
 
 QUESTION: Final = "question"
 CALL: Final = "call"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -23,6 +23,7 @@ from roundgate.aws import Refusal, refusal
 from roundgate.backends.aws_lambda.refusals import NOT_BEGUN, error_of, passes, pause_s
 from roundgate.backends.aws_lambda.target import Target
 from roundgate.errors import BackendError, ConfigError, FunctionAway, Unavailable
+from roundgate.values import dataclass
 
 SPARE_S: Final = 5
 """By how much a connection outlasts the time that its invocation has: the invocation ends first."""

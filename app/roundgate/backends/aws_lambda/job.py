@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from roundgate import json
@@ -12,6 +11,7 @@ from roundgate.backends.exchange import Kept
 from roundgate.backends.http.arguments import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, NotNow, ParseError
+from roundgate.values import dataclass
 
 Start: TypeAlias = Callable[[], Awaitable[Answer]]
 Look: TypeAlias = Callable[[Any], Awaitable[Answer]]

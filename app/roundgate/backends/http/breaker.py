@@ -12,7 +12,6 @@ service off for others by asking for nonsense. It is kept by each process for it
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -20,6 +19,7 @@ from roundgate import metrics
 from roundgate.backends.http.reliability import BreakerConfig
 from roundgate.clock import Clock
 from roundgate.errors import BackendError
+from roundgate.values import dataclass
 
 log: Final = logging.getLogger("roundgate.backends")
 

@@ -8,8 +8,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from roundgate.backends.http.breaker import Breaker, Host
-from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.slots import Slots
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import NoAnswer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 from roundgate.backends.exchange import Kept
@@ -15,6 +15,7 @@ from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
 from roundgate.errors import BackendError, NotNow, ParseError, ToolError, UnexpectedAnswer
 from roundgate.protocol import ABSENT
+from roundgate.values import dataclass
 
 _NOT_NOW: Final = (429, 502, 503, 504)
 

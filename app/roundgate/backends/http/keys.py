@@ -6,12 +6,13 @@ So a try after a lost answer, the same round at another replica, and the next wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from roundgate.backends.http.messages import Outgoing
 from roundgate.json import digest
 from roundgate.replay import Context
+from roundgate.values import dataclass
 
 USUAL: Final = "idempotency-key"
 KEYED: Final = frozenset({"POST", "PATCH"})

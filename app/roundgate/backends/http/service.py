@@ -15,12 +15,12 @@ from urllib.parse import urlencode, urlsplit
 from roundgate.backends.http.access import Access
 from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.http.certificates import Certificates
-from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.failures import no_answer
 from roundgate.backends.http.hosts import Hosts
 from roundgate.backends.http.leftovers import drop_if_more_came
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.reliability import TimeoutsConfig
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.clock import Deadline

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +29,7 @@ from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, UnreadableDocument, UnusableOperation
 from roundgate.json import encode
 from roundgate.protocol import Schema
+from roundgate.values import dataclass
 
 MAX_NAME: Final = 64
 
@@ -244,7 +244,7 @@ class _Compiler:
         members = {
             **title,
             "description": operation.description,
-            "annotations": hints(operation.identity.method),
+            "annotations": dict(hints(operation.identity.method)),
         }
         head = b"," + encode(members)[1:-1] + b',"inputSchema":' + encode(schema)[:-1]
         output = operation.output_schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol, TypeAlias, cast
 
@@ -14,6 +14,7 @@ from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.references import Place, References
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.errors import UnusableOperation
+from roundgate.values import dataclass
 
 Content: TypeAlias = Mapping[str, Any]
 _MEDIA_TYPE: Final = re.compile(

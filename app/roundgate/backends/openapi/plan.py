@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal, TypeAlias
+
+from roundgate.values import dataclass
 
 Place: TypeAlias = Literal["path", "query", "header", "cookie", "querystring"]
 Style: TypeAlias = Literal[

@@ -11,12 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.openapi.references import Place, References
 from roundgate.errors import UnusableOperation
 from roundgate.protocol import Schema
+from roundgate.values import dataclass
 
 Direction: TypeAlias = Literal["request", "response"]
 Json: TypeAlias = dict[str, Any]

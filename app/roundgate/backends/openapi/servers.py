@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from roundgate.errors import UnusableOperation
+from roundgate.values import dataclass
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
 _USABLE: Final = re.compile(r"https?://[^/?#\s@]+(?:/[^?#\s]*)?")

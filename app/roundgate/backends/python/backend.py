@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +41,7 @@ from roundgate.protocol import (
     without_none,
 )
 from roundgate.replay import Context, SyncContext
+from roundgate.values import dataclass
 
 
 class PythonBackend:
@@ -189,7 +190,7 @@ def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
     return Tool(
         definition,
         call,
-        requires=declaration.requires,
+        requires=declaration.requires or {},
         scopes=frozenset(declaration.scopes),
         once=declaration.once,
         task=declaration.task,
@@ -216,7 +217,7 @@ def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
             raise InvalidParams(f"Invalid params: {error}") from None
         return returned.prompt_messages(await callee(context, keywords))
 
-    _check_names("complete", declaration.complete, [p.name for p in signature.parameters])
+    _check_names("complete", declaration.complete or {}, [p.name for p in signature.parameters])
     return Prompt(definition, get, _completers(declaration.complete, callee.threads))
 
 
@@ -227,7 +228,7 @@ def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
         raise ValueError(
             f"parameters {names} must be the variables of {declaration.uri!r}: {list(template.variables)}"
         )
-    _check_names("complete", declaration.complete, template.variables)
+    _check_names("complete", declaration.complete or {}, template.variables)
     definition = {
         "uriTemplate" if template.variables else "uri": declaration.uri,
         **_described(callee, declaration),
@@ -264,8 +265,8 @@ def _described(callee: Callee, declaration: Described) -> dict[str, Any]:
     }
 
 
-def _completers(declared: Mapping[str, Completer], threads: Threads) -> dict[str, Complete]:
-    return {name: _completer(completer, threads) for name, completer in declared.items()}
+def _completers(declared: Mapping[str, Completer] | None, threads: Threads) -> dict[str, Complete]:
+    return {name: _completer(completer, threads) for name, completer in (declared or {}).items()}
 
 
 def _completer(completer: Completer, threads: Threads) -> Complete:

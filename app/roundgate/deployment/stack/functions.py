@@ -21,7 +21,7 @@ import zipfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from roundgate.deployment.ports import reserved_port
 from roundgate.deployment.stack.loops import new_trace
 from roundgate.deployment.stack.template import Function
 from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
+from roundgate.values import dataclass
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024

@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from roundgate.deployment.stack import loops
 from roundgate.errors import InvocationFailed, Throttled
+from roundgate.values import dataclass
 
 Invoke: TypeAlias = Callable[..., Awaitable[Any]]
 """An event, and the trace header of what led to it, to a function; what it returns. Raises

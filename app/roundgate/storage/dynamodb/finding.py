@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from roundgate import json
@@ -20,6 +19,7 @@ from roundgate.protocol import OPEN, Status
 from roundgate.storage.dynamodb.root_items import LOOKED_FOR, pk_of, record_of
 from roundgate.storage.dynamodb.table import DUE, ENDED, OWNED, Page, Row, Table
 from roundgate.storage.tasks import Found, TaskRecord, TaskRef, Wanted
+from roundgate.values import dataclass
 
 LOOKS: Final = 1_000
 """One call of `find` looks at so many rows, whatever it finds."""

@@ -1,0 +1,151 @@
+"""Where the time of a `tools/call` goes inside the gateway, without sockets and kernel: microseconds by part.
+
+Run by `bench.run` with its settings as JSON (`python -m bench.parts '{…}'`). A process is fed the bytes of requests as
+in `bench.edge`; a timer of processor time interrupts it, and each time the innermost function that is a part's has the
+tick. What belongs to none of them, a comparison of JSON's or a lock, is its caller's. Prints one sample a line.
+"""
+
+import asyncio
+import gc
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from types import FrameType
+from typing import Final
+
+import uvloop
+
+from bench.edge import BATCH, Client, batch, connection
+from bench.wire import WORKLOADS
+
+TICK_S: Final = 0.001
+"""What is asked for; the kernel's own clock may tick less often."""
+SHARE: Final = 20
+"""How many times as long as one load: some four thousand ticks, so a part is right to 1 % of the whole."""
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "HTTP: head and body in, answer out, the task of a request": (
+        "/uvicorn/",
+        "/roundgate/http/server.py",
+        "/roundgate/http/cycle.py",
+        "/roundgate/http/room.py",
+        "/roundgate/replay/branches.py:TaskFactory.__call__",
+        "/bench/edge.py:batch",
+    ),
+    "layers: Host and Origin, errors, head, who calls": (
+        "/roundgate/http/shortcut.py",
+        "/roundgate/http/guard.py",
+        "/roundgate/http/exceptions.py",
+        "/roundgate/http/exchange.py",
+        "/roundgate/http/hosting.py",
+        "/roundgate/http/head.py",
+        "/roundgate/http/authentication.py",
+        "/roundgate/auth/",
+    ),
+    "endpoint: the body read, JSON parsed, a client that leaves": (
+        "/roundgate/http/endpoint.py",
+        "/roundgate/http/disconnect.py",
+        "/roundgate/protocol/jsonrpc.py",
+        "/roundgate/protocol/opening.py",
+        "/roundgate/tracing.py",
+    ),
+    "envelope: _meta, capabilities, version, mirrored headers": (
+        "/roundgate/protocol/v2026_07_28/validation.py",
+        "/roundgate/protocol/v2026_07_28/headers.py",
+        "/roundgate/protocol/capabilities.py",
+    ),
+    "method: parameters, the tool found, scopes, the call": (
+        "/roundgate/methods/",
+        "/roundgate/protocol/params.py",
+        "/roundgate/backends/catalog.py",
+        "/roundgate/backends/serving.py",
+    ),
+    "engine: a run, its deadline, the handler driven": (
+        "/roundgate/replay/",
+        "/roundgate/aio/",
+        "/roundgate/clock.py",
+    ),
+    "tool: arguments bound and checked, the function, its result": (
+        "/roundgate/backends/",
+        "/roundgate/protocol/schemas.py",
+        "/roundgate/protocol/content.py",
+        "/bench/apps/",
+    ),
+    "answer: the result and its JSON, headers": (
+        "/roundgate/methods/results.py",
+        "/roundgate/protocol/v2026_07_28/results.py",
+        "/roundgate/protocol/jsonrpc.py:result_response",
+        "/roundgate/http/responder.py",
+    ),
+    "the line in the log": (
+        "/roundgate/logs/",
+        "/roundgate/http/exchange.py:Exchange.write_line",
+    ),
+}
+"""Parts, and the ends of the names of their files, or `file:function`. The longest that fits a frame counts."""
+REST: Final = "the event loop, and what measures"
+
+
+class Ticks:
+    """Counts, at each signal, whose turn it was."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._known: dict[tuple[str, str], str | None] = {}
+
+    def __call__(self, _signal: int, frame: FrameType | None) -> None:
+        part = None
+        while frame is not None and part is None:
+            part, frame = self._part_of(frame), frame.f_back
+        self.counts[part or REST] += 1
+
+    def _part_of(self, frame: FrameType) -> str | None:
+        key = frame.f_code.co_filename, frame.f_code.co_qualname
+        if key not in self._known:
+            self._known[key] = part_of(*key)
+        return self._known[key]
+
+
+def part_of(file: str, function: str) -> str | None:
+    """The part that a function belongs to, None for one that is its caller's."""
+    whole = f"{file}:{function}"
+    found = [
+        (len(place), part) for part, places in PARTS.items() for place in places if place in whole
+    ]
+    return max(found)[1] if found else None
+
+
+def main() -> None:
+    """Measure a call with warnings only, and one with its line in the log."""
+    seconds = SHARE * json.loads(sys.argv[1])["seconds"]
+    for case, is_logged in (("with warnings only", False), ("with its line in the log", True)):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            for part, us in runner.run(measured(seconds, is_logged=is_logged)).items():
+                sample = {"case": case, "subject": part, "values": {"us": us}}
+                print(json.dumps(sample), flush=True)
+
+
+async def measured(seconds: float, *, is_logged: bool) -> dict[str, float]:
+    """Microseconds of processor time a request, by part, and together."""
+    protocol, client, ticks = connection("gateway", is_logged=is_logged), Client(), Ticks()
+    protocol.connection_made(client)
+    requests = [exchange.request for exchange in WORKLOADS["call_add"](64)]
+    await batch(protocol, client, requests, BATCH)
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGPROF, ticks)
+    count, began = 0, time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, TICK_S, TICK_S)
+    while time.process_time() - began < seconds:
+        await batch(protocol, client, requests, BATCH)
+        count += BATCH
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    us = 1e6 * (time.process_time() - began) / count
+    shares = {part: ticks.counts[part] / ticks.counts.total() for part in (*PARTS, REST)}
+    return {part: us * share for part, share in shares.items()} | {"together": us}
+
+
+if __name__ == "__main__":
+    main()
