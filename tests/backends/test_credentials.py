@@ -184,6 +184,17 @@ def test_other_spellings_of_a_secret_are_redacted(said: str) -> None:
     assert redacted(f"a {said} b", SECRET) == "a [redacted] b"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16"])
+@pytest.mark.parametrize("around", [("", ""), ("a ", " b"), ("ü", "")])
+def test_a_secret_in_a_text_as_windows_writes_it_is_redacted(
+    encoding: str, around: tuple[str, str]
+) -> None:
+    said = SECRET.join(around).encode(encoding)
+    answered = Answer(200, "OK", "text/plain; charset=utf-16", said)
+    left = Redactor(lambda: frozenset({SECRET}))(answered).body
+    assert left.decode(encoding) == "[redacted]".join(around)
+
+
 class Store:
     """Keeps one text, which a test may change, and counts how often it is read."""
 

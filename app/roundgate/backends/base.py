@@ -159,6 +159,8 @@ class Shared:
     """The Python modules that they have loaded."""
     fetches: bool = False
     """Whether what they are described by may be fetched: by a command, never by a gateway that starts."""
+    fetched: dict[str, bytes] = field(default_factory=dict)
+    """What has been fetched, by URL: nothing is fetched twice for one command."""
     is_cold: bool = False
     """Whether a caller waits while this process starts, as for a function of AWS Lambda: nobody is asked then."""
     secrets: Secrets = field(default_factory=Secrets)

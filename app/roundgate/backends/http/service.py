@@ -92,6 +92,9 @@ class Service:
         until = deadline or self._clock.deadline(None)
 
         async def once() -> Answer:
+            self._gate.check()
+            if self._access.tokens is not None:  # had in a time of its own, whosever trouble it is
+                await self._access.tokens.token()
             return await self._gate.through(lambda: self._once(outgoing, timeout_s), until)
 
         return await self._retries.send(outgoing, once, until)
@@ -128,6 +131,10 @@ class Service:
             try:
                 response = await _sent(client, request, self._access)
             except (httpx.InvalidURL, UnicodeError):  # it was sent, and httpx looks where it leads
+                raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
+            except httpx.RemoteProtocolError as error:
+                if "location header" not in str(error):
+                    raise
                 raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
             try:
                 if response.next_request is None:

@@ -44,6 +44,7 @@ class OpenApiBackend:
         self._config = config
         self._origin = origin
         self._fetches = shared.fetches
+        self._fetched = shared.fetched
         self._accesses = Accesses(config, origin, shared, config.credentials)
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
@@ -57,7 +58,9 @@ class OpenApiBackend:
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
-        index, path = _index(self._config, self._origin, fetches=self._fetches)
+        index, path = _index(
+            self._config, self._origin, fetches=self._fetches, fetched=self._fetched
+        )
         tools = {row.name: self._tool(index, row) for row in index.rows}
         rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
         if problems := self._unfilled(index, rows):
@@ -175,7 +178,9 @@ class _Operation:
         return await self._call(context, arguments)
 
 
-def _index(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> tuple[Index, Path]:
+def _index(
+    config: OpenApiBackendConfig, origin: Origin, *, fetches: bool, fetched: dict[str, bytes]
+) -> tuple[Index, Path]:
     """The index on file if it is of these settings and documents, else one that is made now.
 
     Raises:
@@ -198,7 +203,7 @@ def _index(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> tu
             log.warning("an index is not used; its document is compiled", extra={"fields": fields})
     from roundgate.backends.openapi.command import compiled
 
-    return compiled(config, origin, fetches=fetches), path
+    return compiled(config, origin, fetches=fetches, fetched=fetched), path
 
 
 def _check_that_it_can_be_made(

@@ -22,7 +22,7 @@ from typing import Any
 from roundgate import json
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
-from roundgate.errors import CallCancelled, MissingCapability, ToolError
+from roundgate.errors import CallCancelled, GatewayError, MissingCapability, ToolError
 from roundgate.http.older.asking import Asking
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.cancelling import CancelWatch
@@ -107,7 +107,7 @@ class SessionCalls:
             try:
                 call, told = await self._continue_tool.call_of(request, caller)
             except ToolError as error:
-                return _responded(request.id, _tool_error(caller.revision, str(error)))
+                return _responded(request.id, _tool_error(caller.revision, error))
         elif stream.resumes:
             stream.token = lambda: self.open_calls.event_id(call, caller)
         return await self._respond(call, caller, stream, told)
@@ -142,7 +142,7 @@ class SessionCalls:
             except ToolError as error:
                 if inbound.method != "tools/call":
                     raise
-                reply = _tool_error(caller.revision, str(error))
+                reply = _tool_error(caller.revision, error)
             if reply is None:
                 span.end("input_required", None)
                 return Responded(None, "input_required")
@@ -236,7 +236,7 @@ class SessionCalls:
         except MissingCapability as error:
             if inbound.method != "tools/call":
                 raise
-            return _tool_error(caller.revision, str(error))
+            return _tool_error(caller.revision, error)
         assert not isinstance(answer, Stream), "no method of these revisions is one"
         return answer
 
@@ -255,8 +255,8 @@ class SessionCalls:
         return inbound_of(call.request, caller.revision, declared, session.client_info, features)
 
 
-def _tool_error(revision: Revision, text: str) -> Reply:
-    return Reply(Results(revision).write(ToolResult.error(text).to_wire()), "tool_error")
+def _tool_error(revision: Revision, error: GatewayError) -> Reply:
+    return Reply(Results(revision).write(ToolResult.error(str(error)).to_wire()), "tool_error")
 
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:
