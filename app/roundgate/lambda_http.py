@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import aws, json, lambda_events, startup
-from roundgate.clock import Clock
+from roundgate.clock import Clock, seed_after_restore
 from roundgate.config import ConfigFile, Settings
 from roundgate.edge import Edge, Entrance, build_edge
 from roundgate.errors import ConfigError
@@ -105,6 +105,7 @@ class Function:
         """
         _check(event)
         if self._loop is None:
+            seed_after_restore()
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
         if lambda_events.is_known(event):
