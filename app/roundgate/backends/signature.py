@@ -8,8 +8,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import types
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NotRequired, Required, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -104,7 +115,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     takes_context, takes_any = None, False
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Any)
-        if hint in _CONTEXTS:
+        if _is_context(hint):
             takes_context = name
         elif parameter.kind is parameter.VAR_KEYWORD:
             takes_any = True
@@ -128,6 +139,16 @@ def describe(function: Callable[..., Any]) -> Signature:
         _adapter=_adapter(function.__name__, fields, closed=not takes_any),
         _defaults=defaults,
     )
+
+
+def _is_context(hint: Any) -> bool:
+    """Whether a parameter is the context, which may be optional for whoever calls the function without a gateway."""
+    if get_origin(hint) is Annotated:
+        return _is_context(get_args(hint)[0])
+    options = [one for one in get_args(hint) if one is not type(None)]
+    if get_origin(hint) in (Union, types.UnionType) and len(options) == 1:
+        return _is_context(options[0])
+    return hint in _CONTEXTS
 
 
 def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dict[str, Any]]:
