@@ -80,6 +80,10 @@ def declarations_of(function: Any) -> Sequence[Declaration]:
 
 
 def _attach(function: F, declaration: Declaration) -> F:
+    if isinstance(function, str):
+        raise TypeError(f"the name of a tool or prompt is given by name: write name={function!r}")
+    if not callable(function):
+        raise TypeError(f"a decorator of functions stands in front of {function!r}")
     setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))
     return function
 

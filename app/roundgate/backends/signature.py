@@ -6,12 +6,14 @@ sent keeps the function's own default.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NotRequired, Required, get_type_hints
+from typing import Any, Final, NotRequired, Required, get_args, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, to_jsonable_python
@@ -55,8 +57,16 @@ class Signature:
     _defaults: Mapping[str, Any]
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema 2020-12 of the arguments, an object."""
-        schema = self._adapter.json_schema(schema_generator=WithoutTitles)
+        """JSON Schema 2020-12 of the arguments, an object.
+
+        Raises:
+            TypeError: a parameter's type has none.
+        """
+        try:
+            schema = self._adapter.json_schema(schema_generator=WithoutTitles)
+        except PydanticInvalidForJsonSchema as error:
+            said = str(error).splitlines()[0]
+            raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
         schema.pop("title", None)
         properties = schema.setdefault("properties", {})
         for parameter in self.parameters:
@@ -86,6 +96,7 @@ class Signature:
         return bound
 
 
+_TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
 _CONTEXTS: Final = (Context, SyncContext)
 
@@ -94,9 +105,10 @@ def describe(function: Callable[..., Any]) -> Signature:
     """Read a function's signature, hints and docstring.
 
     Raises:
-        TypeError: a parameter cannot be filled by name, or its type has no JSON Schema.
+        TypeError: it is none, a parameter cannot be filled by name, or its type has no JSON Schema.
     """
-    hints = get_type_hints(function, include_extras=True)
+    _check_function(function)
+    hints = _hints_of(function)
     summary, described = _read_docstring(function)
     fields: dict[str, Any] = {}
     parameters: list[Parameter] = []
@@ -105,12 +117,19 @@ def describe(function: Callable[..., Any]) -> Signature:
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Any)
         if hint in _CONTEXTS:
+            if takes_context is not None:
+                raise TypeError(f"{takes_context!r} and {name!r} both take the context; keep one")
             takes_context = name
+        elif (name not in hints and name == "ctx") or any(
+            one in _CONTEXTS for one in get_args(hint)
+        ):
+            raise TypeError(f"{name!r} is given the context if it is annotated so: {name}: Context")
         elif parameter.kind is parameter.VAR_KEYWORD:
             takes_any = True
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise TypeError(
                 f"parameter {name!r} cannot be filled by name; make it an ordinary or keyword-only parameter"
+                + _OF_WRAPPERS * (parameter.kind is parameter.VAR_POSITIONAL)
             )
         else:
             required = parameter.default is parameter.empty
@@ -130,6 +149,33 @@ def describe(function: Callable[..., Any]) -> Signature:
     )
 
 
+_OF_WRAPPERS: Final = " (if a decorator of yours made it, that needs functools.wraps)"
+
+
+def _check_function(function: Callable[..., Any]) -> None:
+    """Raises TypeError: it is none, or one whose calls have no result."""
+    if inspect.isclass(function):
+        raise TypeError("is a class: decorate a function that makes one and uses it")
+    if isinstance(function, functools.partial):
+        raise TypeError("is a functools.partial: write a function that calls it")
+    inner = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise TypeError(
+            "is a generator, and a call has one result: return a list; `await ctx.progress(…)` tells how far it is"
+        )
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Its annotations, with those that are text looked up."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{error} where its annotations are looked up: define or import it at the top of the module, neither in a"
+            " function nor below TYPE_CHECKING"
+        ) from None
+
+
 def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dict[str, Any]]:
     make: Any = TypedDict  # for a type checker the fields would have to be known before run time
     arguments = make(name, fields)
@@ -137,7 +183,8 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
     try:
         return TypeAdapter(arguments)
     except Exception as error:
-        raise TypeError(f"a parameter has no JSON Schema: {str(error).splitlines()[0]}") from error
+        said = str(error).splitlines()[0].partition(". Set `")[0]
+        raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
 
 
 def _public_name(name: str, hint: Any) -> str:
