@@ -6,6 +6,7 @@ sent keeps the function's own default.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
@@ -55,6 +56,8 @@ class Signature:
     """The return annotation, or `Parameter.empty`."""
     _adapter: TypeAdapter[dict[str, Any]]
     _defaults: Mapping[str, Any]
+    _changeable: Mapping[str, Any]
+    """Defaults that a call could change for all that come after it, by the function's own names."""
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema 2020-12 of the arguments, an object.
@@ -78,7 +81,8 @@ class Signature:
         return schema
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments, converted to the annotated types.
+        """Keyword arguments, converted to the annotated types. Where a default is a list or the like, each call gets
+        one of its own: a handler that is run again has to begin with what it began with.
 
         Raises:
             ValueError: names each argument that does not fit, and why.
@@ -93,11 +97,15 @@ class Signature:
                 for e in error.errors(include_input=False)[:8]
             ]
             raise ValueError("; ".join(wrong)) from None
+        for name, default in self._changeable.items():
+            if name not in bound:
+                bound[name] = copy.deepcopy(default)
         return bound
 
 
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
+_CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
 
@@ -113,6 +121,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     fields: dict[str, Any] = {}
     parameters: list[Parameter] = []
     defaults: dict[str, Any] = {}
+    changeable: dict[str, Any] = {}
     takes_context, takes_any = None, False
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Any)
@@ -137,6 +146,8 @@ def describe(function: Callable[..., Any]) -> Signature:
             parameters.append(Parameter(_public_name(name, hint), described.get(name), required))
             if not required:
                 _note_default(defaults, parameters[-1].name, parameter.default)
+                if isinstance(parameter.default, _CHANGEABLE) and _can_be_copied(parameter.default):
+                    changeable[name] = parameter.default
     return Signature(
         summary=summary,
         parameters=tuple(parameters),
@@ -146,6 +157,7 @@ def describe(function: Callable[..., Any]) -> Signature:
         returns=hints.get("return", inspect.Parameter.empty),
         _adapter=_adapter(function.__name__, fields, closed=not takes_any),
         _defaults=defaults,
+        _changeable=changeable,
     )
 
 
@@ -193,6 +205,14 @@ def _public_name(name: str, hint: Any) -> str:
     return next(
         (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name
     )
+
+
+def _can_be_copied(default: Any) -> bool:
+    try:
+        copy.deepcopy(default)
+    except Exception:  # whatever its parts raise: a lock, a connection
+        return False
+    return True
 
 
 def _note_default(defaults: dict[str, Any], name: str, value: Any) -> None:
