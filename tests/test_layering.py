@@ -24,6 +24,7 @@ LAYERS = [
         *("backends.registry", "backends.config"),
         *("backends.http.config", "backends.python.config", "backends.openapi.config"),
         *("backends.http.credential_config", "backends.http.tls_config"),
+        "backends.http.remote_config",
         "backends.aws_lambda.config",
         "backends.http.reliability",
     },
@@ -48,7 +49,7 @@ LAYERS = [
 that has a layer of its own, below its package's, imports nothing of the package that is above it."""
 
 HOMES = {
-    "fastapi": {"main", "http.shortcut"},
+    "fastapi": {"http.framework"},
     "starlette": {"main", "http", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.server", "http.cycle", "deployment.stack"},
@@ -363,8 +364,10 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.aws_lambda",
     "roundgate.backends.exchange",
     "roundgate.backends.http.config",
+    "roundgate.backends.http.remote_config",
     "roundgate.backends.openapi.config",
     "roundgate.backends.shaping",
+    "pydantic.v1",
     "roundgate.client",
     "roundgate.http.older",
     "roundgate.methods.sessions",
@@ -393,6 +396,29 @@ def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_c
     )
     assert "roundgate.backends.python.backend" in loaded
     assert not loaded & NOT_FOR_PYTHON_TOOLS
+
+
+def test_the_models_of_openapi_documents_are_not_built_for_a_gateway() -> None:
+    code = (
+        "import roundgate.main\nfrom pydantic import BaseModel\nfrom fastapi.openapi import models\n"
+        "print(BaseModel.model_config, models.PathItem.__pydantic_complete__)\n"
+        "print(models.Info(title='a', version='1').title, models.Info.__pydantic_complete__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["{} False", "a True"]
+
+
+def test_reading_the_arguments_of_serve_loads_no_other_group_of_commands() -> None:
+    loaded = loaded_after("from roundgate.cli import parse; parse(['serve', 'gateway.yaml'])")
+    assert "roundgate.cli.serving_options" in loaded
+    assert not loaded & {
+        "roundgate.cli.cassette_options",
+        "roundgate.cli.repository_options",
+        "roundgate.cli.task_options",
+        "roundgate.main",
+    }
 
 
 def test_every_package_says_what_it_is() -> None:

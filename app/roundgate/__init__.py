@@ -58,11 +58,11 @@ else:
             ".auth.principal": "Principal",
             ".backends.declare": "prompt resource tool",
             ".clock": "Deadline",
-            ".errors": "Declined InvalidParams NotJson OutcomeUnknown ResourceNotFound StepFailed StepTimeout "
-            "ToolError",
-            ".protocol.content": "Annotations AudioContent BlobResourceContents Completion EmbeddedResource Icon "
-            "ImageContent PromptMessage ResourceLink TextContent TextResourceContents "
-            "ToolResult",
+            ".errors": "Declined InvalidParams NotJson OutcomeUnknown ResourceNotFound StepFailed "
+            "StepTimeout ToolError",
+            ".protocol.content": "Annotations AudioContent BlobResourceContents Completion "
+            "EmbeddedResource Icon ImageContent PromptMessage ResourceLink TextContent "
+            "TextResourceContents ToolResult",
             ".replay.context": "Context",
             ".replay.questions": "Answer Form Root Roots Sample Sampled Url",
             ".replay.sync_context": "SyncContext",

@@ -11,10 +11,8 @@ import gc
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
-from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
 
 from roundgate import tracing
 from roundgate.auth import Verifier
@@ -32,11 +30,14 @@ from roundgate.http import (
     AuthenticationMiddleware,
     BodyBudget,
     ExceptionMiddleware,
+    FastAPI,
     Guard,
     HeadMiddleware,
     McpEndpoint,
     ProtectedResource,
+    Request,
     ShortcutApp,
+    TelemetryConfig,
     default_hosts,
     not_served,
     public_origins,

@@ -183,8 +183,9 @@ class Reloader:
                 found = self._look()
             before = self._look(whatever_may_mend=True)
             await self.reload()
-            # What changed meanwhile differs from what was seen before. What was not looked at before is as it is, but
-            # after a failure: then it has come since, and may be what was missing.
+            # What changed meanwhile differs from what was seen before. What was not looked at
+            # before is as it is, but after a failure: then it has come since, and may be what was
+            # missing.
             seen = (
                 before
                 if self._has_failed

@@ -34,7 +34,10 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
     if encrypted is not None:
         return _kept_at_aws(lambda: keys.from_kms(encrypted, aws.client), using, clock)
     if using.on_lambda:
-        remedy = "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or …_KMS for every replica"
+        remedy = (
+            "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or "
+            "…_KMS for every replica"
+        )
         message = "replicas need a shared key: a round that one has sealed must open in any other"
         raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
     return keys.from_file(using.sqlite_path.with_suffix(".key"))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from roundgate import aws, config, logs, metrics, tracing
 from roundgate.backends import KeptTexts, Modules, Serving, loading
@@ -23,6 +23,10 @@ LETTING_GO_PART: Final = 0.6
 """Of what is left of a lease when the event loop has stood still for too long, how much a watchdog may take."""
 
 
+Prepares: TypeAlias = Sequence[Callable[[], None]]
+"""What is called to make clients of AWS before the first call needs them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stores:
     """What processes that belong together share."""
@@ -31,7 +35,7 @@ class Stores:
     tasks: TaskStore
     queue: TaskQueue
     sessions: SessionStore
-    prepares: Sequence[Callable[[], None]] = ()
+    prepares: Prepares = ()
     again: Callable[[], TaskStore] | None = None
     """Makes another object on the same tasks, for another event loop."""
     clock_skew_s: float = 5.0
@@ -193,60 +197,87 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     """The stores that the settings name. Nothing is opened yet, and what is not named is not imported.
 
+    Args:
+        using: the environment.
+        clock: of the stores.
+        shards: parts of DynamoDB's index of open tasks, `tasks.shards` in gateway.yaml.
+
     Raises:
         ConfigError: they do not go together.
     """
+    _check_queue(using)
+    table, url = using.dynamodb_table, using.sqs_url
+    kept = _in_sqlite(using, clock) if table is None else _in_dynamodb(table, clock, shards)
+    queue, prepares = _local_queue(using, clock) if url is None else _at_sqs(url)
+    return Stores(
+        kept.once,
+        kept.tasks,
+        queue,
+        kept.sessions,
+        [*kept.prepares, *prepares],
+        again=lambda: make_stores(using, clock, shards).tasks,
+        clock_skew_s=_skew_s(using),
+    )
+
+
+def _check_queue(using: Settings) -> None:
     if using.on_lambda and using.sqs_url is None and using.dynamodb_table is not None:
         remedy = "set it to sqs:// and the URL of the queue"
         message = "is local, which the functions of AWS Lambda do not share"
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What one database keeps."""
+
     once: OnceStore
     tasks: TaskStore
     sessions: SessionStore
-    prepares: list[Callable[[], None]] = []
-    if using.dynamodb_table is not None:
-        from roundgate.storage.dynamodb import (
-            CONFIG,
-            DynamoDbOnce,
-            DynamoDbSessions,
-            DynamoDbTasks,
-            Table,
-        )
+    prepares: Prepares = ()
 
-        table = Table(using.dynamodb_table, lambda: aws.client("dynamodb", **CONFIG), clock)
-        once, tasks = DynamoDbOnce(table), DynamoDbTasks(table, shards)
-        sessions = DynamoDbSessions(table, clock)
-        prepares.append(table.prepare)
-    else:
-        from roundgate.storage.sqlite import Database, SqliteOnce, SqliteSessions, SqliteTasks
 
-        database = Database(using.sqlite_path)
-        once, tasks = SqliteOnce(database, clock), SqliteTasks(database)
-        sessions = SqliteSessions(database, clock)
-    queue: TaskQueue
-    if using.sqs_url is not None:
-        from roundgate.storage import sqs
-
-        queue = at_sqs = sqs.SqsQueue(
-            using.sqs_url,
-            lambda: aws.client("sqs", **sqs.CONFIG),
-            lambda: aws.client("sqs", **sqs.RECEIVING),
-        )
-        prepares.append(at_sqs.prepare)
-    else:
-        from roundgate.storage.sqlite import Database, SqliteQueue
-
-        # a message that the machine's death takes with it is one that the sweep replaces
-        queue = SqliteQueue(Database(using.sqlite_path, durable=False), clock)
-    return Stores(
-        once,
-        tasks,
-        queue,
-        sessions,
-        prepares,
-        again=lambda: make_stores(using, clock).tasks,
-        clock_skew_s=_skew_s(using),
+def _in_dynamodb(name: str, clock: Clock, shards: int) -> _Kept:
+    from roundgate.storage.dynamodb import (
+        CONFIG,
+        DynamoDbOnce,
+        DynamoDbSessions,
+        DynamoDbTasks,
+        Table,
     )
+
+    table = Table(name, lambda: aws.client("dynamodb", **CONFIG), clock)
+    return _Kept(
+        DynamoDbOnce(table),
+        DynamoDbTasks(table, shards),
+        DynamoDbSessions(table, clock),
+        [table.prepare],
+    )
+
+
+def _in_sqlite(using: Settings, clock: Clock) -> _Kept:
+    from roundgate.storage.sqlite import Database, SqliteOnce, SqliteSessions, SqliteTasks
+
+    database = Database(using.sqlite_path)
+    return _Kept(
+        SqliteOnce(database, clock), SqliteTasks(database), SqliteSessions(database, clock)
+    )
+
+
+def _at_sqs(url: str) -> tuple[TaskQueue, Prepares]:
+    from roundgate.storage import sqs
+
+    queue = sqs.SqsQueue(
+        url, lambda: aws.client("sqs", **sqs.CONFIG), lambda: aws.client("sqs", **sqs.RECEIVING)
+    )
+    return queue, [queue.prepare]
+
+
+def _local_queue(using: Settings, clock: Clock) -> tuple[TaskQueue, Prepares]:
+    from roundgate.storage.sqlite import Database, SqliteQueue
+
+    # a message that the machine's death takes with it is one that the sweep replaces
+    return SqliteQueue(Database(using.sqlite_path, durable=False), clock), ()
 
 
 def _skew_s(using: Settings) -> float:

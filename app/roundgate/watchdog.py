@@ -194,6 +194,6 @@ def _contexts_of(task: asyncio.Task[Any] | None) -> Sequence[Context]:
         return []
     if sys.version_info >= (3, 12):
         return [task.get_context()]
-    # Python 3.11 has no such method; the garbage collector knows the context all the same, and perhaps that of whoever
-    # waits for the task
+    # Python 3.11 has no such method; the garbage collector knows the context all the same, and
+    # perhaps that of whoever waits for the task
     return [one for one in gc.get_referents(task) if isinstance(one, Context)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +160,16 @@ async def test_a_store_that_is_away_does_not_lose_the_beginning(
     async def away(*given: Any) -> bool:
         raise Unavailable("away")
 
-    monkeypatch.setattr(SqliteSessions, "put_new", away)
+    monkeypatch.setattr(SqliteSessions, "put", away)
     text = await mcp.text("long")
     assert text.startswith(TEXT[:200])
     assert text.endswith("of 1,000. The rest could not be kept; ask for less at once]")
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "x.0", ".5", "x.-1", "x.99999999999", "x.²"])
+@pytest.mark.parametrize(
+    "cursor",
+    ["", "x", "x.0", ".5", "1-x.-1", "1-x.99999999999", "1-x.²", "0-x.0", "1-x.0", "²-x.0"],
+)
 async def test_a_cursor_that_is_none_is_a_tool_error(mcp: Client, cursor: str) -> None:
     found = await mcp.call("read_more", {"cursor": cursor})
     assert found["isError"]
@@ -179,6 +184,52 @@ async def test_it_is_forgotten_after_a_time(tmp_path: Path) -> None:
         assert not (await mcp.call("read_more", {"cursor": cursor})).get("isError")
         clock.skip(61)
         assert (await mcp.call("read_more", {"cursor": cursor}))["isError"]
+
+
+async def test_a_caller_has_so_many_kept_and_the_oldest_is_gone(tmp_path: Path) -> None:
+    async with gateway(tmp_path, limits={"max_kept_results": 3}) as mcp:
+        cursors = [parted(await mcp.text("long", {"chars": 1_000 + n}))[1] for n in range(10)]
+        for cursor in cursors[-3:]:
+            assert not (await mcp.call("read_more", {"cursor": cursor})).get("isError")
+        for cursor in cursors[:-3]:
+            found = await mcp.call("read_more", {"cursor": cursor})
+            assert found["isError"]
+            assert "newer long ones took its place" in found["content"][0]["text"]
+    with closing(sqlite3.connect(tmp_path / "gateway.sqlite3")) as db:
+        rows = db.execute("select count(*) from sessions where key like 'texts.%.%'").fetchone()
+    assert rows == (3,)
+
+
+async def test_a_text_of_a_longer_one_s_place_ends_where_it_ends(tmp_path: Path) -> None:
+    override = {"override": {"long": {"max_result": 30_000}}}
+    file = config_file(*ALL, backend=override, limits={"max_kept_results": 1})
+    async with client(build_app(file, settings(tmp_path))) as mcp:
+        await mcp.text("long", {"chars": 180_000})
+        text = await mcp.text("long", {"chars": 60_000})
+        _, cursor = parted(text)
+        assert cursor is not None
+        part, last = parted(await mcp.text("read_more", {"cursor": cursor}))
+        assert (part, last) == (TEXT[30_000:60_000], None)
+        behind = cursor.replace(".30000", ".120000")
+        assert (await mcp.call("read_more", {"cursor": behind}))["isError"]
+
+
+async def test_texts_of_many_calls_at_once_do_not_mix(mcp: Client) -> None:
+    sizes = range(500, 540)
+    texts = await asyncio.gather(*(mcp.text("long", {"chars": size}) for size in sizes))
+    assert [await read(mcp, text) for text in texts] == [TEXT[:size] for size in sizes]
+
+
+async def test_control_characters_fit_into_the_rows(tmp_path: Path) -> None:
+    @tool
+    def controls() -> str:
+        return "\x01" * 120_000
+
+    file = config_file(controls, backend={"override": {"controls": {"max_result": 60_000}}})
+    async with client(build_app(file, settings(tmp_path))) as mcp:
+        _, cursor = parted(await mcp.text("controls"))
+        part, last = parted(await mcp.text("read_more", {"cursor": cursor}))
+        assert (part, last) == ("\x01" * 60_000, None)
 
 
 async def test_a_view_does_not_read_what_another_has_kept(tmp_path: Path) -> None:

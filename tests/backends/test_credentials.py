@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from roundgate import config
-from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.credential_config import CREDENTIALS
 from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.registry import KINDS
 from roundgate.backends.secret_reading import Secrets
@@ -182,6 +182,17 @@ def check_base64(before: str, secret: str, after: str) -> None:
 )
 def test_other_spellings_of_a_secret_are_redacted(said: str) -> None:
     assert redacted(f"a {said} b", SECRET) == "a [redacted] b"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16"])
+@pytest.mark.parametrize("around", [("", ""), ("a ", " b"), ("ü", "")])
+def test_a_secret_in_a_text_as_windows_writes_it_is_redacted(
+    encoding: str, around: tuple[str, str]
+) -> None:
+    said = SECRET.join(around).encode(encoding)
+    answered = Answer(200, "OK", "text/plain; charset=utf-16", said)
+    left = Redactor(lambda: frozenset({SECRET}))(answered).body
+    assert left.decode(encoding) == "[redacted]".join(around)
 
 
 class Store:

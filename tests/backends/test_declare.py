@@ -1,4 +1,4 @@
-"""The decorators declaration what a function is, change nothing about it, and their notes become its definition."""
+"""The decorators record what a function is, and change nothing about it. Its definition follows from the record."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Anything:
 
 
 @pytest.mark.parametrize("value", [len, 5, None, "x", object(), type, tool, json, Anything()])
-def test_anything_else_has_no_notes(value: Any) -> None:
+def test_anything_else_has_no_declarations(value: Any) -> None:
     assert list(declarations_of(value)) == []
 
 

@@ -133,6 +133,20 @@ async def test_a_job_is_started_followed_and_fetched(tmp_path: Path) -> None:
     assert task["result"]["structuredContent"] == [1, 2]
 
 
+async def test_what_every_request_has_in_its_query_polls_have_too(tmp_path: Path) -> None:
+    rows = answer(b'{"rows":[1,2]}')
+    arguments = {"what": {"in": "query"}}
+    fixed: dict[str, Any] = {"query": {"api-version": "2024-01"}, "arguments": arguments}
+    job = {"fetch": "/results/{id}"}
+    async with house(tmp_path, STARTED, RUNNING, DONE, rows, job=job, **fixed) as one:
+        await one.ann.over(await one.ann.begin("run", what="x"))
+        assert one.told.request_lines == [
+            "POST /jobs?api-version=2024-01&what=x HTTP/1.1",
+            *["GET /jobs/j-1?api-version=2024-01 HTTP/1.1"] * 2,
+            "GET /results/j-1?api-version=2024-01 HTTP/1.1",
+        ]
+
+
 async def test_without_a_place_to_fetch_it_from_the_last_poll_is_the_result(tmp_path: Path) -> None:
     async with house(tmp_path, STARTED, DONE, job={}) as one:
         task = await one.ann.over(await one.ann.begin("run", what="x"))

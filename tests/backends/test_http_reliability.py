@@ -242,6 +242,31 @@ async def test_what_a_caller_can_bring_about_opens_nothing(status: str) -> None:
         assert len(told.requests) == 3
 
 
+@pytest.mark.parametrize("where", ["http://other.example/", "http://[::1", "//", "ftp://x/", "/"])
+async def test_a_redirect_that_is_not_followed_is_an_answer_of_a_host_that_is_there(
+    where: str,
+) -> None:
+    sent = answer(b"", "302 Found", Location=where)
+    async with (
+        service(sent) as told,
+        gateway_to(told.url, {}, breaker={"failures": 1}, retry=QUICK) as gate,
+    ):
+        texts = [await gate.text("tool") for _ in range(3)]
+    assert all("redirects" in text for text in texts), texts
+
+
+async def test_a_redirect_that_is_refused_ends_a_row_of_failures() -> None:
+    elsewhere = answer(b"", "302 Found", Location="http://other.example/")
+    breaker = {"failures": 2, "pause_s": 60}
+    async with (
+        service(AWAY, elsewhere, AWAY, GOOD) as told,
+        gateway_to(told.url, {}, breaker=breaker) as gate,
+    ):
+        for _ in range(3):
+            await gate.call("tool")
+        assert await gate.text("tool") == "good"
+
+
 # ---- times of parts
 
 

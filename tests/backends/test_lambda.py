@@ -82,6 +82,21 @@ async def test_what_aws_refuses_is_said_once_with_what_is_known_of_effects(
     assert len(told.requests) == 1
 
 
+async def test_the_log_has_a_line_for_each_call_of_aws_lambda_without_what_was_said(
+    patch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "roundgate.backends")
+    throttled = refused("429 Throttled", "TooManyRequestsException", Retry_After="0")
+    await called(patch, tmp_path, throttled, said({"n": "hidden-text"}), arguments={"q": "asked"})
+    found = [one for one in caplog.records if one.message == "call of AWS Lambda"]
+    fields = [one.fields for one in found]  # type: ignore[attr-defined]
+    assert [(one["function"], one["status"]) for one in fields] == [
+        ("desk", "TooManyRequestsException"),
+        ("desk", 200),
+    ]
+    assert all(one["ms"] >= 0 and len(one) == 3 for one in fields)
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -182,6 +182,17 @@ async def test_tokens_are_taken_out_of_what_a_service_echoes() -> None:
             assert (await gate.call("tool"))["structuredContent"] == "you sent [redacted]"
 
 
+async def test_who_is_slow_to_give_tokens_is_no_trouble_of_the_service() -> None:
+    good = answer(b'"good"')
+    settings = {"timeout_s": 1, "breaker": {"failures": 1}}
+    async with (
+        service(granted("late-token"), pause_s=1.5) as issuer,
+        service(good) as told,
+        gateway_to(told.url, {}, credential=credential(issuer), **settings) as gate,
+    ):
+        assert [await gate.text("tool") for _ in range(2)] == ["good"] * 2
+
+
 async def test_without_a_token_the_call_is_a_tool_error_that_says_why() -> None:
     refused = answer(b'{"error":"invalid_scope"}', status="400 Bad Request")
     async with service(refused) as issuer, service() as told:

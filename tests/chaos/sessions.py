@@ -73,7 +73,7 @@ class Gateways:
             await asyncio.sleep(PAUSE_S)
 
 
-class Lost(Exception):
+class CallLost(Exception):
     """A call that did not end as it should."""
 
 
@@ -113,7 +113,7 @@ class Trip:
         said = {**message, "result": accept(name=self.answers[name])}
         async with self.at.send("POST", self.headers, said) as response:
             if response.status_code != 202:
-                raise Lost(f"an answer was {response.status_code}: {await response.aread()!r}")
+                raise CallLost(f"an answer was {response.status_code}: {await response.aread()!r}")
 
     def _name(self) -> str:
         return "who" if self.question["params"]["message"].startswith("Who") else "where"
@@ -122,7 +122,7 @@ class Trip:
         try:
             return await anext(self._stream)
         except StopAsyncIteration:
-            raise Lost("its stream ended without a result") from None
+            raise CallLost("its stream ended without a result") from None
 
     async def _messages(self, call: Any) -> AsyncIterator[Any]:
         """All that comes, through as many streams as it takes."""
@@ -131,13 +131,13 @@ class Trip:
             try:
                 async with self.at.send(method, headers, call) as response:
                     if response.status_code != 200:
-                        raise Lost(f"{response.status_code}: {await response.aread()!r}")
+                        raise CallLost(f"{response.status_code}: {await response.aread()!r}")
                     async for message in self._events(response):
                         yield message
             except httpx.TransportError:
                 self.at.counts["cut off"] += 1
             if self.last_id is None:
-                raise Lost("it was cut off before there was an id to come back with")
+                raise CallLost("it was cut off before there was an id to come back with")
             method, call, headers = "GET", None, {**self.headers, "last-event-id": self.last_id}
             await asyncio.sleep(PAUSE_S)
 
@@ -186,7 +186,7 @@ async def run(title: str, count: int, directory: Path, at: Gateways) -> bool:
         try:
             async with asyncio.timeout(2 * PATIENCE_S):
                 await group(trips[first : first + at.at_once], at)
-        except (Lost, httpx.HTTPError, TimeoutError) as error:
+        except (CallLost, httpx.HTTPError, TimeoutError) as error:
             wrong.append(f"a group: {type(error).__name__}: {error}")
     doubled = 0
     for number, trip in enumerate(trips):

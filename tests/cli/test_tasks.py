@@ -7,19 +7,25 @@ import json
 import re
 import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.cli import main
+from roundgate.cli import main, task_acting
 from roundgate.cli.terminal import say
 from roundgate.clock import Clock
 from roundgate.config.settings import from_environment
+from roundgate.errors import Unavailable
 from roundgate.startup import make_stores
+from roundgate.storage import NewTask, TaskRef
+from roundgate.storage.dynamodb import DynamoDbTasks
+from roundgate.storage.sqlite import SqliteTasks
 from roundgate.tasks.call import owner_of
 from tests.support.command import roundgate
+from tests.support.dynamodb import Emulator
 from tests.support.jobs import JOBS
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
@@ -35,13 +41,27 @@ class Operator:
     ) -> None:
         monkeypatch.setenv("GATEWAY_STORE", f"sqlite:///{directory / 'gateway.sqlite3'}")
         self._capsys = capsys
+        self._out = self._err = ""
 
     async def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Exit status, standard output, standard error."""
-        self._capsys.readouterr()
+        self.said()
+        self._out = self._err = ""
         status = await asyncio.to_thread(main, ["tasks", *arguments])
+        return status, *self.said()
+
+    def said(self) -> tuple[str, str]:
+        """Standard output and standard error of the command, as far as it has written them."""
         told = self._capsys.readouterr()
-        return status, told.out, told.err
+        self._out, self._err = self._out + told.out, self._err + told.err
+        return self._out, self._err
+
+    async def has_said_something(self) -> None:
+        """Returns once the command has written to standard output."""
+        for _ in range(600):
+            if self.said()[0]:
+                return
+            await asyncio.sleep(0.05)
 
     async def rows(self, *arguments: str) -> list[list[str]]:
         """The table of `list`, without its head."""
@@ -148,7 +168,7 @@ async def test_a_task_is_watched_until_it_is_over(tmp_path: Path, operator: Oper
             operator("watch", ref(task_id), "--interval", "0.1", "--json")
         )
         try:
-            await asyncio.sleep(0.3)
+            await operator.has_said_something()
             await ann.answer(task_id, {"who": accept(name="hunter2")})
             await ann.over(task_id)
         finally:
@@ -212,6 +232,81 @@ async def test_what_a_worker_runs_is_taken_from_it_only_by_name(
         status, out, _ = await operator(action, "--tool", "dig", "--dry-run")
         assert (status, set(out.split())) == (0, meant)
     assert (await operator("requeue", ref(runs)))[0] == 0
+
+
+@pytest.mark.parametrize("action", ["requeue", "retry"])
+async def test_what_a_worker_has_begun_since_it_was_found_stays_with_it(
+    tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        begun, waits = await idle.begin("dig"), await idle.begin("dig")
+
+    def changed(statement: str, *facts: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "gateway.sqlite3")) as db, db:
+            db.execute(f"update tasks set {statement}", facts)
+
+    def agreed(arguments: Any, refs: Any) -> bool:
+        changed("fence = fence + 1, lease_until_ms = expires_ms, wake_ms = 0 where id = ?", begun)
+        return True
+
+    if action == "retry":
+        changed("wake_ms = expires_ms")
+    monkeypatch.setattr(task_acting, "_is_agreed", agreed)
+    status, out, err = await operator(action, "--tool", "dig")
+    assert (status, out) == (0, f"{ref(waits)} is queued; whoever had it can write to it no more\n")
+    assert err.startswith(f"{ref(begun)} is not working, or a worker has begun with it since")
+
+
+@pytest.mark.parametrize("action", ["cancel", "requeue", "retry", "purge"])
+async def test_a_dry_run_does_nothing_to_tasks_that_are_named_either(
+    tmp_path: Path, operator: Operator, action: str
+) -> None:
+    async with tasked(tmp_path, *JOBS) as ann:
+        over = await ann.begin("reject")
+        await ann.until(over, "failed")
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        waiting = await idle.begin("dig")
+    before = await operator("list", "--json")
+    status, out, err = await operator(action, ref(over), ref(waiting), "--dry-run")
+    assert (status, out, err) == (0, f"{ref(over)}\n{ref(waiting)}\n", f"{action}: 2 tasks\n")
+    after = await operator("list", "--json")
+    assert [json.loads(line)["status"] for line in after[1].splitlines()] == ["failed", "working"]
+    assert len(before[1].splitlines()) == 2
+
+
+async def test_a_store_that_goes_away_while_tasks_are_changed_leaves_none_untold(
+    tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        made = [await idle.begin("dig") for _ in range(3)]
+    cancel = SqliteTasks.cancel
+
+    async def away(store: SqliteTasks, one: TaskRef, message: str, now_ms: int) -> bool:
+        if one.id == made[1]:
+            raise Unavailable("the store is away")
+        return await cancel(store, one, message, now_ms)
+
+    monkeypatch.setattr(SqliteTasks, "cancel", away)
+    status, out, err = await operator("cancel", *map(ref, made))
+    assert status == 1
+    assert out.splitlines() == [f"{ref(made[n])} is cancelled" for n in (0, 2)]
+    unknown = f"{ref(made[1])} may have been changed or not: look at it, and try again"
+    assert err.splitlines() == [unknown, "the store is away"]
+
+
+@pytest.mark.parametrize(
+    "odd", [("--cursor", "9" * 30), ("--older-than", f"{'9' * 30}d"), ("--limit", "9" * 30)]
+)
+async def test_numbers_that_no_store_has_are_no_traceback(
+    tmp_path: Path, operator: Operator, odd: tuple[str, str]
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        await idle.begin("dig")
+    try:
+        status = (await operator("list", *odd))[0]
+    except SystemExit as left:
+        status = int(str(left.code))
+    assert status == 2
 
 
 @pytest.mark.parametrize("action", ["cancel", "requeue", "retry", "purge"])
@@ -377,6 +472,48 @@ def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_pat
         assert (ran.status, ran.out) == (1, "")
         assert ran.err
         assert "Traceback" not in ran.err
+
+
+PYTHON = "backends: [{kind: python, name: tools, path: tools.py}]\ntasks: {shards: 20}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "listed", "told"),
+    [
+        (PYTHON, 40, ""),
+        (PYTHON + "wrong: 1\n", 40, ""),
+        (PYTHON + "instructions: ${ELSEWHERE}\n", 40, ""),
+        ("}", 18, "gateway.yaml cannot be read, so tasks.shards is taken to be 8"),
+    ],
+)
+async def test_tasks_in_every_part_of_the_index_are_listed(
+    text: str,
+    listed: int,
+    told: str,
+    dynamodb: Emulator,
+    tmp_path: Path,
+    operator: Operator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "gateway.yaml").write_text(text)
+    refs = [TaskRef(OWNER, f"task-{n}") for n in range(40)]
+    with dynamodb.table() as name:
+        table = dynamodb.open(name)
+        store, now_ms = DynamoDbTasks(table, shards=20), Clock().now_ms()
+        for one in refs:
+            await store.create(NewTask(one, "tool", b"{}", now_ms, now_ms + 10**6, now_ms))
+        await store.aclose()
+        monkeypatch.setenv("GATEWAY_STORE", f"dynamodb://{name}")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", dynamodb.url)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        config = str(tmp_path / "gateway.yaml")
+        status, out, err = await operator(
+            "list", "--status", "working", "--config", config, "--json"
+        )
+    assert (status, len(out.splitlines())) == (0, listed)
+    assert told in err if told else not err
 
 
 @pytest.mark.parametrize("command", ["tasks count", "worker", "serve"])

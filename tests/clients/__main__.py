@@ -19,7 +19,7 @@ from tests.clients import documented
 from tests.clients.capabilities import RIGHT, YES
 from tests.clients.environments import EnvironmentMissingError, make
 from tests.clients.matrix import Row, drive, drive_and_kill, mortal, replicas, stack
-from tests.clients.subjects import CACHE, SUBJECTS, Subject
+from tests.clients.subjects import CACHE, EXTRA, SUBJECTS, Subject
 
 EXPECTED: Final = Path(__file__).with_name("expected.json")
 EXPECTED_AFTER_A_KILL: Final = Path(__file__).with_name("expected-kill.json")
@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.kill and options.store == "stack":
         parser.error("--kill is of replicas; there are none of them behind API Gateway")
-    subjects = [one for one in SUBJECTS if not options.names or one.name in options.names]
+    asked: tuple[Subject, ...] = EXTRA if options.extra else SUBJECTS
+    if options.names:
+        asked = tuple(one for one in (*SUBJECTS, *EXTRA) if one.name in options.names)
     # leave by the `finally` that stops the servers
     signal.signal(signal.SIGTERM, lambda received, _: sys.exit(128 + received))
     expected = EXPECTED
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         expected = EXPECTED_ON_THE_STACK
     if options.kill:
         expected = EXPECTED_AFTER_A_KILL
-    rows, unmade = _drive(subjects, options.store, kills=options.kill)
+    rows, unmade = _drive(asked, options.store, kills=options.kill)
     found = {row.subject.name: row.to_json() for row in rows}
     print(json.dumps(found, indent=1) if options.json else _table(rows))
     if options.update:
@@ -60,9 +62,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="scripts/clients",
         description="Drives unmodified clients against three replicas, each request at another one.",
     )
-    names = [subject.name for subject in SUBJECTS]
+    names = [subject.name for subject in (*SUBJECTS, *EXTRA)]
     parser.add_argument(
         "names", nargs="*", choices=[*names, []], metavar="NAME", help=f"of {', '.join(names)}"
+    )
+    parser.add_argument(
+        "--extra",
+        action="store_true",
+        help=f"versions between those that are driven else: {', '.join(one.name for one in EXTRA)}",
     )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.add_argument(
@@ -158,7 +165,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 def _differences(rows: Sequence[Row], of: Path) -> list[str]:
     """What is other than expected, and not better: some things on the stack are a matter of moments."""
-    expected = json.loads(of.read_text())
+    expected = {**_read(of), **_read(extra(of))}
     found: list[str] = []
     for row in rows:
         name, before, now = row.subject.name, expected.get(row.subject.name), row.to_json()
@@ -175,13 +182,28 @@ def _differences(rows: Sequence[Row], of: Path) -> list[str]:
     return found
 
 
+def extra(of: Path) -> Path:
+    """Where it is kept what is expected of `EXTRA`, beside what is expected of the others."""
+    return of.with_name(of.name.replace("expected", "extra"))
+
+
 def _keep(found: dict[str, Any], of: Path) -> None:
-    """Those that were not driven stay as they were."""
-    expected = json.loads(of.read_text()) if of.exists() else {}
-    kept = {**expected, **found}
-    ordered = {one.name: kept[one.name] for one in SUBJECTS if one.name in kept}
-    of.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    """Those that were not driven stay as they were. The page has a table of those that are driven always."""
+    ordered = _kept(found, SUBJECTS, of)
     documented.write(of.stem, ordered)
+    _kept(found, EXTRA, extra(of))
+
+
+def _kept(found: dict[str, Any], subjects: Sequence[Subject], of: Path) -> dict[str, Any]:
+    kept = {**_read(of), **found}
+    ordered = {one.name: kept[one.name] for one in subjects if one.name in kept}
+    if ordered:
+        of.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    return ordered
+
+
+def _read(of: Path) -> dict[str, Any]:
+    return json.loads(of.read_text()) if of.exists() else {}
 
 
 if __name__ == "__main__":

@@ -76,3 +76,15 @@ SUBJECTS: Final = (
     ),
     _pip("strands", "strands-agents", "1.62.0", "strands_client.py"),
 )
+
+EXTRA: Final = (
+    _pip("mcp-1.22", "mcp", "1.22.0", "python_1.py", _OLD_PYDANTIC),
+    _pip("mcp-1.23.0", "mcp", "1.23.0", "python_1.py"),
+    _pip("mcp-1.23.3", "mcp", "1.23.3", "python_1.py"),
+    _npm("typescript-1.22", "@modelcontextprotocol/sdk", "1.22.0", "typescript_1.mjs"),
+    _npm("typescript-1.23", "@modelcontextprotocol/sdk", "1.23.0", "typescript_1.mjs"),
+    _npm("typescript-1.24", "@modelcontextprotocol/sdk", "1.24.0", "typescript_1.mjs"),
+    _npm("typescript-1.25", "@modelcontextprotocol/sdk", "1.25.3", "typescript_1.mjs"),
+)
+"""Versions between those, which are driven with `--extra`: where the SDKs learned to resume streams and to read events
+without a message."""

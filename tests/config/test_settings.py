@@ -37,7 +37,6 @@ from roundgate.backends.http.config import (
     HttpBackendConfig,
     HttpJobConfig,
     HttpToolConfig,
-    RemoteConfig,
     ServiceConfig,
 )
 from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
@@ -47,6 +46,7 @@ from roundgate.backends.http.reliability import (
     RetryConfig,
     TimeoutsConfig,
 )
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig

@@ -169,6 +169,95 @@ async def test_a_client_of_http_1_0_is_not_told_to_go_on() -> None:
     assert (await Connection(reading).send(asked)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+async def test_a_client_of_http_1_0_gets_a_body_of_unknown_length_without_chunks() -> None:
+    """It knows none (RFC 9112, 6.1): the end of the connection is that of the body."""
+    connection = Connection(answering(start(), body(b"one ", more=True), body(b"two")))
+    answer = await connection.send(GET.replace(b"HTTP/1.1", b"HTTP/1.0") % b"")
+    head, _, sent = answer.partition(b"\r\n\r\n")
+    assert sent == b"one two"
+    assert b"transfer-encoding" not in head
+    assert connection.client.is_over
+
+
+UPGRADE: Final = (
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+)
+"""As Java's own client asks with the first request of a connection."""
+
+
+class Echo:
+    """An app that answers with what it was sent, and notes it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        whole, more = b"", True
+        while more:
+            message = await receive()
+            assert message["type"] == "http.request", message
+            whole, more = whole + message["body"], message["more_body"]
+        self.bodies.append(whole)
+        length = b"%d" % len(whole)
+        await answering(start((b"content-length", length)), body(whole))(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("framing", "sent", "whole"),
+    [
+        (b"content-length: 5\r\n", b"hello", b"hello"),
+        (b"transfer-encoding: chunked\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"hello"),
+        (b"content-length: 0\r\n", b"", b""),
+        (b"", b"", b""),
+    ],
+)
+@pytest.mark.parametrize("pieces", ["one", "head and body", "bytes"])
+async def test_who_asks_for_another_protocol_is_served_in_this_one(
+    framing: bytes, sent: bytes, whole: bytes, pieces: str
+) -> None:
+    app = Echo()
+    connection = Connection(app)
+    head = GET.replace(b"GET", b"POST") % (UPGRADE + framing)
+    asked = head + sent + GET % b"content-length: 1\r\n" + b"x"
+    match pieces:
+        case "one":
+            parts = [asked]
+        case "head and body":
+            parts = [head, asked.removeprefix(head)]
+        case _:
+            parts = [bytes([byte]) for byte in asked]
+    answers = b""
+    for part in parts:
+        connection._protocol.data_received(part)
+        await asyncio.sleep(0)
+    while connection._protocol.tasks:
+        await asyncio.gather(*connection._protocol.tasks)
+        answers = b"".join(connection.client.writes)
+    assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2
+    assert app.bodies == [whole, b"x"]
+    assert not connection.client.is_over
+
+
+async def test_several_in_one_piece_that_ask_for_another_protocol_are_all_served() -> None:
+    app = Echo()
+    connection = Connection(app)
+    one = GET.replace(b"GET", b"POST") % (UPGRADE + b"content-length: 1\r\n")
+    await connection.send(one + b"a" + one + b"b" + one + b"c")
+    while connection._protocol.tasks:
+        await asyncio.gather(*connection._protocol.tasks)
+    assert app.bodies == [b"a", b"b", b"c"]
+
+
+async def test_a_body_behind_such_a_head_has_to_come_in_time() -> None:
+    connection = Connection(Echo())
+    connection._protocol.data_received(
+        GET.replace(b"GET", b"POST") % (UPGRADE + b"content-length: 5\r\n") + b"he"
+    )
+    await asyncio.sleep(0)
+    connection.look(in_s=HttpConfig().body_timeout_s + 1)
+    assert b"".join(connection.client.writes).startswith(b"HTTP/1.1 408 ")
+
+
 async def test_nobody_is_told_to_go_on_behind_a_refusal() -> None:
     may_read, heard = asyncio.Event(), asyncio.get_running_loop().create_future()
 

@@ -11,7 +11,7 @@ import pytest
 
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ToolError, Unavailable
-from roundgate.http.older import one_run
+from roundgate.http.older import claims
 from roundgate.http.older.one_run import OneRun
 from roundgate.methods import Reply
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
@@ -57,7 +57,7 @@ async def another(
             else:
                 store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
             stack.push_async_callback(store.aclose)
-            return OneRun(store, Clock(), "session.round", keep_ms=60_000, wait_ms=1_000)
+            return OneRun(store, Clock(), lambda: "session.round", keep_ms=60_000, wait_ms=1_000)
 
         yield make
 
@@ -140,7 +140,7 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_call(
 async def test_who_is_cut_off_leaves_the_round_to_the_next_at_once(
     another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_run, "LOST_MS", 600_000)
+    monkeypatch.setattr(claims, "LOST_MS", 600_000)
     work = Work()
     first = asyncio.create_task(another().of(work, 30))
     await begun(work)
@@ -155,15 +155,15 @@ async def test_who_is_cut_off_leaves_the_round_to_the_next_at_once(
 async def test_who_runs_it_says_so_and_when_nobody_does_the_next_runs_it(
     another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_run, "BEAT_S", 0.05)
-    monkeypatch.setattr(one_run, "LOST_MS", 3_000)
+    monkeypatch.setattr(claims, "BEAT_S", 0.05)
+    monkeypatch.setattr(claims, "LOST_MS", 3_000)
     work, second = Work(), another()
     dying = another()
     first = asyncio.create_task(dying.of(work, 30))
     await begun(work)
     assert await second.of(work, 3.5) is None  # longer than that without a word would be
-    monkeypatch.setattr(one_run, "BEAT_S", 3_600)  # its process stands still from here on
-    monkeypatch.setattr(one_run, "LOST_MS", 200)
+    monkeypatch.setattr(claims, "BEAT_S", 3_600)  # its process stands still from here on
+    monkeypatch.setattr(claims, "LOST_MS", 200)
     work.may_end.clear()
     taken = asyncio.create_task(second.of(work, 60))
     await begun(work)
@@ -175,8 +175,8 @@ async def test_who_runs_it_says_so_and_when_nobody_does_the_next_runs_it(
 async def test_an_error_of_who_was_taken_for_dead_is_not_what_counts(
     another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_run, "BEAT_S", 3_600)
-    monkeypatch.setattr(one_run, "LOST_MS", 50)
+    monkeypatch.setattr(claims, "BEAT_S", 3_600)
+    monkeypatch.setattr(claims, "LOST_MS", 50)
     work, may_fail = Work(), asyncio.Event()
     work.may_end.set()
 

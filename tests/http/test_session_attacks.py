@@ -163,6 +163,7 @@ async def test_a_client_that_goes_while_its_answer_is_worked_on_comes_back_to_a_
         await begun()
         stream.hang_up()
     assert await finished(session, other, question) == "tea for Ann in Rome"
+    assert steps == ["tea for Ann"]
 
 
 async def test_a_client_that_goes_while_another_of_its_requests_is_worked_on_takes_nothing_with_it(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -22,8 +20,6 @@ from tests.support.rounds import KEYS, accept
 from tests.support.sessions import Session, calling, opened, request
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
-cancelled: list[asyncio.Event] = []
-"""Set when the handler of the last call has been cancelled."""
 
 
 class Name(BaseModel):
@@ -36,24 +32,10 @@ async def greet(ctx: Context) -> str:
     return f"Hello {(await ctx.elicit('who', 'Who are you?', Name)).name}"
 
 
-@tool
-async def endless(ctx: Context) -> str:
-    """Tells that it has begun, and never ends."""
-    cancelled.append(asyncio.Event())
-    await ctx.progress(1)
-    try:
-        await asyncio.Event().wait()
-    except asyncio.CancelledError:
-        cancelled[-1].set()
-        raise
-    return "never"
-
-
 @pytest.fixture
 def app(tmp_path: Path) -> FastAPI:
-    cancelled.clear()
     using = Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
-    return gateway(greet, endless, using=using, http={"max_streams_per_caller": 3})
+    return gateway(greet, using=using, http={"max_streams_per_caller": 3})
 
 
 async def test_a_request_of_both_eras_is_of_the_later_one(app: FastAPI) -> None:
@@ -88,17 +70,6 @@ def test_a_session_of_another_subject_is_not_found() -> None:
     for other in (theirs, Principal("issuer", "me", "another"), Principal("else", "me", "client")):
         with pytest.raises(SessionNotFound):
             sealer.open(token, other)
-
-
-async def test_a_client_that_goes_away_while_its_call_runs_ends_it(app: FastAPI) -> None:
-    session = await opened(app)
-    asked: dict[str, Any] = calling("endless")
-    asked["params"]["_meta"] = {"progressToken": 1}
-    async with session.stream(app, asked) as stream:
-        await stream.message()
-        stream.hang_up()
-        async with asyncio.timeout(30):
-            await cancelled[-1].wait()
 
 
 async def test_a_client_that_goes_away_before_its_body_has_come_leaves_nothing(

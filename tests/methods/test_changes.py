@@ -13,6 +13,7 @@ import pytest
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
+from roundgate.methods import changes
 from roundgate.methods.changes import MAX_CHARS, MAX_PENDING, Changes
 from roundgate.methods.hub import Hub, Subscription, Topic
 from roundgate.protocol.notifications import RESOURCE_UPDATED, TASK, TOOLS_CHANGED
@@ -35,19 +36,30 @@ class Cut:
     def __init__(self, store: SessionStore) -> None:
         self._store = store
         self.is_cut = False
+        self.fault: Exception = Unavailable("cut off")
+        self.failed = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        """Writes wait for this."""
+        self.goes_on.set()
         self.reads = 0
 
     def _reach(self) -> None:
         if self.is_cut:
-            raise Unavailable("cut off")
+            self.failed.set()
+            raise self.fault
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
+        await self.goes_on.wait()
         self._reach()
         return await self._store.put_new(key, value, forget_ms)
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
         self._reach()
         return await self._store.replace(key, value, version, forget_ms)
+
+    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
+        self._reach()
+        return await self._store.put(key, value, forget_ms)
 
     async def read(self, key: str) -> SessionRow | None:
         self.reads += 1
@@ -254,3 +266,59 @@ async def test_where_nobody_listens_nothing_is_read_and_where_nothing_streams_no
     await asyncio.sleep(EVERY_S * 5)
     assert (idle.rows.reads, mute.rows.reads) == (reads, 0)
     assert await idle.rows.read("changes") is None
+
+
+@pytest.mark.parametrize("replica", ["sqlite"], indirect=True)
+async def test_whatever_fails_while_one_looks_one_looks_again(
+    replica: Callable[..., Replica], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = replica(), replica()
+    stream = await other.listen("u:1")
+    other.rows.fault, other.rows.is_cut = RuntimeError("nobody thought of this"), True
+    async with asyncio.timeout(30):
+        await other.rows.failed.wait()
+    other.rows.is_cut = False
+    await one.changes.publish(RESOURCE_UPDATED, "u:1")
+    async with told(stream) as following:
+        assert await following() == (RESOURCE_UPDATED, "u:1")
+    assert "RuntimeError: nobody thought of this" in caplog.text
+
+
+@pytest.mark.parametrize("replica", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_change_whose_call_is_cancelled_while_it_is_told_is_told_all_the_same(
+    replica: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    monkeypatch.setattr(changes, "RETRY_S", EVERY_S)
+    one, other = replica(), replica()
+    stream = await other.listen("u:0", "u:1")
+    one.rows.goes_on.clear()
+    tells = [
+        asyncio.create_task(one.changes.publish(RESOURCE_UPDATED, f"u:{n}"))
+        for n in range(others + 1)
+    ]
+    await asyncio.sleep(EVERY_S * 3)
+    tells[-1].cancel()  # its client has hung up
+    await asyncio.wait([tells[-1]])
+    one.rows.goes_on.set()
+    async with told(stream) as following:
+        assert [await following() for _ in tells] == [
+            (RESOURCE_UPDATED, f"u:{n}") for n in range(others + 1)
+        ]
+
+
+@pytest.mark.parametrize("replica", ["sqlite"], indirect=True)
+async def test_no_fault_of_the_store_fails_the_call_that_tells(
+    replica: Callable[..., Replica],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changes, "RETRY_S", EVERY_S)
+    one, other = replica(), replica()
+    stream = await other.listen("u:1")
+    one.rows.fault, one.rows.is_cut = RuntimeError("nobody thought of this"), True
+    await one.changes.publish(RESOURCE_UPDATED, "u:1")
+    assert "RuntimeError: nobody thought of this" in caplog.text
+    one.rows.is_cut = False
+    async with told(stream) as following:
+        assert await following() == (RESOURCE_UPDATED, "u:1")

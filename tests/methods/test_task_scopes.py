@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from roundgate import Context, tool
+from roundgate import Context, config, tool
 from roundgate.auth.authorizer import AuthorizerVerifier
 from roundgate.config import AuthorizerConfig
 from roundgate.main import build_app
@@ -181,3 +182,43 @@ async def test_the_expiry_that_an_authorizer_hands_over_is_known(
     principal = await verifier.principal(None, {"sub": "ann", "exp": claim})
     assert principal.expires_at_s == expires
     assert principal == await verifier.principal(None, {"sub": "ann"})
+
+
+@pytest.mark.parametrize("view", ["", "/v"])
+async def test_while_a_back_end_is_missing_nobody_has_what_its_tools_may_need_scopes_for(
+    tmp_path: Path, view: str
+) -> None:
+    """Its tasks are there again when it is; those of tools that are served are there all the time."""
+    tool_of = (
+        "from roundgate import tool\n@tool(task='required', scopes=[{}])\ndef {}(): return 'done'\n"
+    )
+    (tmp_path / "safe.py").write_text(tool_of.format("'vault'", "safe"))
+    (tmp_path / "plain.py").write_text(tool_of.format("", "plain"))
+    modules = [{"kind": "python", "name": name, "path": f"{name}.py"} for name in ("safe", "plain")]
+    async with AsyncExitStack() as stack:
+        keys = await stack.enter_async_context(service(answer(jwks("ec"))))
+        auth = {"issuer": ISSUER, "scopes": [], "jwks_url": f"{keys.url}/jwks"}
+        views = [{"name": "v", "override": {"safe__safe": {"name": "other"}}}]
+        written = {"auth": auth, "backends": modules, "views": views if view else []}
+        (tmp_path / "gateway.yaml").write_text(json.dumps(written))
+
+        async def bank() -> Bank:
+            file = config.load(tmp_path / "gateway.yaml")
+            using = task_settings(tmp_path, public_url=PUBLIC_URL)
+            app = await stack.enter_async_context(stoppable(build_app(file, using)))
+            mcp = await stack.enter_async_context(client(app))
+            return Bank(app, Client(mcp.http, f"{view}/mcp"))
+
+        there = await bank()
+        claims = {"aud": f"{PUBLIC_URL}{view}/mcp"} if view else {}
+        made = there.of("vault", **claims)
+        safe = await made.begin("other" if view else "safe__safe")
+        plain = await made.begin("plain__plain")
+        assert [await made.text(task) for task in (safe, plain)] == ["done", "done"]
+        (tmp_path / "safe.py").unlink()
+        missing = await bank()
+        for scope in ("", "vault"):
+            response = await missing.of(scope, **claims).send("tasks/get", {"taskId": safe})
+            assert response.status_code == 503
+            assert "not known while safe is not served" in response.text
+            assert await missing.of(scope, **claims).text(plain) == "done"

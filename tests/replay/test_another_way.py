@@ -20,7 +20,7 @@ import pytest
 from roundgate.errors import NondeterminismError
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Failed, Suspended
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 ITEMS = list(range(6))
 
@@ -138,7 +138,7 @@ WAYS: list[Way] = [
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_run_that_goes_another_way_is_found(way: Way) -> None:
-    askers, home = Askers(), Home()
+    askers, home = Askers(), SharedJournal()
     for other in (False, True):
 
         async def handler(ctx: Context, other: bool = other) -> None:
@@ -153,7 +153,7 @@ async def test_a_run_that_goes_another_way_is_found(way: Way) -> None:
 
 
 async def test_a_set_of_coroutines_is_found_or_served_rightly() -> None:
-    askers, home = Askers(), Home()
+    askers, home = Askers(), SharedJournal()
 
     async def handler(ctx: Context) -> None:
         coroutines = {askers.twice(ctx, item) for item in ITEMS}
@@ -173,7 +173,7 @@ async def test_branches_that_ask_by_chance_are_never_told_what_belongs_to_anothe
     seed: int,
 ) -> None:
     """A new run deals items, functions and nesting to branches at random; all names are the same."""
-    askers, home = Askers(), Home()
+    askers, home = Askers(), SharedJournal()
     chances = random.Random(seed)
 
     async def some(ctx: Context, room: int) -> None:

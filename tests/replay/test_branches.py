@@ -20,12 +20,12 @@ from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, error_of, play, play_to_the_end, polite, value_of
 from tests.support.rounds import accept
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 ORDERS = range(6)
 
 
-class Mortal(Home):
+class Mortal(SharedJournal):
     """A worker that dies, and is replaced by another, after each entry that it writes."""
 
     died = False
@@ -146,7 +146,7 @@ async def test_questions_of_branches_are_answered_each_for_itself_in_any_order()
 
 async def test_two_sleeps_side_by_side_keep_their_lengths() -> None:
     clock = FixedClock()
-    home = Home(clock=clock)
+    home = SharedJournal(clock=clock)
 
     async def handler(ctx: Context) -> None:
         async def nap(seconds: float, first: float) -> None:

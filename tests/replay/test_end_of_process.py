@@ -12,7 +12,7 @@ import asyncio
 import sys
 
 from tests.support.replay import Name
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 # Modules that something still refers to at the end are emptied one after the other; others are dropped.
 sys.stdout.kept = list(sys.modules.values())
@@ -26,7 +26,7 @@ async def swallows(ctx):
             pass
 
 
-print(type(asyncio.run(Home().run(swallows))).__name__)
+print(type(asyncio.run(SharedJournal().run(swallows))).__name__)
 """
 
 

@@ -18,7 +18,7 @@ from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, value_of
 from tests.support.rounds import accept
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def clock() -> FixedClock:
 
 
 @pytest.fixture
-def task(clock: FixedClock) -> Home:
-    return Home(clock=clock)
+def task(clock: FixedClock) -> SharedJournal:
+    return SharedJournal(clock=clock)
 
 
 def suspended(outcome: Any) -> Suspended:
@@ -40,7 +40,7 @@ def suspended(outcome: Any) -> Suspended:
 
 
 async def test_a_sleep_of_a_task_gives_the_turn_back_until_it_is_over(
-    task: Home, clock: FixedClock
+    task: SharedJournal, clock: FixedClock
 ) -> None:
     async def handler(ctx: Context) -> str:
         await ctx.sleep(60)
@@ -56,7 +56,9 @@ async def test_a_sleep_of_a_task_gives_the_turn_back_until_it_is_over(
     assert value_of(await task.run(handler)) == "awake"
 
 
-async def test_a_sleep_begins_when_it_is_first_come_to(task: Home, clock: FixedClock) -> None:
+async def test_a_sleep_begins_when_it_is_first_come_to(
+    task: SharedJournal, clock: FixedClock
+) -> None:
     async def handler(ctx: Context) -> str:
         await ctx.sleep(10)
         await ctx.sleep(10)
@@ -71,7 +73,7 @@ async def test_a_sleep_begins_when_it_is_first_come_to(task: Home, clock: FixedC
     assert value_of(await task.run(handler)) == "awake"
 
 
-async def test_a_sleep_that_is_over_soon_keeps_the_worker(task: Home) -> None:
+async def test_a_sleep_that_is_over_soon_keeps_the_worker(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> str:
         await ctx.sleep(0.05)
         return "awake"
@@ -85,7 +87,7 @@ async def test_a_sleep_that_is_over_soon_keeps_the_worker(task: Home) -> None:
     ("seconds", "holds"), [(HOLD_MS / 1000, True), (HOLD_MS / 1000 + 0.001, False)]
 )
 async def test_how_long_a_task_keeps_its_worker(
-    task: Home, seconds: float, holds: bool, monkeypatch: pytest.MonkeyPatch
+    task: SharedJournal, seconds: float, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, slept = asyncio.sleep, list[float]()
 
@@ -102,7 +104,9 @@ async def test_how_long_a_task_keeps_its_worker(
     assert slept == ([seconds] if holds else [])
 
 
-async def test_sleeps_side_by_side_wake_at_the_first(task: Home, clock: FixedClock) -> None:
+async def test_sleeps_side_by_side_wake_at_the_first(
+    task: SharedJournal, clock: FixedClock
+) -> None:
     effects = Effects()
 
     async def branch(ctx: Context, seconds: float) -> None:
@@ -120,7 +124,7 @@ async def test_sleeps_side_by_side_wake_at_the_first(task: Home, clock: FixedClo
     assert effects.seen == [10, 20, 30]
 
 
-async def test_a_step_beside_a_sleep_runs_to_its_end_first(task: Home) -> None:
+async def test_a_step_beside_a_sleep_runs_to_its_end_first(task: SharedJournal) -> None:
     effects = Effects()
 
     async def slow() -> None:
@@ -135,7 +139,7 @@ async def test_a_step_beside_a_sleep_runs_to_its_end_first(task: Home) -> None:
     assert [entry.key for entry in task.written] == ["step@0/slow"]
 
 
-async def test_a_question_beside_a_sleep_is_asked_at_once(task: Home) -> None:
+async def test_a_question_beside_a_sleep_is_asked_at_once(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> str:
         _, who = await asyncio.gather(ctx.sleep(60), ctx.elicit("who", "Who?", Name))
         return who.name
@@ -152,7 +156,7 @@ async def test_a_call_waits_in_its_request_if_there_is_time(clock: FixedClock) -
         return "awake"
 
     for may in (False, True):
-        call = Home(task_id=None, may_become_task=may, clock=clock)
+        call = SharedJournal(task_id=None, may_become_task=may, clock=clock)
         assert value_of(await call.run(handler, within_ms=10_000)) == "awake"
 
 
@@ -163,7 +167,7 @@ async def test_a_call_that_may_become_a_task_does_so_to_sleep_longer_than_its_de
         await ctx.sleep(60)
         return "awake"
 
-    call = Home(task_id=None, may_become_task=True, clock=clock)
+    call = SharedJournal(task_id=None, may_become_task=True, clock=clock)
     outcome = suspended(await call.run(handler, within_ms=10_000))
     assert (outcome.wants_task, outcome.wake_ms) == (True, clock.now_ms() + 60_000)
 
@@ -179,7 +183,7 @@ async def test_a_call_that_may_not_waits_as_long_as_it_can_and_goes_on_in_its_ne
         clock.skip(for_s)
 
     monkeypatch.setattr(clock, "sleep", sleep)
-    call, begun_ms, rounds = Home(task_id=None, clock=clock), clock.now_ms(), 0
+    call, begun_ms, rounds = SharedJournal(task_id=None, clock=clock), clock.now_ms(), 0
     while isinstance(outcome := await call.run(handler, within_ms=10_000), Suspended):
         assert asked_of(outcome) == {}
         rounds += 1
@@ -220,7 +224,7 @@ class Job:
 
 
 async def test_a_poll_of_a_task_holds_no_worker_between_two_times(
-    task: Home, clock: FixedClock
+    task: SharedJournal, clock: FixedClock
 ) -> None:
     job = Job(clock, 25)
 
@@ -254,11 +258,13 @@ async def test_a_poll_that_is_soon_again_keeps_the_worker() -> None:
         found: int = await ctx.poll("job", look, every_s=0.01)
         return found
 
-    assert value_of(await Home(clock=Clock()).run(handler)) == 3
+    assert value_of(await SharedJournal(clock=Clock()).run(handler)) == 3
 
 
 @pytest.mark.parametrize("value", [False, 0, "", []])
-async def test_whatever_is_not_none_is_an_answer(task: Home, clock: FixedClock, value: Any) -> None:
+async def test_whatever_is_not_none_is_an_answer(
+    task: SharedJournal, clock: FixedClock, value: Any
+) -> None:
     job = Job(clock, 0, value)
 
     async def handler(ctx: Context) -> Any:
@@ -269,7 +275,7 @@ async def test_whatever_is_not_none_is_an_answer(task: Home, clock: FixedClock, 
     assert len(job.looks) == 1
 
 
-async def test_a_poll_that_raises_is_remembered_as_a_step_that_raised(task: Home) -> None:
+async def test_a_poll_that_raises_is_remembered_as_a_step_that_raised(task: SharedJournal) -> None:
     effects = Effects()
 
     def breaks() -> None:
@@ -286,7 +292,7 @@ async def test_a_poll_that_raises_is_remembered_as_a_step_that_raised(task: Home
     assert effects.seen == ["looked"]
 
 
-async def test_a_poll_stops_when_its_run_is_stopped(task: Home) -> None:
+async def test_a_poll_stops_when_its_run_is_stopped(task: SharedJournal) -> None:
     looks: list[int] = []
 
     async def look() -> None:
@@ -306,7 +312,7 @@ async def test_a_poll_stops_when_its_run_is_stopped(task: Home) -> None:
 
 
 async def test_a_poll_and_a_step_share_their_names_as_two_steps_do(
-    task: Home, clock: FixedClock
+    task: SharedJournal, clock: FixedClock
 ) -> None:
     job = Job(clock, 0, "polled")
 
@@ -332,26 +338,28 @@ async def goes_on(ctx: Context) -> str:
 
 
 async def test_a_call_that_may_become_a_task_ends_where_it_says_so(clock: FixedClock) -> None:
-    call = Home(task_id=None, may_become_task=True, clock=clock)
+    call = SharedJournal(task_id=None, may_become_task=True, clock=clock)
     outcome = suspended(await call.run(goes_on))
     assert (outcome.wants_task, outcome.requests, outcome.wake_ms) == (True, {}, None)
     assert list(call.journal.steps) == ["before"]
     assert call.last is not None
     assert call.last.message == "going on"
-    task = Home(clock=clock, journal=call.journal)
+    task = SharedJournal(clock=clock, journal=call.journal)
     assert value_of(await task.run(goes_on)) == "done"
     assert [entry.key for entry in task.written] == ["after"]
 
 
 async def test_a_call_that_may_not_just_goes_on(clock: FixedClock) -> None:
-    assert value_of(await Home(task_id=None, clock=clock).run(goes_on)) == "done"
+    assert value_of(await SharedJournal(task_id=None, clock=clock).run(goes_on)) == "done"
 
 
 async def test_what_is_asked_beside_it_comes_out_too(clock: FixedClock) -> None:
     async def handler(ctx: Context) -> None:
         await asyncio.gather(ctx.continue_as_task(), ctx.elicit("who", "Who?", Name))
 
-    outcome = suspended(await Home(task_id=None, may_become_task=True, clock=clock).run(handler))
+    outcome = suspended(
+        await SharedJournal(task_id=None, may_become_task=True, clock=clock).run(handler)
+    )
     assert (outcome.wants_task, list(outcome.requests)) == (True, ["who"])
 
 
@@ -360,7 +368,7 @@ async def test_a_call_near_its_deadline_wants_to_be_a_task_at_a_step(clock: Fixe
         await ctx.step("long", clock.skip, 9.9)
         await ctx.step("another", lambda: None)
 
-    call = Home(task_id=None, may_become_task=True, clock=clock)
+    call = SharedJournal(task_id=None, may_become_task=True, clock=clock)
     assert suspended(await call.run(handler, within_ms=10_000)).wants_task
     assert list(call.journal.steps) == ["long"]
 
@@ -368,7 +376,9 @@ async def test_a_call_near_its_deadline_wants_to_be_a_task_at_a_step(clock: Fixe
 # Giving the turn back
 
 
-async def test_shed_gives_a_turn_of_a_task_back_once_and_that_is_written(task: Home) -> None:
+async def test_shed_gives_a_turn_of_a_task_back_once_and_that_is_written(
+    task: SharedJournal,
+) -> None:
     async def handler(ctx: Context) -> str:
         await ctx.shed()
         return "done"
@@ -379,7 +389,7 @@ async def test_shed_gives_a_turn_of_a_task_back_once_and_that_is_written(task: H
     assert value_of(await task.run(handler)) == "done"
 
 
-async def test_a_run_that_is_told_to_yield_stops_before_its_next_step(task: Home) -> None:
+async def test_a_run_that_is_told_to_yield_stops_before_its_next_step(task: SharedJournal) -> None:
     effects = Effects()
 
     async def handler(ctx: Context) -> str:
@@ -403,7 +413,7 @@ async def test_a_run_that_is_told_to_yield_stops_before_its_next_step(task: Home
     assert effects.seen == [1, 2]
 
 
-async def test_a_step_that_is_remembered_is_no_reason_to_yield(task: Home) -> None:
+async def test_a_step_that_is_remembered_is_no_reason_to_yield(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> str:
         return await ctx.step("one", lambda: "one")  # type: ignore[no-any-return]
 
@@ -416,7 +426,7 @@ async def test_a_step_that_is_remembered_is_no_reason_to_yield(task: Home) -> No
 
 
 async def test_a_worker_near_its_deadline_gives_the_turn_back_at_a_step_and_never_without_progress(
-    task: Home, clock: FixedClock
+    task: SharedJournal, clock: FixedClock
 ) -> None:
     async def handler(ctx: Context) -> str:
         for _ in range(6):

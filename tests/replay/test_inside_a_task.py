@@ -13,10 +13,10 @@ from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Entry
 from roundgate.replay.run import Run, Stop
 from tests.support.replay import value_of
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 
-async def message_of(home: Home, handler: Any) -> str | None:
+async def message_of(home: SharedJournal, handler: Any) -> str | None:
     await home.run(handler)
     assert home.last is not None
     return home.last.message
@@ -28,7 +28,7 @@ async def test_status_is_kept_for_the_task_that_there_is_or_may_be(task_id: str 
         await ctx.status("first")
         await ctx.status("second")
 
-    home = Home(task_id=task_id)
+    home = SharedJournal(task_id=task_id)
     assert await message_of(home, handler) == "second"
     assert home.notified == []
 
@@ -37,7 +37,7 @@ async def test_a_status_message_is_cut_to_a_length_that_stores_can_take() -> Non
     async def handler(ctx: Context) -> None:
         await ctx.status("x" * 5_000)
 
-    assert await message_of(Home(), handler) == "x" * MAX_STATUS_CHARS
+    assert await message_of(SharedJournal(), handler) == "x" * MAX_STATUS_CHARS
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ async def test_progress_becomes_the_status_message_and_no_notification(
     async def handler(ctx: Context) -> None:
         await ctx.progress(*told)
 
-    home = Home()
+    home = SharedJournal()
     assert await message_of(home, handler) == message
     assert home.notified == []
 
@@ -67,7 +67,7 @@ async def test_progress_of_a_call_is_a_notification_and_no_status_message() -> N
     async def handler(ctx: Context) -> None:
         await ctx.progress(1, 2)
 
-    home = Home(task_id=None)
+    home = SharedJournal(task_id=None)
     assert await message_of(home, handler) is None
     assert home.notified == [
         ("notifications/progress", {"progressToken": "token", "progress": 1, "total": 2})
@@ -80,7 +80,7 @@ async def test_a_log_message_goes_to_the_log_and_to_no_client(
     async def handler(ctx: Context) -> None:
         await ctx.log("warning", {"left": 3}, "disk")
 
-    home = Home()
+    home = SharedJournal()
     with caplog.at_level(logging.INFO, "roundgate.handler"):
         await home.run(handler)
     assert home.notified == []
@@ -95,7 +95,7 @@ async def test_a_level_that_does_not_exist_is_an_error_inside_a_task_too() -> No
             await ctx.log("loud", "x")
         return "refused"
 
-    assert value_of(await Home().run(handler)) == "refused"
+    assert value_of(await SharedJournal().run(handler)) == "refused"
 
 
 @pytest.mark.parametrize("task_id", ["task", None])
@@ -103,7 +103,7 @@ async def test_a_handler_knows_which_task_it_is_in(task_id: str | None) -> None:
     async def handler(ctx: Context) -> Any:
         return [ctx.task_id, ctx.cancelled]
 
-    assert value_of(await Home(task_id=task_id).run(handler)) == [task_id, False]
+    assert value_of(await SharedJournal(task_id=task_id).run(handler)) == [task_id, False]
 
 
 async def test_a_handler_sees_that_its_task_was_cancelled_and_can_do_nothing_more() -> None:
@@ -124,7 +124,7 @@ async def test_a_handler_sees_that_its_task_was_cancelled_and_can_do_nothing_mor
         return "done"
 
     runs: list[Run] = []
-    home = Home()
+    home = SharedJournal()
     assert isinstance(await home.run(handler, prepare=runs.append), Suspended)
     assert seen == [True, True]
     assert [entry.key for entry in home.written] == ["one"]
@@ -138,7 +138,7 @@ async def test_a_step_goes_on_only_when_it_is_written() -> None:
             await ctx.step(name, order.append, name)
             order.append(f"after {name}")
 
-    class Slow(Home):
+    class Slow(SharedJournal):
         async def checkpoint(self, *entries: Entry) -> None:
             (entry,) = entries
             order.append(f"writing {entry.key}")

@@ -16,7 +16,7 @@ from tests.support.clocks import SkippingClock
 from tests.support.lives import DiesAt, Story
 from tests.support.replay import Effects, Name, value_of
 from tests.support.rounds import accept
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 Part = Callable[[Context], Awaitable[str]]
 
@@ -103,7 +103,7 @@ PAIRS = [
 ]
 
 
-async def lived(home: Home, handler: Callable[[Context], Awaitable[Any]]) -> Any:
+async def lived(home: SharedJournal, handler: Callable[[Context], Awaitable[Any]]) -> Any:
     """The value after as many runs as it takes; what it asks is answered, and time passes."""
     for _ in range(20):
         outcome = await home.run(handler)
@@ -121,7 +121,7 @@ async def lived(home: Home, handler: Callable[[Context], Awaitable[Any]]) -> Any
 )
 async def test_what_came_first_comes_first_in_every_run(parts: tuple[Part, ...]) -> None:
     clock = SkippingClock()
-    home = Home(clock=clock)
+    home = SharedJournal(clock=clock)
     first = await lived(home, race(*parts))
     assert len(first) == len(parts)
     clock.skip(100_000)
@@ -164,7 +164,7 @@ async def test_two_that_end_at_the_same_moment_are_seen_one_by_one_as_they_will_
         await asyncio.gather(*tasks)
         return seen
 
-    home = Home()
+    home = SharedJournal()
     assert [value_of(await home.run(handler)) for _ in range(2)] == [1, 1]
 
 
@@ -179,7 +179,7 @@ async def test_a_step_that_a_limit_kept_from_beginning_is_given_up_in_every_run(
         return "in time"
 
     clock = SkippingClock()
-    home = Home(clock=clock)
+    home = SharedJournal(clock=clock)
     first = await lived(home, race(late, works_long))
     assert value_of(await home.run(race(late, works_long))) == first
     clock.skip(100)
@@ -203,7 +203,7 @@ async def test_a_limit_that_is_over_early_in_a_replay_ends_nothing_that_was_in_t
         ended.append(await task)
         return ended + [await part for part in parts[1:]]
 
-    home = Home(clock=SkippingClock())
+    home = SharedJournal(clock=SkippingClock())
     first = await lived(home, handler)
     assert first[:2] == ["gave up", "in time"]
     assert value_of(await home.run(handler)) == first
@@ -217,6 +217,6 @@ async def test_a_handler_without_branches_keeps_nothing_of_the_kind() -> None:
         await ctx.sleep(0.01)
         return (await ctx.elicit("who", "Who?", Name)).name
 
-    home = Home(clock=SkippingClock())
+    home = SharedJournal(clock=SkippingClock())
     assert await lived(home, handler) == "Ada"
     assert not [entry for entry in home.journal.entries() if isinstance(entry, Told)]

@@ -23,15 +23,15 @@ from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
 from roundgate.replay.sync_context import SyncContext
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 
 @pytest.fixture
-def task() -> Home:
-    return Home()
+def task() -> SharedJournal:
+    return SharedJournal()
 
 
-async def twice(task: Home, handler: Any) -> list[Any]:
+async def twice(task: SharedJournal, handler: Any) -> list[Any]:
     """The values of two runs, the second against what the first has left."""
     return [value_of(await task.run(handler)) for _ in range(2)]
 
@@ -39,7 +39,9 @@ async def twice(task: Home, handler: Any) -> list[Any]:
 # Time
 
 
-async def test_a_step_that_takes_too_long_is_given_up_and_that_is_remembered(task: Home) -> None:
+async def test_a_step_that_takes_too_long_is_given_up_and_that_is_remembered(
+    task: SharedJournal,
+) -> None:
     effects = Effects()
 
     async def slow() -> None:
@@ -55,7 +57,7 @@ async def test_a_step_that_takes_too_long_is_given_up_and_that_is_remembered(tas
     assert effects.seen == ["slow"]
 
 
-async def test_a_step_that_its_handler_cuts_is_not_run_again(task: Home) -> None:
+async def test_a_step_that_its_handler_cuts_is_not_run_again(task: SharedJournal) -> None:
     effects = Effects()
 
     async def slow() -> None:
@@ -75,7 +77,7 @@ async def test_a_step_that_its_handler_cuts_is_not_run_again(task: Home) -> None
     assert [type(entry) for entry in task.written] == [Cut]
 
 
-async def test_a_step_that_a_failing_sibling_cuts_is_cut_by_it_again(task: Home) -> None:
+async def test_a_step_that_a_failing_sibling_cuts_is_cut_by_it_again(task: SharedJournal) -> None:
     effects = Effects()
 
     async def slow() -> None:
@@ -100,7 +102,7 @@ async def test_a_step_that_a_failing_sibling_cuts_is_cut_by_it_again(task: Home)
 
 
 async def test_a_checkpoint_is_finished_though_its_handler_is_being_cancelled() -> None:
-    class Slow(Home):
+    class Slow(SharedJournal):
         async def checkpoint(self, *entries: Entry) -> None:
             await asyncio.sleep(1)
             await super().checkpoint(*entries)
@@ -125,7 +127,7 @@ async def test_a_checkpoint_is_finished_though_its_handler_is_being_cancelled() 
 
 
 async def test_a_sleep_beside_a_busy_branch_wakes_on_its_time() -> None:
-    task = Home(clock=Clock())
+    task = SharedJournal(clock=Clock())
     awake = asyncio.Event()
 
     async def busy() -> None:
@@ -145,7 +147,7 @@ async def test_a_sleep_beside_a_busy_branch_wakes_on_its_time() -> None:
 
 
 async def test_a_timeout_of_asyncio_ends_a_long_sleep_of_a_task() -> None:
-    task = Home(clock=Clock())
+    task = SharedJournal(clock=Clock())
 
     async def handler(ctx: Context) -> str:
         try:
@@ -172,10 +174,12 @@ async def test_so_does_wait_for_around_branches() -> None:
             return "gave up"
         return "never"
 
-    assert value_of(await asyncio.wait_for(Home(clock=Clock()).run(handler), 10)) == "gave up"
+    assert (
+        value_of(await asyncio.wait_for(SharedJournal(clock=Clock()).run(handler), 10)) == "gave up"
+    )
 
 
-async def test_a_durable_limit_is_over_at_its_time_in_whatever_process(task: Home) -> None:
+async def test_a_durable_limit_is_over_at_its_time_in_whatever_process(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> str:
         try:
             async with ctx.timeout(3_600):
@@ -195,7 +199,7 @@ async def test_a_durable_limit_is_over_at_its_time_in_whatever_process(task: Hom
     assert await twice(task, handler) == ["nobody came"] * 2
 
 
-async def test_a_durable_limit_around_a_sleep_wakes_the_task_for_it(task: Home) -> None:
+async def test_a_durable_limit_around_a_sleep_wakes_the_task_for_it(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> str:
         try:
             async with ctx.timeout(60):
@@ -211,7 +215,7 @@ async def test_a_durable_limit_around_a_sleep_wakes_the_task_for_it(task: Home) 
     assert await twice(task, handler) == ["gave up"] * 2
 
 
-async def test_what_was_done_within_a_limit_is_served_after_it(task: Home) -> None:
+async def test_what_was_done_within_a_limit_is_served_after_it(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> Any:
         async with ctx.timeout(60):
             value = await ctx.step("one", lambda: 1)
@@ -223,7 +227,7 @@ async def test_what_was_done_within_a_limit_is_served_after_it(task: Home) -> No
     assert await twice(task, handler) == [1, 1]
 
 
-async def test_a_sleep_until_a_moment_is_the_same_in_every_run(task: Home) -> None:
+async def test_a_sleep_until_a_moment_is_the_same_in_every_run(task: SharedJournal) -> None:
     moment = datetime.fromtimestamp(task.clock.now_ms() / 1000 + 60, UTC)
 
     async def handler(ctx: Context) -> str:
@@ -237,14 +241,14 @@ async def test_a_sleep_until_a_moment_is_the_same_in_every_run(task: Home) -> No
     assert await twice(task, handler) == ["awake"] * 2
 
 
-async def test_a_moment_without_a_time_zone_is_refused(task: Home) -> None:
+async def test_a_moment_without_a_time_zone_is_refused(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.sleep_until(datetime(2026, 11, 22))
 
     assert "time zone" in str(error_of(await task.run(handler)))
 
 
-async def test_a_question_has_a_default_after_its_time(task: Home) -> None:
+async def test_a_question_has_a_default_after_its_time(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> Any:
         return (
             await ctx.elicit("who", "Who?", Name, timeout_s=60, default=Name(name="nobody"))
@@ -259,7 +263,7 @@ async def test_a_question_has_a_default_after_its_time(task: Home) -> None:
     assert value_of(await task.run(handler)) == "nobody"
 
 
-async def test_an_answer_in_time_is_taken_and_no_default_is_a_timeout(task: Home) -> None:
+async def test_an_answer_in_time_is_taken_and_no_default_is_a_timeout(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> Any:
         try:
             return (await ctx.elicit("who", "Who?", Name, timeout_s=60)).name
@@ -267,7 +271,7 @@ async def test_an_answer_in_time_is_taken_and_no_default_is_a_timeout(task: Home
             return "nobody came"
 
     await task.run(handler)
-    answered = Home(clock=task.clock, journal=elsewhere(task.journal))
+    answered = SharedJournal(clock=task.clock, journal=elsewhere(task.journal))
     answered.journal.receive({"who": accept(name="me")})
     task.clock.skip(61)  # type: ignore[attr-defined]
     assert value_of(await answered.run(handler)) == "me"
@@ -277,7 +281,7 @@ async def test_an_answer_in_time_is_taken_and_no_default_is_a_timeout(task: Home
 # Attempts
 
 
-async def test_a_step_is_tried_again_after_pauses_that_hold_no_worker(task: Home) -> None:
+async def test_a_step_is_tried_again_after_pauses_that_hold_no_worker(task: SharedJournal) -> None:
     tries: list[int] = []
 
     def flaky() -> str:
@@ -298,7 +302,9 @@ async def test_a_step_is_tried_again_after_pauses_that_hold_no_worker(task: Home
     assert len(tries) == 4
 
 
-async def test_when_all_attempts_have_failed_the_last_error_is_remembered(task: Home) -> None:
+async def test_when_all_attempts_have_failed_the_last_error_is_remembered(
+    task: SharedJournal,
+) -> None:
     tries: list[int] = []
 
     def fails() -> None:
@@ -319,7 +325,9 @@ async def test_when_all_attempts_have_failed_the_last_error_is_remembered(task: 
 @pytest.mark.parametrize(
     "options", [{"timeout_s": 0}, {"retries": -1}, {"retries": 1, "at_most_once": True}]
 )
-async def test_options_that_make_no_sense_are_refused(task: Home, options: dict[str, Any]) -> None:
+async def test_options_that_make_no_sense_are_refused(
+    task: SharedJournal, options: dict[str, Any]
+) -> None:
     async def handler(ctx: Context) -> Any:
         await ctx.step("one", lambda: 1, **options)
 
@@ -329,7 +337,9 @@ async def test_options_that_make_no_sense_are_refused(task: Home, options: dict[
 # At most once
 
 
-async def test_of_a_step_at_most_once_that_was_begun_nobody_knows_the_outcome(task: Home) -> None:
+async def test_of_a_step_at_most_once_that_was_begun_nobody_knows_the_outcome(
+    task: SharedJournal,
+) -> None:
     effects = Effects()
 
     async def handler(ctx: Context) -> str:
@@ -338,7 +348,7 @@ async def test_of_a_step_at_most_once_that_was_begun_nobody_knows_the_outcome(ta
         except OutcomeUnknown as unknown:
             return f"look: {unknown}"
 
-    fresh = Home()
+    fresh = SharedJournal()
     assert value_of(await fresh.run(handler)) == "charge"
     assert [type(entry) for entry in fresh.written] == [Began, type(fresh.written[-1])]
     task.journal.add(fresh.written[0])  # the worker died right after this
@@ -351,7 +361,7 @@ async def test_a_step_at_most_once_does_not_begin_if_its_beginning_took_longer_t
 ):
     effects = Effects()
 
-    class Late(Home):
+    class Late(SharedJournal):
         async def admit(self) -> None:
             if (
                 self.written
@@ -373,14 +383,14 @@ async def test_at_most_once_makes_a_call_a_task_that_can_become_one() -> None:
     async def handler(ctx: Context) -> Any:
         return await ctx.step("charge", effects.do, "charge", at_most_once=True)
 
-    outcome = await Home(task_id=None, may_become_task=True).run(handler)
+    outcome = await SharedJournal(task_id=None, may_become_task=True).run(handler)
     assert isinstance(outcome, Suspended)
     assert outcome.wants_task
     assert effects.seen == []
 
 
 async def test_a_key_for_services_is_the_same_in_every_run_and_another_for_each_place(
-    task: Home,
+    task: SharedJournal,
 ) -> None:
     async def handler(ctx: Context) -> list[str]:
         keys = [await ctx.idempotency_key("charge"), await ctx.idempotency_key("charge")]
@@ -392,13 +402,15 @@ async def test_a_key_for_services_is_the_same_in_every_run_and_another_for_each_
     first, second = await twice(task, handler)
     assert first == second
     assert len(set(first)) == 4
-    assert first != value_of(await Home(task_id="another").run(handler))
+    assert first != value_of(await SharedJournal(task_id="another").run(handler))
 
 
 # Values
 
 
-async def test_a_value_that_cannot_be_remembered_is_remembered_as_a_failure(task: Home) -> None:
+async def test_a_value_that_cannot_be_remembered_is_remembered_as_a_failure(
+    task: SharedJournal,
+) -> None:
     effects = Effects()
 
     def step() -> Any:
@@ -414,7 +426,7 @@ async def test_a_value_that_cannot_be_remembered_is_remembered_as_a_failure(task
     assert effects.seen == ["step"]
 
 
-async def test_one_that_says_so_is_refused_before_its_effect(task: Home) -> None:
+async def test_one_that_says_so_is_refused_before_its_effect(task: SharedJournal) -> None:
     effects = Effects()
 
     class Opaque: ...
@@ -437,7 +449,7 @@ async def test_one_that_says_so_is_refused_before_its_effect(task: Home) -> None
 # What would end the process
 
 
-async def test_sys_exit_in_a_step_of_a_branch_is_a_failure_of_the_step(task: Home) -> None:
+async def test_sys_exit_in_a_step_of_a_branch_is_a_failure_of_the_step(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> list[Any]:
         steps = ctx.step("exits", sys.exit, 3), ctx.step("fine", lambda: "fine")
         return list(await asyncio.gather(*steps, return_exceptions=True))
@@ -506,7 +518,7 @@ async def test_a_handler_that_waits_for_something_else_after_its_end_is_cancelle
 
     for outcome in (
         await asyncio.wait_for(play(handler), 30),
-        await asyncio.wait_for(Home().run(handler), 30),
+        await asyncio.wait_for(SharedJournal().run(handler), 30),
     ):
         assert list(asked_of(outcome)) == ["who"]
 
@@ -546,7 +558,7 @@ async def test_a_plain_function_runs_its_steps_while_all_threads_are_taken_by_th
 # Beginning anew
 
 
-async def test_a_restart_is_an_outcome_with_its_arguments(task: Home) -> None:
+async def test_a_restart_is_an_outcome_with_its_arguments(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> None:
         await ctx.step("one", lambda: 1)
         await ctx.restart(page=2)
@@ -563,7 +575,7 @@ async def test_after_a_restart_clients_know_the_questions_by_other_keys() -> Non
     assert list(asked_of(await play(handler, Journal().restarted({})))) == ["who@2"]
 
 
-async def test_a_restart_cannot_be_swallowed(task: Home) -> None:
+async def test_a_restart_cannot_be_swallowed(task: SharedJournal) -> None:
     async def handler(ctx: Context) -> str:
         try:
             await ctx.restart()
@@ -573,7 +585,7 @@ async def test_a_restart_cannot_be_swallowed(task: Home) -> None:
     assert await task.run(handler) == Restarted({})
 
 
-async def test_a_tool_error_is_tried_again_too(task: Home) -> None:
+async def test_a_tool_error_is_tried_again_too(task: SharedJournal) -> None:
     tries: list[int] = []
 
     def tells() -> str:

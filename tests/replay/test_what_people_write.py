@@ -20,7 +20,7 @@ from roundgate.replay.journal import Began, Cut, Entry
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Effects, Name, asked_of, error_of, value_of
 from tests.support.rounds import accept
-from tests.support.task_runs import Home
+from tests.support.task_runs import SharedJournal
 
 Handler = Callable[[Context], Awaitable[Any]]
 
@@ -35,15 +35,15 @@ async def number_of(number: int) -> int:
     return number
 
 
-async def replayed(handler: Handler, home: Home | None = None) -> tuple[Any, Any]:
+async def replayed(handler: Handler, home: SharedJournal | None = None) -> tuple[Any, Any]:
     """What a handler that lets go of its worker once at its end (`shed`) returns when it is run again."""
-    home = home or Home(clock=SkippingClock())
+    home = home or SharedJournal(clock=SkippingClock())
     assert isinstance(await home.run(handler), Suspended)
     first = value_of(await home.run(handler))
     return first, value_of(await home.run(handler))
 
 
-class Slow(Home):
+class Slow(SharedJournal):
     """A store that takes its time."""
 
     async def checkpoint(self, *entries: Entry) -> None:
@@ -132,7 +132,7 @@ async def test_a_question_that_nobody_waits_for_any_more_is_not_asked() -> None:
         asks.cancel()
         return await ctx.elicit("real", "?", Name)
 
-    assert list(asked_of(await Home().run(handler))) == ["real"]
+    assert list(asked_of(await SharedJournal().run(handler))) == ["real"]
 
 
 # time limits
@@ -153,7 +153,7 @@ async def test_a_sleep_that_a_timeout_ended_is_ended_by_it_also_when_its_time_is
         return said
 
     clock = SkippingClock()
-    home = Home(clock=clock)
+    home = SharedJournal(clock=clock)
     assert isinstance(await home.run(handler), Suspended)
     clock.skip(100)
     assert value_of(await home.run(handler)) == "timed out"
@@ -170,7 +170,7 @@ async def test_a_question_that_a_limit_ended_is_ended_by_it_also_when_an_answer_
         return who, (await ctx.elicit("next", f"For {who}?", Name)).name
 
     clock = SkippingClock()
-    home = Home(clock=clock)
+    home = SharedJournal(clock=clock)
     assert list(asked_of(await home.run(handler))) == ["who"]
     clock.skip(6)
     assert list(asked_of(await home.run(handler))) == ["next"]
@@ -202,7 +202,7 @@ async def test_wait_for_ends_a_long_sleep_of_a_task() -> None:
         except TimeoutError:
             return "timed out"
 
-    assert value_of(await Home(clock=SkippingClock()).run(handler)) == "timed out"
+    assert value_of(await SharedJournal(clock=SkippingClock()).run(handler)) == "timed out"
 
 
 @pytest.mark.parametrize("beside", [None, 10_000])
@@ -217,7 +217,7 @@ async def test_a_turn_that_is_given_back_is_given_back_whatever_limit_is_around_
         return "done"
 
     clock = SkippingClock()
-    home = Home(clock=clock)
+    home = SharedJournal(clock=clock)
     async with asyncio.timeout(30):
         outcome = await home.run(handler)
     assert isinstance(outcome, Suspended)
@@ -236,7 +236,7 @@ async def test_a_branch_that_nobody_cuts_again_does_not_hold_the_others_up() -> 
             await asyncio.wait([part])
         await ctx.sleep(60, "later")
 
-    home = Home(clock=SkippingClock())
+    home = SharedJournal(clock=SkippingClock())
     for _ in range(2):
         async with asyncio.timeout(30):
             outcome = await home.run(handler)
@@ -263,7 +263,7 @@ async def test_a_timeout_that_fires_in_the_very_turn_in_which_all_looks_still_en
         if turns:
             asyncio.get_running_loop().call_soon(hold_up, turns - 1)
 
-    assert value_of(await Home(clock=SkippingClock()).run(handler)) == "in vain"
+    assert value_of(await SharedJournal(clock=SkippingClock()).run(handler)) == "in vain"
 
 
 async def test_a_task_that_outlives_a_limit_goes_on() -> None:
@@ -279,7 +279,7 @@ async def test_a_task_that_outlives_a_limit_goes_on() -> None:
         return await task
 
     async with asyncio.timeout(30):
-        assert value_of(await Home(clock=SkippingClock()).run(handler)) == "done"
+        assert value_of(await SharedJournal(clock=SkippingClock()).run(handler)) == "done"
 
 
 async def test_a_process_that_ends_gives_up_no_step_for_its_handler() -> None:
@@ -299,7 +299,7 @@ async def test_a_process_that_ends_gives_up_no_step_for_its_handler() -> None:
     async def handler(ctx: Context) -> Any:
         return await asyncio.gather(part(ctx))
 
-    home = Home()
+    home = SharedJournal()
     run = asyncio.ensure_future(home.run(handler))
     await started.wait()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:  # as `asyncio.run` does at its end
@@ -322,7 +322,7 @@ async def test_branches_inside_wait_for_are_branches(limit_s: float | None) -> N
     async def handler(ctx: Context) -> Any:
         return await asyncio.wait_for(main(ctx), limit_s)
 
-    home = Home()
+    home = SharedJournal()
     assert value_of(await home.run(handler)) == [0, 1, 2]
     assert sorted(home.journal.steps) == ["part@0/do", "part@1/do", "part@2/do"]
 
@@ -339,7 +339,7 @@ async def test_tasks_of_a_library_in_a_group_of_anyio_shift_nobody() -> None:
                 group.start_soon(part, ctx, number)
         return "done"
 
-    home = Home()
+    home = SharedJournal()
     for library_tasks in (0, 2):
         assert value_of(await home.run(lambda ctx, n=library_tasks: handler_with(n, ctx))) == "done"  # type: ignore[misc]
     assert sorted(home.journal.steps) == ["part@0/do", "part@1/do", "part@2/do"]
@@ -352,7 +352,7 @@ async def test_a_task_factory_around_ours_leaves_branches_as_they_are() -> None:
     async def handler(ctx: Context) -> Any:
         return await asyncio.gather(part(ctx, 1), part(ctx, 2))
 
-    await Home().run(handler)
+    await SharedJournal().run(handler)
     ours: Any = asyncio.get_running_loop().get_task_factory()
 
     def traced(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
@@ -362,7 +362,7 @@ async def test_a_task_factory_around_ours_leaves_branches_as_they_are() -> None:
         return ours(loop, span(), **options)
 
     with a_task_factory(traced):
-        home = Home()
+        home = SharedJournal()
         assert value_of(await home.run(handler)) == [1, 2]
         assert sorted(home.journal.steps) == ["part@0/do", "part@1/do"]
 
@@ -395,7 +395,9 @@ async def test_objects_that_as_completed_would_start_in_any_order_are_refused() 
     async def handler(ctx: Context) -> Any:
         return [await one for one in asyncio.as_completed([Later(ctx), Later(ctx)])]
 
-    assert "in no order; give it coroutines or tasks" in str(error_of(await Home().run(handler)))
+    assert "in no order; give it coroutines or tasks" in str(
+        error_of(await SharedJournal().run(handler))
+    )
 
 
 async def test_nobody_complains_of_a_suspended_task_that_nobody_waits_for() -> None:
@@ -409,7 +411,7 @@ async def test_nobody_complains_of_a_suspended_task_that_nobody_waits_for() -> N
         await ctx.elicit("who", "?", Name)
         return await asks
 
-    assert list(asked_of(await Home().run(handler))) == ["who", "aside"]
+    assert list(asked_of(await SharedJournal().run(handler))) == ["who", "aside"]
     await asyncio.sleep(0)
     gc.collect()
     assert complaints == []
@@ -427,8 +429,8 @@ async def test_a_context_of_a_call_that_has_ended_is_an_error_in_another_handler
     async def takes(ctx: Context) -> Any:
         return await kept[0].step("do", echo, 1)
 
-    await Home().run(keeps)
-    assert "and that has ended" in str(error_of(await Home().run(takes)))
+    await SharedJournal().run(keeps)
+    assert "and that has ended" in str(error_of(await SharedJournal().run(takes)))
 
 
 # arguments
@@ -461,7 +463,7 @@ async def test_any_argument_of_a_step_has_a_digest(argument: Any) -> None:
     async def handler(ctx: Context) -> Any:
         return await ctx.step("do", takes, argument)
 
-    home = Home()
+    home = SharedJournal()
     outcomes: list[Outcome[Any]] = [await home.run(handler) for _ in range(2)]
     assert [value_of(outcome) for outcome in outcomes] == ["taken", "taken"]
 
@@ -475,6 +477,6 @@ async def test_thousands_of_questions_side_by_side_take_no_time_that_grows_with_
 
         return await asyncio.gather(*(ask(number) for number in range(1000)))
 
-    asked = asked_of(await Home().run(handler))
+    asked = asked_of(await SharedJournal().run(handler))
     assert {"who", "who#2", "who#1000"} <= set(asked)
     assert len(asked) == 1000

@@ -55,6 +55,32 @@ class SessionStoreContract:
         assert not await store.replace("key", b"2", 1, LATER)
         assert await store.read("key") is None
 
+    async def test_what_is_put_takes_the_place_of_what_is_there(
+        self, store: SessionStore, another: SessionStore
+    ) -> None:
+        assert await store.put("key", b"1", LATER) == 1
+        assert await another.put("key", b"2", LATER) == 2
+        assert not await store.put_new("key", b"3", LATER)
+        assert await store.read("key") == SessionRow(b"2", 2)
+
+    async def test_each_of_many_that_put_at_once_has_a_version_of_its_own(
+        self, store: SessionStore, another: SessionStore
+    ) -> None:
+        puts = [one.put("key", b"%d" % n, LATER) for n, one in enumerate([store, another] * 10)]
+        versions = await asyncio.gather(*puts)
+        assert sorted(versions) == list(range(1, 21))
+        row = await store.read("key")
+        assert row == SessionRow(b"%d" % versions.index(20), 20)
+
+    async def test_what_is_put_in_place_of_a_large_value_is_the_value(
+        self, store: SessionStore
+    ) -> None:
+        await store.put_new("key", b"0123456789" * 100_000, LATER)
+        await store.put("key", b"x" * 300_000, LATER)
+        row = await store.read("key")
+        assert row is not None
+        assert row.value == b"x" * 300_000
+
     async def test_several_are_read_at_once(self, store: SessionStore) -> None:
         for number in range(5):
             await store.put_new(f"key {number}", b"%d" % number, LATER)

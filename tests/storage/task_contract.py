@@ -1727,6 +1727,18 @@ class TaskStoreContract:
         assert found == expected
         assert (await claim(store)).lease.fence > found.fence
 
+    async def test_a_task_that_somebody_has_claimed_since_is_not_requeued(
+        self, store: TaskStore
+    ) -> None:
+        await store.create(new())
+        found = await record(store)
+        assert await store.requeue(REF, NOW, SOON, fence=found.fence + 1) is False
+        await claim(store)
+        before = await record(store)
+        assert await store.requeue(REF, NOW, SOON, fence=found.fence) is False
+        assert await record(store) == before
+        assert await store.requeue(REF, NOW, SOON, fence=before.fence) is True
+
     async def test_only_a_working_task_is_requeued(self, store: TaskStore) -> None:
         assert await store.requeue(REF, NOW, SOON) is False
         await asking(store, {"a": b"?"})

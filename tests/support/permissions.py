@@ -69,6 +69,7 @@ OF_THE_MAPPING = {
 
 GATEWAY = (
     "app/roundgate/backends/bounded.py",
+    "app/roundgate/http/older/claims.py",
     "app/roundgate/http/older/one_run.py",
     "app/roundgate/http/older/open_calls.py",
     "app/roundgate/http/older/questions.py",

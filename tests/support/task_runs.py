@@ -22,7 +22,7 @@ from tests.support.rounds import CAPABILITIES
 
 
 @dataclass
-class Home:
+class SharedJournal:
     """What runs share: a journal, as the last one left it, and what was written on the way."""
 
     task_id: str | None = "task"

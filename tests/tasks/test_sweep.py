@@ -1,4 +1,4 @@
-"""The sweep: what no message reminds anybody of any more is found when it is due, once."""
+"""The sweep: a task whose message was lost is found when it is due, once."""
 
 from __future__ import annotations
 

@@ -8,15 +8,16 @@ serves it; names are still without prefix.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.secret_reading import Secrets
 from roundgate.backends.task_source import TaskSource
+from roundgate.carrier import carrier
 from roundgate.config import Origin, TaskMode, WithoutTasks
 from roundgate.errors import Problem
 from roundgate.protocol import Completion, PromptMessage, ResourceContents, TaskView, ToolResult
@@ -39,7 +40,7 @@ Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
 class ToolAbout:
     """What is known of a tool that clients are not told, and that it can be chosen by."""
 
-    tags: tuple[str, ...] = ()
+    tags: Sequence[str] = ()
     method: str | None = None
     """The HTTP method, in capitals."""
     path: str | None = None
@@ -48,7 +49,7 @@ class ToolAbout:
     """`x-` members of its description, where they are text, numbers or booleans."""
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Tool:
     """`definition` is the schema's `Tool`; its `inputSchema` is what arguments are checked against before `call`."""
 
@@ -77,6 +78,17 @@ class Tool:
     """The same call with the question whether to go ahead before it, for who wants it; `None` where there is none."""
     asks_first: bool = False
     """Whether `call` asks whether to go ahead."""
+
+    def defined(self, definition: Mapping[str, Any]) -> Tool:
+        """The tool with another definition. A start does this for every tool; `replace` takes much longer."""
+        made: Any = object.__new__(Tool)
+        for name in _MEMBERS:
+            setattr(made, name, getattr(self, name))
+        made.definition = definition
+        return cast("Tool", made)
+
+
+_MEMBERS: Final = tuple(one.name for one in fields(Tool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +159,8 @@ class Shared:
     """The Python modules that they have loaded."""
     fetches: bool = False
     """Whether what they are described by may be fetched: by a command, never by a gateway that starts."""
+    fetched: dict[str, bytes] = field(default_factory=dict)
+    """What has been fetched, by URL: nothing is fetched twice for one command."""
     is_cold: bool = False
     """Whether a caller waits while this process starts, as for a function of AWS Lambda: nobody is asked then."""
     secrets: Secrets = field(default_factory=Secrets)

@@ -6,11 +6,18 @@
 
 Nothing is cut off silently: what cannot be kept is said to be lost. The rows are in the store, so any process reads
 them, for the same caller at the same view, with the scopes that the tool needed.
+
+A caller has so many places at a view and no more. Texts are numbered, and each takes the place of the one that is as
+many numbers older:
+
+    limits.max_kept_results 3      place 0: text 3, then 6      place 1: text 4, then 7      place 2: text 5 …
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,7 +34,12 @@ from roundgate.values import dataclass
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000
-"""Characters of one row: at most 200 KB."""
+"""Characters of one row: at most 300 KB, as JSON writes control characters."""
+_LONGER_S: Final = 60.0
+"""Seconds for which the last number is known when the last text is forgotten."""
+_CURSOR: Final = re.compile(
+    r"(?P<id>(?P<number>[1-9][0-9]{0,14})-[\w-]{1,40})\.(?P<start>[0-9]{1,9})", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +65,75 @@ class KeptTexts:
         of_task: bool = False,
     ) -> str:
         """See `Texts`."""
-        text_id, kept = self.clock.new_id(), text[: self.limits.max_kept_chars]
-        keep_s = max(self.limits.kept_results_s, self.task_s if of_task else 0.0)
-        forget_ms = self.clock.now_ms() + int(keep_s * 1000)
-        facts = [len(text), len(kept), size, sorted(scopes)]
+        kept, now_ms = text[: self.limits.max_kept_chars], self.clock.now_ms()
+        longest_s = max(self.limits.kept_results_s, self.task_s)
+        forget_ms = now_ms + int((longest_s if of_task else self.limits.kept_results_s) * 1000)
+        # kept for as long as any of them may be: what is numbered from 1 again must not meet what is there
+        number = await self._rows.put(
+            self._owned(owner), b"", now_ms + int((longest_s + _LONGER_S) * 1000)
+        )
+        text_id = f"{number}-{self.clock.new_id()}"
+        facts = [len(text), len(kept), size, sorted(scopes), text_id]
         chunks = [kept[start : start + CHUNK] for start in range(0, len(kept), CHUNK)]
         await asyncio.gather(
             *(
-                self._rows.put_new(
-                    self._key(owner, text_id, number), json.encode([*facts, chunk]), forget_ms
+                self._rows.put(
+                    self._key(owner, number, place), json.encode([*facts, chunk]), forget_ms
                 )
-                for number, chunk in enumerate(chunks)
+                for place, chunk in enumerate(chunks)
             )
         )
         return f"{text_id}.{size}"
 
     async def part(self, cursor: str, owner: Principal) -> TextPart | None:
         """See `Texts`."""
-        text_id, _, number = cursor.partition(".")
-        if not (number.isascii() and number.isdigit() and len(number) < 10) or len(text_id) > 64:
+        found = _CURSOR.fullmatch(cursor)
+        if found is None:
             return None
-        start = int(number)
-        row = await self._rows.read(self._key(owner, text_id, start // CHUNK))
+        text_id, number, start = found["id"], int(found["number"]), int(found["start"])
+        row = await self._chunk(owner, number, start, text_id)
         if row is None:
             return None
-        total, kept, size, scopes, text = json.decode(row.value)
+        total, kept, size, scopes, _, text = row
         if self.checks_scopes and not owner.scopes.issuperset(scopes):
             return None
         text = text[start % CHUNK :][:size]
         while text and len(text) < size and start + len(text) < kept:  # a part of several rows
-            row = await self._rows.read(self._key(owner, text_id, (start + len(text)) // CHUNK))
+            row = await self._chunk(owner, number, start + len(text), text_id)
             if row is None:
                 return None
-            text += json.decode(row.value)[4][: size - len(text)]
+            text += row[-1][: size - len(text)]
         end = start + len(text)
         if not text:
             return None
         return TextPart(text, start, total, f"{text_id}.{end}" if end < kept else None)
 
-    def _key(self, owner: Principal, text_id: str, number: int) -> str:
-        return f"text.{json.digest([*owner.identity, self.view])}.{text_id}.{number}"
+    async def _chunk(
+        self, owner: Principal, number: int, at: int, text_id: str
+    ) -> Sequence[Any] | None:
+        """The row of a text that has the character at this place.
+
+        Raises:
+            ToolError: a newer text has taken its place.
+        """
+        row = await self._rows.read(self._key(owner, number, at // CHUNK))
+        if row is None:
+            return None
+        values: Sequence[Any] = json.decode(row.value)
+        if values[4] == text_id:
+            return values
+        if int(values[4].partition("-")[0]) > number:
+            raise ToolError(
+                "This result is no longer kept: newer long ones took its place. Call the tool again whose result it"
+                " was, and read each result to its end before the next"
+            )
+        return None
+
+    def _key(self, owner: Principal, number: int, chunk: int) -> str:
+        return f"{self._owned(owner)}.{number % self.limits.max_kept_results}.{chunk}"
+
+    def _owned(self, owner: Principal) -> str:
+        return f"texts.{json.digest([*owner.identity, self.view])}"
 
 
 async def bounded(

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from roundgate.backends.base import (
     Backend,
@@ -422,11 +422,13 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
 
 
 def _prefixed(item: T, prefix: str) -> T:
-    return (
-        replace(item, definition=renamed(item.definition, prefix + item.definition["name"]))
-        if prefix
-        else item
+    if not prefix:
+        return item
+    definition = renamed(item.definition, prefix + item.definition["name"])
+    made: Any = (
+        item.defined(definition) if isinstance(item, Tool) else replace(item, definition=definition)
     )
+    return cast("T", made)
 
 
 def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:

@@ -22,7 +22,8 @@ class Selector(Model):
     )
     extension: str | None = Field(
         None,
-        description='An x- member of its description: "x-internal" that is there and not false, or "x-team=ops".',
+        description='An x- member of its description: "x-internal" that is there and not false, or '
+        '"x-team=ops".',
     )
 
     @model_validator(mode="after")
@@ -49,7 +50,8 @@ class ArgumentOverride(Model):
         given = self.model_fields_set
         if "fixed" in given and given & {"default", "name", "description"}:
             raise ValueError(
-                "an argument that is fixed has neither default, name nor description: nobody sees it"
+                "an argument that is fixed has neither default, name nor description: nobody sees "
+                "it"
             )
         if self.hidden and given & {"name", "description"}:
             raise ValueError(
@@ -105,7 +107,8 @@ class ToolOverride(Model):
 
     max_result: int | None = Field(
         None,
-        description="Characters of a result that the model gets at once; it reads the rest with read_more.",
+        description="Characters of a result that the model gets at once; it reads the rest with "
+        "read_more.",
         ge=200,
         le=1_000_000,
     )
@@ -123,14 +126,16 @@ class BackendConfig(Model):
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
     prefix: str | None = Field(
         None,
-        description='Stands before the names of its tools and prompts, joined by "__". Unset: its name. Empty: none.',
+        description='Stands before the names of its tools and prompts, joined by "__". Unset: its '
+        "name. Empty: none.",
         pattern=r"^[A-Za-z0-9_.-]{0,40}$",
     )
 
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
-        description="Which of its tools ask the user for confirmation, showing the arguments, before they run:"
-        " destructive are all that neither say readOnlyHint: true nor destructiveHint: false.",
+        description="Which of its tools ask the user for confirmation, showing the arguments, "
+        "before they run: destructive are all that neither say readOnlyHint: true nor "
+        "destructiveHint: false.",
     )
 
     include: list[Selector] = Field([], description="The tools that are served; unset, all.")
@@ -180,13 +185,14 @@ class ViewConfig(Model):
     """An endpoint of its own for a part of what is behind the gateway."""
 
     name: str = Field(
-        description="Unique name of the view. Tasks and calls belong to it: one that is renamed loses those under way.",
+        description="Unique name of the view. Tasks and calls belong to it: one that is renamed "
+        "loses those under way.",
         pattern=r"^[A-Za-z0-9_-]{1,40}$",
     )
     path: str | None = Field(
         None,
-        description="Path of its endpoint. Unset: /NAME/mcp. One with http.path takes the place of the endpoint of"
-        " everything.",
+        description="Path of its endpoint. Unset: /NAME/mcp. One with http.path takes the place of "
+        "the endpoint of everything.",
         pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$",
     )
     instructions: str | None = Field(
@@ -208,7 +214,8 @@ class ViewConfig(Model):
     )
     resources: list[str] = Field(
         [],
-        description='URIs and URI templates of the resources that it has; "*" stands for any text. Unset: none.',
+        description='URIs and URI templates of the resources that it has; "*" stands for any text. '
+        "Unset: none.",
     )
 
     @property
@@ -226,7 +233,8 @@ class JobConfig(Model):
 
     variables: dict[str, JsonPointer] = Field(
         {"id": "/id"},
-        description="What names the job in later requests, and where the answer of the start has it.",
+        description="What names the job in later requests, and where the answer of the start has "
+        "it.",
     )
     every_s: float = Field(
         5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400

@@ -7,6 +7,7 @@ loads a module named in gateway.yaml; there is no registry.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from roundgate.backends.decorator_arguments import Fault, faults_of, place_of_caller
@@ -20,6 +21,8 @@ Completer: TypeAlias = Sequence[str] | Callable[[str], Any]
 """Fixed values, or a function (plain or async) from what was typed to a list of strings or a `Completion`."""
 
 ATTRIBUTE: Final = "__mcp_declarations__"
+_FOUND: Final = ("faults", "place")
+"""Fields that no argument is behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +46,34 @@ class ToolDeclaration(Described):
 
     input_schema: Mapping[str, Any] | None = None
     output_schema: Mapping[str, Any] | None = None
-    hints: Mapping[str, bool]
-    requires: Mapping[str, Any]
+    read_only: bool | None = None
+    destructive: bool | None = None
+    idempotent: bool | None = None
+    open_world: bool | None = None
+    requires: Mapping[str, Any] | None = None
     scopes: Sequence[str] = ()
     once: bool = False
     task: TaskMode = "forbidden"
     unasked_answers: bool = False
     approval: str | None = None
 
+    @property
+    def hints(self) -> Mapping[str, bool]:
+        """The annotations of the tool's entry, as far as it was told any."""
+        said = {
+            "readOnlyHint": self.read_only,
+            "destructiveHint": self.destructive,
+            "idempotentHint": self.idempotent,
+            "openWorldHint": self.open_world,
+        }
+        return {hint: value for hint, value in said.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptDeclaration(Described):
     """What `@prompt` was told."""
 
-    complete: Mapping[str, Completer]
+    complete: Mapping[str, Completer] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +84,7 @@ class ResourceDeclaration(Described):
     mime_type: str | None = None
     size: int | None = None
     annotations: Annotations | None = None
-    complete: Mapping[str, Completer]
+    complete: Mapping[str, Completer] | None = None
 
 
 Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclaration
@@ -79,13 +96,26 @@ def declarations_of(function: Any) -> Sequence[Declaration]:
     return found if isinstance(found, tuple) else ()
 
 
-def _attach(function: F, declaration: Declaration) -> F:
-    if isinstance(function, str):
-        raise TypeError(f"the name of a tool or prompt is given by name: write name={function!r}")
-    if not callable(function):
-        raise TypeError(f"a decorator of functions stands in front of {function!r}")
-    setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))
-    return function
+def _attaching(decorator: str, declaration: Declaration) -> Callable[[F], F]:
+    """Called by a decorator itself: what is wrong with its arguments has the place two calls above this one."""
+    if faults := faults_of(decorator, _arguments(declaration)):
+        declaration = replace(declaration, faults=faults, place=place_of_caller(3))
+
+    def attach(function: F) -> F:
+        if isinstance(function, str):
+            raise TypeError(f"the name of a tool or prompt is given by name: write name={function!r}")
+        if not callable(function):
+            raise TypeError(f"a decorator of functions stands in front of {function!r}")
+        setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))
+        return function
+
+    return attach
+
+
+def _arguments(declaration: Declaration) -> dict[str, Any]:
+    """What the decorator was given, by name."""
+    names = (field.name for field in fields(declaration))
+    return {name: getattr(declaration, name) for name in names if name not in _FOUND}
 
 
 @overload
@@ -168,57 +198,29 @@ def tool(
         raise ValueError(
             "unasked_answers and once exclude each other: what must happen once needs a question first"
         )
-    faults = faults_of(
+    attach: Callable[[F], F] = _attaching(
         "tool",
-        {
-            "name": name,
-            "title": title,
-            "description": description,
-            "input_schema": input_schema,
-            "output_schema": output_schema,
-            "read_only": read_only,
-            "destructive": destructive,
-            "idempotent": idempotent,
-            "open_world": open_world,
-            "icons": icons,
-            "requires": requires,
-            "scopes": scopes,
-            "once": once,
-            "task": task,
-            "unasked_answers": unasked_answers,
-            "approval": approval,
-            "meta": meta,
-        },
+        ToolDeclaration(
+            name=name,
+            title=title,
+            description=description,
+            input_schema=input_schema,
+            output_schema=output_schema,
+            read_only=read_only,
+            destructive=destructive,
+            idempotent=idempotent,
+            open_world=open_world,
+            icons=icons,
+            requires=requires,
+            scopes=scopes,
+            once=once,
+            task=task,
+            unasked_answers=unasked_answers,
+            approval=approval,
+            meta=meta,
+        ),
     )
-    hints = {
-        "readOnlyHint": read_only,
-        "destructiveHint": destructive,
-        "idempotentHint": idempotent,
-        "openWorldHint": open_world,
-    }
-    declaration = ToolDeclaration(
-        name=name,
-        title=title,
-        description=description,
-        icons=icons,
-        meta=meta,
-        input_schema=input_schema,
-        output_schema=output_schema,
-        hints={hint: value for hint, value in hints.items() if value is not None},
-        requires=requires or {},
-        scopes=scopes,
-        once=once,
-        task=task,
-        unasked_answers=unasked_answers,
-        approval=approval,
-        faults=faults,
-        place=place_of_caller() if faults else None,
-    )
-    return (
-        _attach(function, declaration)
-        if function is not None
-        else lambda decorated: _attach(decorated, declaration)
-    )
+    return attach if function is None else attach(function)
 
 
 @overload
@@ -255,32 +257,18 @@ def prompt(
         complete: completions for arguments: `{"language": ["python", "rust"]}`, or a function of what was typed.
         meta: `_meta` of its entry in the list.
     """
-    faults = faults_of(
+    attach: Callable[[F], F] = _attaching(
         "prompt",
-        {
-            "name": name,
-            "title": title,
-            "description": description,
-            "icons": icons,
-            "complete": complete,
-            "meta": meta,
-        },
+        PromptDeclaration(
+            name=name,
+            title=title,
+            description=description,
+            icons=icons,
+            complete=complete,
+            meta=meta,
+        ),
     )
-    declaration = PromptDeclaration(
-        faults=faults,
-        place=place_of_caller() if faults else None,
-        name=name,
-        title=title,
-        description=description,
-        icons=icons,
-        meta=meta,
-        complete=complete or {},
-    )
-    return (
-        _attach(function, declaration)
-        if function is not None
-        else lambda decorated: _attach(decorated, declaration)
-    )
+    return attach if function is None else attach(function)
 
 
 def resource(
@@ -313,36 +301,21 @@ def resource(
         complete: completions for variables of the template.
         meta: `_meta` of its entry in the list.
     """
-    faults = faults_of(
+    return _attaching(
         "resource",
-        {
-            "uri": uri,
-            "name": name,
-            "title": title,
-            "description": description,
-            "mime_type": mime_type,
-            "size": size,
-            "annotations": annotations,
-            "icons": icons,
-            "complete": complete,
-            "meta": meta,
-        },
+        ResourceDeclaration(
+            uri=uri,
+            name=name,
+            title=title,
+            description=description,
+            mime_type=mime_type,
+            size=size,
+            annotations=annotations,
+            icons=icons,
+            complete=complete,
+            meta=meta,
+        ),
     )
-    declaration = ResourceDeclaration(
-        faults=faults,
-        place=place_of_caller() if faults else None,
-        uri=uri,
-        name=name,
-        title=title,
-        description=description,
-        mime_type=mime_type,
-        size=size,
-        annotations=annotations,
-        icons=icons,
-        complete=complete or {},
-        meta=meta,
-    )
-    return lambda decorated: _attach(decorated, declaration)
 
 
 __all__ = [

@@ -5,7 +5,7 @@ A catalog of a thousand tools is made of their bytes; parsing them would take lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from roundgate.json import decode, encode
@@ -16,8 +16,10 @@ class StoredDefinition(Mapping[str, Any]):
 
     __slots__ = ("_annotations", "_name", "_rest", "_value")
 
-    def __init__(self, name: str, annotations: Mapping[str, bool], rest: bytes) -> None:
-        """`rest` is the JSON of it after the value of `name`, which is the first member: `,"description":…}`."""
+    def __init__(
+        self, name: str, annotations: Mapping[str, bool], rest: Callable[[], bytes]
+    ) -> None:
+        """`rest` returns the JSON of it after the value of `name`, which is the first member: `,"description":…}`."""
         self._name = name
         self._annotations = annotations
         self._rest = rest
@@ -29,7 +31,7 @@ class StoredDefinition(Mapping[str, Any]):
 
     def encoded(self) -> bytes:
         """Its JSON."""
-        return b'{"name":' + encode(self._name) + self._rest
+        return b'{"name":' + encode(self._name) + self._rest()
 
     def __getitem__(self, key: str) -> Any:
         if key == "name":

@@ -35,6 +35,7 @@ def load(
     modules: Modules | None = None,
     *,
     fetches: bool = False,
+    fetched: dict[str, bytes] | None = None,
     may_be_missing: Collection[str] = (),
     is_cold: bool = False,
 ) -> Snapshot:
@@ -44,6 +45,7 @@ def load(
         file: the configuration.
         modules: the users' modules that are loaded already; a reload uses them again.
         fetches: whether documents that describe back ends are fetched where no index of them is kept.
+        fetched: those that have been, by URL; others are added.
         may_be_missing: back ends without which the rest is served; `Catalog.missing` has those that are.
         is_cold: whether a caller waits for this start, so that no service is asked what it offers, and no secret is
             read before a call needs it.
@@ -51,7 +53,14 @@ def load(
     Raises:
         ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
     """
-    made = _make(file, modules or Modules(), may_be_missing, fetches=fetches, is_cold=is_cold)
+    made = _make(
+        file,
+        modules or Modules(),
+        may_be_missing,
+        fetches=fetches,
+        fetched=fetched,
+        is_cold=is_cold,
+    )
     return apart(_offered(made, file, may_be_missing))
 
 
@@ -93,12 +102,14 @@ def _make(
     may_be_missing: Collection[str],
     *,
     fetches: bool = False,
+    fetched: dict[str, bytes] | None = None,
     is_cold: bool = False,
 ) -> _Made:
     os.environ.update(file.environment)  # before modules are imported, which may read them
     limits = file.config.limits
     threads = Threads(limits.threads, limits.threads_per_caller)
-    shared = Shared(threads, modules, fetches, is_cold)
+    known = {} if fetched is None else fetched
+    shared = Shared(threads, modules, fetches, known, is_cold)
     made = _Made()
     for index, entry in enumerate(file.config.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)

@@ -37,23 +37,36 @@ def with_approval(
         backend: its settings; an override of the tool goes before everything else.
         approve: what the tool's own declaration says.
     """
-    own = tool.definition["name"]
-    override = backend.override.get(own, ToolOverride.model_construct(_fields_set=set()))
-    call, name = tool.call, backend.effective_prefix + (override.name or own)
-    text = tool.approval if override.approval is None else override.approval
-    known = frozenset(tool.definition["inputSchema"].get("properties", ()))
+    override = backend.override.get(tool.definition["name"])
+    if tool.approvable is None:
+        first = approved_first(tool.definition, tool.call, backend, tool.approval)
+        tool = replace(tool, approvable=first)
+    wanted = approve if override is None else override.approve or approve
+    return asking_first(tool) if _is_to_be_approved(tool, backend, override, wanted) else tool
+
+
+def approved_first(
+    definition: Mapping[str, Any], call: CallTool, backend: BackendConfig, text: str | None = None
+) -> CallTool:
+    """The call of a tool with the question before it, in which `text` is what its back end adds.
+
+    The definition is not parsed before a user is asked: a start makes this for every tool that there is.
+    """
+    own = name = definition["name"]
+    if (override := backend.override.get(own)) is not None:
+        name = override.name or own
+        text = text if override.approval is None else override.approval
 
     async def approved(context: Context, arguments: dict[str, Any]) -> Returned:
-        question = _question(name, text, arguments, known)
+        known = definition["inputSchema"].get("properties", ())
+        question = _question(backend.effective_prefix + name, text, arguments, known)
         asked = {"approve": Form(question, _APPROVAL, is_approval=True)}
         answer = (await context.ask(asked))["approve"].get()
         if not answer["approve"]:
             raise ToolError("The user did not approve the call; nothing was done")
         return await call(context, arguments)
 
-    ready = replace(tool, approvable=approved)
-    wanted = override.approve or approve
-    return asking_first(ready) if _is_to_be_approved(tool, backend, override, wanted) else ready
+    return approved
 
 
 def asking_first(tool: Tool) -> Tool:
@@ -79,7 +92,7 @@ def is_approval(request: Mapping[str, Any]) -> bool:
 
 
 def _is_to_be_approved(
-    tool: Tool, backend: BackendConfig, override: ToolOverride, wanted: str | None
+    tool: Tool, backend: BackendConfig, override: ToolOverride | None, wanted: str | None
 ) -> bool:
     if wanted is not None:
         return wanted == "always"

@@ -37,7 +37,8 @@ class Kind:
 
     checker: str | None = None
     """`module:callable`, what `roundgate check` asks of each back end of the kind besides loading it: called as the
-    compiler is, it returns remarks, which are problems that keep nothing from being served."""
+    compiler is, and with what has been fetched by URL, it returns remarks, which are problems that keep nothing from
+    being served."""
 
     def model(self) -> type[BackendConfig]:
         """The model of its settings; imports it."""
@@ -50,9 +51,9 @@ class Kind:
         found = None if self.compiler is None else _named(self.compiler)
         return found
 
-    def check_with(self) -> Callable[[Any, Origin], Sequence[Problem]] | None:
+    def check_with(self) -> Callable[[Any, Origin, dict[str, bytes]], Sequence[Problem]] | None:
         """What has remarks on back ends of this kind, if something has; imports its code."""
-        found: Callable[[Any, Origin], Sequence[Problem]] | None
+        found: Callable[[Any, Origin, dict[str, bytes]], Sequence[Problem]] | None
         found = None if self.checker is None else _named(self.checker)
         return found
 

@@ -105,8 +105,9 @@ class _Search:
             Tool(
                 _definition(
                     SEARCH,
-                    f"Find tools by what they do: there are {count:,}, and most are not listed. Returns their names,"
-                    f" arguments and first lines, the best first. Then read {DESCRIBE}, and use {CALL}.",
+                    f"Find tools by what they do: there are {count:,}, and most are not listed. "
+                    "Returns their names, arguments and first lines, the best first. Then read "
+                    f"{DESCRIBE}, and use {CALL}.",
                     {"query": query, "limit": limit},
                     ["query"],
                     read_only=True,

@@ -43,8 +43,9 @@ def shown(arguments: Mapping[str, Any]) -> str:
         size += len(line)
         if len(lines) > MAX_LINES or size > MAX_CHARS:
             raise ToolError(
-                f"The arguments are too many to be shown to the user, who has to approve them: more than {MAX_LINES} "
-                f"values or {MAX_CHARS:,} characters. Nothing was done; split the call into smaller ones"
+                "The arguments are too many to be shown to the user, who has to approve them: "
+                f"more than {MAX_LINES} values or {MAX_CHARS:,} characters. Nothing was done; "
+                "split the call into smaller ones"
             )
     return "\n".join(lines)
 
@@ -79,8 +80,8 @@ def _lines_of_object(path: str, value: Mapping[str, Any]) -> Iterator[str]:
 def _member(path: str, name: str) -> str:
     if len(name) > MAX_NAME:
         raise ToolError(
-            f"An argument has a name of {len(name):,} characters, which cannot be shown to the user, "
-            f"who has to approve it. Nothing was done; use names of at most {MAX_NAME}"
+            f"An argument has a name of {len(name):,} characters, which cannot be shown to the "
+            f"user, who has to approve it. Nothing was done; use names of at most {MAX_NAME}"
         )
     if not _PLAIN_NAME.fullmatch(name):
         return f"{path}[{visible_json(name)}]" if path else visible_json(name)

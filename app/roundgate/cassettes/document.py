@@ -107,7 +107,10 @@ class _Reader:
             return Cassette(())
         version = document["cassette"]
         if version != VERSION or isinstance(version, bool):
-            remedy = f"this release reads version {VERSION}: record it again, or use the release that wrote it"
+            remedy = (
+                f"this release reads version {VERSION}: record it again, or use the release "
+                "that wrote it"
+            )
             self._wrong(("cassette",), f"has the unknown version {version!r}", remedy)
             return Cassette(())
         names = ("cassette", "rules", "ignore", "redact", "client", "interactions")

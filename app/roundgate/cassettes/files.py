@@ -82,7 +82,8 @@ def write(cassette: Cassette, path: Path) -> None:
     text = as_text(cassette, is_json=path.suffix == ".json").encode()
     if len(text) > MAX_BYTES:
         raise UsageError(
-            f"{path}: the conversation takes {len(text)} bytes, and a cassette has at most {MAX_BYTES}"
+            f"{path}: the conversation takes {len(text)} bytes, and a cassette has at most "
+            f"{MAX_BYTES}"
         )
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -127,7 +127,7 @@ class _Writer:
         )
         return Interaction(request, response)
 
-    # -- what was sent ----------------------------------------------------------------------------------------------
+    # -- what was sent -----------------------------------------------------------------------------
 
     def _request(self, exchange: Exchange) -> Request:
         message, own = exchange.message, False
@@ -173,7 +173,7 @@ class _Writer:
             message = {"jsonrpc": None, **message}
         return self._namer.value(message, is_sent=is_sent)
 
-    # -- what came back ---------------------------------------------------------------------------------------------
+    # -- what came back ----------------------------------------------------------------------------
 
     def _response(self, exchange: Exchange) -> Response | None:
         if exchange.status is None:

@@ -63,7 +63,8 @@ class CassetteOfTest:
         if not self.needs_server:
             if not self.path.exists():
                 pytest.fail(
-                    f"{self.path} is not there: run the test with --cassettes=record, and commit it",
+                    f"{self.path} is not there: run the test with --cassettes=record, and commit "
+                    "it",
                     pytrace=False,
                 )
             return Player(self.path)

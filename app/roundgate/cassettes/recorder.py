@@ -53,7 +53,8 @@ class Recorder:
         """
         if self.tape.is_full:
             raise UsageError(
-                "The conversation is longer than a cassette may be (32 MB, 20,000 requests): record less in one"
+                "The conversation is longer than a cassette may be (32 MB, 20,000 requests): "
+                "record less in one"
             )
         return cassette_of(self.tape, rules=self._rules, ignore=self._ignore, redact=self._redact)
 

@@ -6,41 +6,37 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Final
 
-from roundgate.cli import (
-    cassette_options,
-    deployment_options,
-    remote_options,
-    repository_options,
-    serving_options,
-    task_options,
-)
+from roundgate.cli.deployment_options import with_stack
+from roundgate.cli.remote_options import MODULES
 from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import held_back
 from roundgate.logs import escaped
 
-_GROUPS: Final = (
-    repository_options,
-    serving_options,
-    deployment_options,
-    task_options,
-    remote_options,
-    cassette_options,
-)
-"""What adds the commands, in the order in which `--help` shows them."""
+_GROUPS: Final = {
+    "repository_options": ("new",),
+    "serving_options": ("serve", "check", "compile", "keys", "worker", "schema", "completion"),
+    "deployment_options": ("package", "deploy", "stack"),
+    "task_options": ("tasks",),
+    "remote_options": (
+        *("call", "wait", "list", "describe", "read", "prompt", "complete"),
+        *("listen", "ping", "shell", "test"),
+    ),
+    "cassette_options": ("cassette",),
+}
+"""The modules that add commands, and which; in the order in which `--help` shows them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status: 0, 1 for what the command found wrong, 2 for wrong usage."""
     if os.getpid() == 1:  # in a container, where a signal is lost until somebody handles it
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    words = sys.argv[1:] if argv is None else argv
-    arguments = make_parser().parse_args(deployment_options.with_stack(words))
+    arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))
     try:
-        module = remote_options.MODULES.get(arguments.command, arguments.command)
+        module = MODULES.get(arguments.command, arguments.command)
         with held_back():
             command = import_module(f"roundgate.cli.{module}")
         status: int = command.run(arguments)
@@ -72,13 +68,27 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """What reads a command line, with all commands."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read a command line; exits where it is wrong.
+
+    To make the parsers of all commands is 2 % of a start of `serve`, so those of one group read its commands. What they
+    do not know is for the parser of all to tell, whose usage that is.
+    """
+    for group, names in _GROUPS.items():
+        if argv and argv[0] in names:
+            arguments, unknown = make_parser([group]).parse_known_args(argv)
+            if not unknown:
+                return arguments
+    return make_parser().parse_args(argv)
+
+
+def make_parser(groups: Iterable[str] = tuple(_GROUPS)) -> argparse.ArgumentParser:
+    """What reads a command line, with all commands or those of some groups."""
     parser = argparse.ArgumentParser(
         prog="roundgate", description="A stateless MCP gateway (revision 2026-07-28)."
     )
     parser.add_argument("--version", action=_Version, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", required=True)
-    for group in _GROUPS:
-        group.add_commands(commands)
+    for group in groups:
+        import_module(f"roundgate.cli.{group}").add_commands(commands)
     return parser

@@ -100,7 +100,8 @@ class _AtTheTerminal:
                 from roundgate.cli.dialogue.person import Person
             except ImportError:
                 raise UsageError(
-                    "To be asked on a terminal: pip install 'roundgate[cli]', or give --answers FILE"
+                    "To be asked on a terminal: pip install 'roundgate[cli]', or give --answers "
+                    "FILE"
                 ) from None
             self._person = Person()
         self._before_asking()

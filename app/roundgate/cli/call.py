@@ -66,7 +66,8 @@ async def finished(
         status.hide()
         if task.handle is not None:
             say(
-                f"The task goes on without you. To come back: roundgate wait {shlex.quote(task.handle)}",
+                "The task goes on without you. To come back: roundgate wait "
+                f"{shlex.quote(task.handle)}",
                 to=sys.stderr,
             )
         raise

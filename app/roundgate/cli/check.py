@@ -24,16 +24,17 @@ def run(arguments: argparse.Namespace) -> int:
     inspected = config.inspect(path)
     problems = list(inspected.problems)
     file, served = inspected.file, None
+    fetched: dict[str, bytes] = {}
     if file is not None:
         try:
-            served = loading.load(file, fetches=True).catalog
+            served = loading.load(file, fetches=True, fetched=fetched).catalog
         except ConfigError as error:
             problems += error.problems
     if not getattr(arguments, "file_only", False):
         problems += _of_starting(file, arguments)
     if problems or file is None or served is None:
         raise ConfigError(_in_order(problems))
-    _print_served(file, served)
+    _print_served(file, served, fetched)
     print(f"{path}: no problems")
     return 0
 
@@ -56,24 +57,24 @@ def _in_order(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(each.values(), key=lambda one: (one.file, one.line or 0))
 
 
-def _print_served(file: ConfigFile, served: Catalog) -> None:
+def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) -> None:
     _print_catalog(served)
     for view in file.config.views:
         print(f"view {view.name} at {view.effective_path}")
         _print_catalog(served.of_view(view.name))
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
-    if remarks := _remarks(file):
+    if remarks := _remarks(file, fetched):
         print(f"remarks ({len(remarks)})", *remarks, sep="\n")
 
 
-def _remarks(file: ConfigFile) -> list[Problem]:
+def _remarks(file: ConfigFile, fetched: dict[str, bytes]) -> list[Problem]:
     """What is wrong and keeps nothing from being served."""
     found: list[Problem] = []
     for index, backend in enumerate(file.config.backends):
         check_with = kind_of(backend).check_with()
         if check_with is not None:
-            found += check_with(backend, file.backend_origin(index))
+            found += check_with(backend, file.backend_origin(index), fetched)
     return found
 
 

@@ -18,6 +18,9 @@ def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
     """
     if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
         return
-    remedy = "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front authenticates"
+    remedy = (
+        "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front "
+        "authenticates"
+    )
     message = f"there is no authentication, but --host {host} can be reached from outside"
     raise ConfigError([file.origin.at("auth").problem(message, remedy)])

@@ -109,7 +109,8 @@ async def _describe(client: Client, arguments: argparse.Namespace) -> int:
                 _show(one, arguments.json)
                 return remote.DONE
     raise ClientError(
-        f"The server has no tool, prompt or resource {arguments.name!r}: `roundgate list` shows them"
+        f"The server has no tool, prompt or resource {arguments.name!r}: `roundgate list` shows "
+        "them"
     )
 
 

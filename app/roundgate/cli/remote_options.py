@@ -72,11 +72,53 @@ def add_commands(commands: Commands) -> None:
 
 
 def add_requests(commands: Commands, *, in_shell: bool) -> None:
-    """Add the commands that ask something of a server; those of the shell have its URL and its connection."""
-    add_url = _ignored if in_shell else _add_url
-    add_connection = _add_json if in_shell else _add_connection
+    """Add the commands that ask something of a server.
+
+    Args:
+        commands: where they are added.
+        in_shell: whether it is the shell's prompt, which has a URL and a connection already.
+    """
+    common = _InShell() if in_shell else _OnCommandLine()
+    _add_call(commands, common)
+    _add_wait(commands, common)
+    _add_list(commands, common)
+    _add_describe(commands, common)
+    _add_read(commands, common)
+    _add_prompt(commands, common)
+    _add_complete(commands, common)
+    _add_listen(commands, common)
+    _add_ping(commands, common)
+
+
+class _OnCommandLine:
+    """What commands have in common: which server, and how to connect to it."""
+
+    def add_url(self, parser: argparse.ArgumentParser) -> None:
+        _add_url(parser)
+
+    def add_cassette(self, parser: argparse.ArgumentParser) -> None:
+        _add_cassette(parser)
+
+    def add_connection(self, parser: argparse.ArgumentParser) -> None:
+        _add_connection(parser)
+
+
+class _InShell(_OnCommandLine):
+    """The shell is connected: only how to print is left to say."""
+
+    def add_url(self, parser: argparse.ArgumentParser) -> None:
+        pass
+
+    def add_cassette(self, parser: argparse.ArgumentParser) -> None:
+        pass
+
+    def add_connection(self, parser: argparse.ArgumentParser) -> None:
+        _add_json(parser)
+
+
+def _add_call(commands: Commands, common: _OnCommandLine) -> None:
     call = commands.add_parser("call", help="call a tool of a server")
-    add_url(call)
+    common.add_url(call)
     call.add_argument("tool", help="its name, as `list` prints it")
     call.add_argument(
         "given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON, KEY=@FILE"
@@ -94,56 +136,69 @@ def add_requests(commands: Commands, *, in_shell: bool) -> None:
     )
     _add_timeout(call)
     _add_answers(call)
-    add_connection(call)
+    common.add_connection(call)
 
+
+def _add_wait(commands: Commands, common: _OnCommandLine) -> None:
     wait = commands.add_parser("wait", help="go on with a task")
-    if not in_shell:
-        _add_cassette(wait)
+    common.add_cassette(wait)
     wait.add_argument("handle", help="as `call --detach` printed it")
     wait.add_argument("--cancel", action="store_true", help="ask the server to end it instead")
     _add_timeout(wait)
     _add_answers(wait)
-    add_connection(wait)
+    common.add_connection(wait)
 
+
+def _add_list(commands: Commands, common: _OnCommandLine) -> None:
     listed = commands.add_parser("list", help="what a server has")
-    add_url(listed)
+    common.add_url(listed)
     listed.add_argument("kind", nargs="?", choices=KINDS, help="only these")
-    add_connection(listed)
+    common.add_connection(listed)
 
+
+def _add_describe(commands: Commands, common: _OnCommandLine) -> None:
     describe = commands.add_parser(
         "describe", help="a server, or one of its tools, prompts or resources"
     )
-    add_url(describe)
+    common.add_url(describe)
     describe.add_argument("name", nargs="?", help="a name or a URI (default: the server itself)")
-    add_connection(describe)
+    common.add_connection(describe)
 
+
+def _add_read(commands: Commands, common: _OnCommandLine) -> None:
     read = commands.add_parser("read", help="read a resource")
-    add_url(read)
+    common.add_url(read)
     read.add_argument("uri", help="of the resource")
     _add_answers(read)
-    add_connection(read)
+    common.add_connection(read)
 
+
+def _add_prompt(commands: Commands, common: _OnCommandLine) -> None:
     prompt = commands.add_parser("prompt", help="fill in a prompt")
-    add_url(prompt)
+    common.add_url(prompt)
     prompt.add_argument("name", help="of the prompt")
     prompt.add_argument("given", nargs="*", metavar="KEY=VALUE", help="its arguments, as text")
     _add_answers(prompt)
-    add_connection(prompt)
+    common.add_connection(prompt)
 
+
+def _add_complete(commands: Commands, common: _OnCommandLine) -> None:
     complete = commands.add_parser(
         "complete", help="what an argument of a prompt or a resource template may be"
     )
-    add_url(complete)
+    common.add_url(complete)
     complete.add_argument("name", help="of the prompt, or the URI template")
     complete.add_argument("argument", help="which argument")
     complete.add_argument("value", nargs="?", default="", help="what has been typed of it")
     complete.add_argument(
         "given", nargs="*", metavar="KEY=VALUE", help="arguments that have a value already"
     )
-    add_connection(complete)
+    common.add_connection(complete)
 
+
+def _add_listen(commands: Commands, common: _OnCommandLine) -> None:
     listen = commands.add_parser("listen", help="what changes at a server, a line of JSON each")
-    add_url(listen)
+    common.add_url(listen)
     listen.add_argument(
         "kinds",
         nargs="*",
@@ -152,11 +207,13 @@ def add_requests(commands: Commands, *, in_shell: bool) -> None:
         help="tools, prompts, resources (default: all)",
     )
     listen.add_argument("--uri", action="append", default=[], help="a resource to hear of")
-    add_connection(listen)
+    common.add_connection(listen)
 
+
+def _add_ping(commands: Commands, common: _OnCommandLine) -> None:
     ping = commands.add_parser("ping", help="how long a round trip takes")
-    add_url(ping)
-    add_connection(ping)
+    common.add_url(ping)
+    common.add_connection(ping)
 
 
 def _add_test(commands: Commands) -> None:
@@ -210,10 +267,6 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         help="writes samples: request on stdin, text on stdout",
     )
     asked.add_argument("--no-input", action="store_true", help="ask nobody, even on a terminal")
-
-
-def _ignored(parser: argparse.ArgumentParser) -> None:
-    """Nothing is added."""
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,10 @@ from roundgate.cli.arguments import add_examples, port
 if TYPE_CHECKING:
     from roundgate.cli.arguments import Commands
 
-_RELOAD: Final = "watch gateway.yaml and the modules it has loaded, and serve what changes (as SIGHUP does, once)"
+_RELOAD: Final = (
+    "watch gateway.yaml and the modules it has loaded, and serve what changes (as "
+    "SIGHUP does, once)"
+)
 
 EXAMPLES: Final = {
     "serve": (
@@ -53,7 +56,8 @@ def _add_serve(commands: Commands) -> None:
         "config",
         nargs="?",
         type=Path,
-        help="gateway.yaml (default: GATEWAY_CONFIG, or the nearest one, here or in a directory above)",
+        help="gateway.yaml (default: GATEWAY_CONFIG, or the nearest one, here or in a directory "
+        "above)",
     )
     serve.add_argument(
         "--host", default="127.0.0.1", help="address to bind to (default: %(default)s)"

@@ -57,8 +57,8 @@ def of_serving(file: ConfigFile, using: Settings, host: str, port: int | None) -
     if auth != "none" and using.public_url is None:
         message = "is needed with auth: tokens and metadata are about a URL"
         remedy = (
-            "set it to the URL that clients use, such as https://mcp.example.com; or `roundgate check --file-only`, "
-            "if this is not where the file is served"
+            "set it to the URL that clients use, such as https://mcp.example.com; or `roundgate "
+            "check --file-only`, if this is not where the file is served"
         )
         yield Problem(_ENVIRONMENT, "GATEWAY_PUBLIC_URL", message, remedy)
     if port is not None:
@@ -89,7 +89,10 @@ def _check_keys(using: Settings) -> None:
 
 def _of_sqlite(path: Path) -> Iterator[Problem]:
     """A store's file has to be one, or there has to be a place for it."""
-    remedy = "choose a file in a directory that can be written, such as sqlite:///.roundgate/gateway.sqlite3"
+    remedy = (
+        "choose a file in a directory that can be written, such as "
+        "sqlite:///.roundgate/gateway.sqlite3"
+    )
     if path.is_dir():
         yield Problem(_ENVIRONMENT, "GATEWAY_STORE", f"{path} is a directory", remedy)
         return

@@ -223,7 +223,8 @@ class _Own:
             )
         if server is None or not (server.url or server.gateway):
             raise UsageError(
-                f"{self._file.path} does not say what it tests: give --url, --serve, or `server` in the suite"
+                f"{self._file.path} does not say what it tests: give --url, --serve, or `server` "
+                "in the suite"
             )
         if server.gateway:
             config = self._file.folder / filled(server.gateway)

@@ -1,7 +1,8 @@
 """`roundgate tasks cancel | requeue | retry | purge`: for tasks that are named, or all that are found.
 
 Tasks that are found are counted first, and somebody has to agree. What would surprise an operator is not found: tasks
-that a worker runs just now are taken from it only by name, and an open task is never purged.
+that a worker runs are taken from it only by name, also where it began after they were found, and an open task is never
+purged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ PAGE: Final = 100
 _AT_ONCE: Final = 16
 _WHICH: Final = "name tasks, or say which with --owner, --tool, --status, --older-than: one of both"
 
-Act: TypeAlias = Callable[[Stores, TaskRef, int], Awaitable[str | None]]
+Chosen: TypeAlias = tuple[TaskRef, int | None]
+"""A task, and the fence with which it was found; `None` of one that was named, which is meant whatever it does."""
+Act: TypeAlias = Callable[[Stores, Chosen, int], Awaitable[str | None]]
 """Acts on one task: what has become of it, or `None` if nothing was done. Takes the time in ms."""
 
 
@@ -45,22 +48,24 @@ class Action:
     is_meant: Callable[[TaskRecord, int], bool] = lambda record, now_ms: True
 
 
-async def _cancel(stores: Stores, ref: TaskRef, now_ms: int) -> str | None:
+async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    ref = chosen[0]
     if not await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms):
         return None
     record = await stores.tasks.read(ref, now_ms)
     return f"is {record.status.value if record else 'gone'}"
 
 
-async def _requeue(stores: Stores, ref: TaskRef, now_ms: int) -> str | None:
-    if not await stores.tasks.requeue(ref, now_ms, now_ms):
+async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    ref, fence = chosen
+    if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
     await stores.queue.send(ref)
     return "is queued; whoever had it can write to it no more"
 
 
-async def _purge(stores: Stores, ref: TaskRef, now_ms: int) -> str | None:
-    return "is purged" if await stores.tasks.purge(ref, now_ms) else None
+async def _purge(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    return "is purged" if await stores.tasks.purge(chosen[0], now_ms) else None
 
 
 def _waits(record: TaskRecord, now_ms: int) -> bool:
@@ -73,7 +78,10 @@ def _is_alive(record: TaskRecord, now_ms: int) -> bool:
 
 
 _WORKING: Final = frozenset({Status.WORKING})
-_NOT_WORKING: Final = "is not working: only a task that waits for a worker can be queued"
+_NOT_WORKING: Final = (
+    "is not working, or a worker has begun with it since it was found:"
+    " only a task that waits for a worker can be queued"
+)
 
 ACTIONS: Final[dict[str, Action]] = {
     "cancel": Action(_cancel, OPEN, "is not there", _is_alive),
@@ -94,21 +102,26 @@ async def act(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> in
         say(_WHICH, to=sys.stderr)
         return 2
     if arguments.task:
-        refs: Sequence[TaskRef] = arguments.task
+        chosen: Sequence[Chosen] = [(ref, None) for ref in dict.fromkeys(arguments.task)]
     else:
-        refs = await _found(action, arguments, stores, clock)
-        if not _is_agreed(arguments, refs):
-            return 0 if arguments.dry_run or not refs else 1
+        chosen = await _found(action, arguments, stores, clock)
+    if not _is_agreed(arguments, [ref for ref, _ in chosen]):
+        return 0 if arguments.dry_run or not chosen else 1
     refused = 0
     with StatusLine(sys.stderr) as line:
-        for number, some in enumerate(_batches(refs)):
-            if len(refs) > _AT_ONCE:
-                line.progressed(Progress(number * _AT_ONCE, float(len(refs)), arguments.action))
-            done = (action.act(stores, ref, clock.now_ms()) for ref in some)
-            for ref, became in zip(some, await asyncio.gather(*done), strict=True):
-                line.hide()
-                _tell(arguments, ref, became, action.refusal)
-                refused += became is None
+        for number, some in enumerate(_batches(chosen)):
+            if len(chosen) > _AT_ONCE:
+                done = Progress(number * _AT_ONCE, float(len(chosen)), arguments.action)
+                line.progressed(done)
+            became = await asyncio.gather(
+                *(action.act(stores, one, clock.now_ms()) for one in some), return_exceptions=True
+            )
+            line.hide()
+            for (ref, _), text in zip(some, became, strict=True):
+                _tell(arguments, ref, text, action.refusal)
+                refused += text is None
+            if failed := [one for one in became if isinstance(one, BaseException)]:
+                raise failed[0]
     return 1 if refused and arguments.task else 0
 
 
@@ -117,8 +130,12 @@ def _is_narrowed(arguments: argparse.Namespace) -> bool:
     return any(one is not None for one in told)
 
 
-def _tell(arguments: argparse.Namespace, ref: TaskRef, became: str | None, refusal: str) -> None:
-    if arguments.json:
+def _tell(
+    arguments: argparse.Namespace, ref: TaskRef, became: str | BaseException | None, refusal: str
+) -> None:
+    if isinstance(became, BaseException):
+        say(f"{ref} may have been changed or not: look at it, and try again", to=sys.stderr)
+    elif arguments.json:
         show_json({"task": str(ref), "done": became is not None, "text": became or refusal})
     elif became is None:
         say(f"{ref} {refusal}", to=sys.stderr)
@@ -138,28 +155,28 @@ def wanted_by(arguments: argparse.Namespace, now_ms: int) -> Wanted:
 
 async def _found(
     action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock
-) -> list[TaskRef]:
+) -> list[Chosen]:
     now_ms = clock.now_ms()
     wanted = wanted_by(arguments, now_ms)
     wanted = replace(wanted, statuses=(wanted.statuses or action.statuses) & action.statuses)
-    refs: dict[TaskRef, None] = {}
+    fences: dict[TaskRef, int] = {}
     cursor, is_begun = None, False
     while wanted.statuses and (cursor is not None or not is_begun):
         some = await stores.tasks.find(wanted, PAGE, cursor)
-        refs |= {one.ref: None for one in some.records if action.is_meant(one, now_ms)}
+        fences |= {one.ref: one.fence for one in some.records if action.is_meant(one, now_ms)}
         cursor, is_begun = some.cursor, True
-    return list(refs)
+    return list(fences.items())
 
 
 def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
-    """Whether what was found is to be acted on: by option, or by whoever sits there."""
+    """Whether what was chosen is to be acted on: because it was named, by option, or by whoever sits there."""
     count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
     if arguments.dry_run or not refs:
         for ref in refs:
             say(ref)
         say(f"{arguments.action}: {count}", to=sys.stderr)
         return False
-    if arguments.yes:
+    if arguments.yes or arguments.task:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         say(f"{arguments.action} {count}: say so with --yes", to=sys.stderr)
@@ -168,7 +185,7 @@ def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def _batches(refs: Iterable[TaskRef]) -> Iterable[list[TaskRef]]:
-    left = iter(refs)
+def _batches(chosen: Iterable[Chosen]) -> Iterable[list[Chosen]]:
+    left = iter(chosen)
     while some := list(islice(left, _AT_ONCE)):
         yield some

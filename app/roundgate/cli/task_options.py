@@ -90,7 +90,9 @@ def _add_act(actions: Commands, action: str, does: str) -> argparse.ArgumentPars
     parser = actions.add_parser(action, help=does)
     parser.add_argument("task", type=task_ref, nargs="*", help=_AS_LISTED)
     _add_filters(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show which tasks it would be")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show which tasks it would be, and do nothing"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask first")
     return parser
 

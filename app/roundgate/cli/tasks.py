@@ -9,6 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
+from roundgate import config
 from roundgate.cli import task_acting
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import show_json
@@ -22,6 +23,9 @@ from roundgate.startup import Stores, make_stores
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks import Sweep
 
+PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
+"""Stands for variables that only the gateway has."""
+
 Action: TypeAlias = Callable[[argparse.Namespace, Stores, Clock], Awaitable[int]]
 
 
@@ -33,12 +37,28 @@ def run(arguments: argparse.Namespace) -> int:
     if using.dynamodb_table is None and not using.sqlite_path.exists():
         say(_no_store(using), to=sys.stderr)
         return 1
-    stores = make_stores(using, clock)
+    stores = make_stores(using, clock, _shards(using))
     try:
         return asyncio.run(_do(_ACTIONS[arguments.action], arguments, stores, clock))
     except (Unavailable, OSError) as error:
         say(error, to=sys.stderr)
         return 1
+
+
+def _shards(using: Settings) -> int:
+    """`tasks.shards` of the gateway.yaml, as far as it can be read: a list looks into each part of the index."""
+    usual = TasksConfig().shards
+    if using.dynamodb_table is None or not using.config.is_file():
+        return usual
+    file = config.inspect(using.config, placeholder=PLACEHOLDER).file
+    if file is None:
+        say(
+            f"{using.config} cannot be read, so tasks.shards is taken to be {usual};"
+            " roundgate check says what is wrong with it",
+            to=sys.stderr,
+        )
+        return usual
+    return file.config.tasks.shards
 
 
 def _no_store(using: Settings) -> str:

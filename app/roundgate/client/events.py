@@ -56,7 +56,8 @@ class EventReader:
             self._ended_with_cr = False
         events: list[ServerEvent] = []
         start = 0
-        # Only what is new is searched: a line that comes byte by byte is not read again with each of them.
+        # Only what is new is searched: a line that comes byte by byte is not read again with each
+        # of them.
         for found in _LINE_END.finditer(data):
             line = data[start : found.start()]
             if self._line_so_far:

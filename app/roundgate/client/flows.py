@@ -106,19 +106,23 @@ def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
     requests, state = result.get("inputRequests"), result.get("requestState")
     if not isinstance(requests, dict | None) or not isinstance(state, str | None):
         raise BadAnswer(
-            "The server asks for input with inputRequests that is no object, or a requestState that is no text"
+            "The server asks for input with inputRequests that is no object, or a requestState "
+            "that is no text"
         )
     if not requests and state is None:
         raise BadAnswer(
-            "The server asks for input and says neither which (inputRequests) nor how to go on (requestState)"
+            "The server asks for input and says neither which (inputRequests) nor how to go on "
+            "(requestState)"
         )
     if len(requests or ()) > limits.max_questions:
         raise BadAnswer(
-            f"The server asks more than {limits.max_questions} questions at once (limit max_questions)"
+            f"The server asks more than {limits.max_questions} questions at once (limit "
+            "max_questions)"
         )
     if state is not None and len(state) > limits.max_state:
         raise BadAnswer(
-            f"The server sent a requestState of more than {limits.max_state} characters (limit max_state)"
+            f"The server sent a requestState of more than {limits.max_state} characters (limit "
+            "max_state)"
         )
     return InputRequired(requests or {}, state)
 
@@ -144,7 +148,8 @@ def call(
     rounds = max_rounds or limits.max_rounds
     asked: Json = params
     for number in range(1, rounds + 1):
-        # The response of a round that carries a state may be lost: the same state and answers are the same round.
+        # The response of a round that carries a state may be lost: the same state and answers are
+        # the same round.
         result: Json = yield Send(method, asked, may_repeat or "requestState" in asked)
         kind = result.get("resultType", "complete")
         if kind == "task":
@@ -206,7 +211,8 @@ def follow(
                 or len(answered) > limits.max_questions * limits.max_rounds
             ):
                 raise BadAnswer(
-                    f"The task asks more than {limits.max_questions} questions at once (limit max_questions)"
+                    f"The task asks more than {limits.max_questions} questions at once (limit "
+                    "max_questions)"
                 )
             questions = [Question.read(key, one, target) for key, one in asked.items()]
             responses = yield Ask(questions, None)
@@ -317,7 +323,8 @@ def _initialize(
         result: Json = yield Send("initialize", params, True, version)
     except RpcError as error:
         raise NoCommonVersion(
-            f"The server speaks neither revision {LATEST} nor takes part in an older handshake: it answered {error}",
+            f"The server speaks neither revision {LATEST} nor takes part in an older handshake: it "
+            f"answered {error}",
             _versions(error.details, "supported"),
         ) from None
     chosen = result.get("protocolVersion")
@@ -366,7 +373,8 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
         size += len(encode(page))
         if size > limits.max_message:
             raise BadAnswer(
-                f"The server's list of {name} has more than {limits.max_message} bytes (limit max_message)"
+                f"The server's list of {name} has more than {limits.max_message} bytes (limit "
+                "max_message)"
             )
         if cursor is None:
             return items

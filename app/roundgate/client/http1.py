@@ -52,7 +52,8 @@ def _parse_head(raw: bytes) -> Head:
         raise BadAnswer(f"The server does not answer in HTTP/1.1: its first line is {first[:80]!r}")
     headers: dict[str, str] = {}
     for line in lines:
-        # No expression looks for the blanks around a value: a line of nothing else would take it minutes.
+        # No expression looks for the blanks around a value: a line of nothing else would take it
+        # minutes.
         name, colon, value = line.partition(":")
         if not colon or _NAME.fullmatch(name) is None or _FORBIDDEN.search(value):
             raise BadAnswer(f"The server sent a malformed header: {line[:80]!r}")
@@ -80,7 +81,8 @@ class Body:
         length = head.headers.get("content-length")
         if coding is not None and (coding.lower() != "chunked" or length is not None):
             raise BadAnswer(
-                "The server sent a body whose end is not known: only Transfer-Encoding: chunked is taken"
+                "The server sent a body whose end is not known: only Transfer-Encoding: chunked is "
+                "taken"
             )
         if length is not None and not (length.isascii() and length.isdigit() and len(length) < 16):
             raise BadAnswer("The server sent a malformed Content-Length")

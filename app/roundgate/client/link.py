@@ -232,7 +232,7 @@ class Link:
             pass
         self.session_id = None
 
-    # -- one request ------------------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------
 
     def _message(self, method: str, params: Json, version: str, listener: Listener) -> Json:
         request_id = next(self._ids)
@@ -329,7 +329,7 @@ class Link:
             headers.append(("Mcp-Session-Id", self.session_id))
         return headers
 
-    # -- its answer -------------------------------------------------------------------------------------------------
+    # -- its answer --------------------------------------------------------------------------------
 
     async def json_result(self, response: HttpResponse, request_id: Any) -> Json:
         """The result in a response that is one JSON object, as `Reader.json_result`."""
@@ -348,7 +348,8 @@ class Link:
                     return result_of(message, request_id)
                 if "id" in message:
                     raise BadAnswer(
-                        "The server sent a request on the stream of a request, which this revision forbids"
+                        "The server sent a request on the stream of a request, which this revision "
+                        "forbids"
                     )
                 await listener.heard(message)
         raise ConnectionLost("The stream of the request ended before its answer", was_sent=True)

@@ -76,7 +76,8 @@ class Subscription:
                 first = await anext(self._changes, None)
         except TimeoutError:
             raise TimedOut(
-                f"The server did not say within {limit:g} s which changes it tells (limit request_s)"
+                f"The server did not say within {limit:g} s which changes it tells (limit "
+                "request_s)"
             ) from None
         if first is not None and first.method != _ACKNOWLEDGED:
             raise BadAnswer("The server tells changes before it says which it will tell")

@@ -159,7 +159,8 @@ def _kind(key: str, method: str, params: Json) -> Kind:
         return Kind.URL
     if mode != "form" or not isinstance(params.get("requestedSchema", {}), dict):
         raise BadAnswer(
-            f"The server asks {key[:80]!r} in an unknown way: neither a form with a schema nor a URL"
+            f"The server asks {key[:80]!r} in an unknown way: neither a form with a schema nor a "
+            "URL"
         )
     return Kind.FORM
 

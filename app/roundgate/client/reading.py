@@ -53,7 +53,8 @@ class Reader:
                 raise SessionOver
             if 200 <= status < 300:
                 raise BadAnswer(
-                    f"The server answered with {media_type or 'no content'} instead of JSON or an event stream"
+                    f"The server answered with {media_type or 'no content'} instead of JSON or an "
+                    "event stream"
                 )
             raise _no_message(response)
         body = await read_body(response, self._limits.max_message)

@@ -145,7 +145,8 @@ class Sender:
             )
             raise HttpRefused(
                 response.status,
-                f"The server redirects{where} ({response.status}), which is not followed: use the final URL",
+                f"The server redirects{where} ({response.status}), which is not followed: use the "
+                "final URL",
             )
         if redirects > _MAX_REDIRECTS:
             raise HttpRefused(response.status, "The server redirects in a circle")

@@ -156,7 +156,7 @@ class Client:
         """Tools that the server lists and that must not be used, with the reason."""
         return self._tools.rejected
 
-    # -- the server -------------------------------------------------------------------------------------------------
+    # -- the server --------------------------------------------------------------------------------
 
     async def connect(self) -> ServerInfo:
         """Find out which revision to speak, if that is not known yet, and what the server says of itself."""
@@ -175,7 +175,7 @@ class Client:
         await self._link.request(method, {}, may_repeat=True)
         return self._clock.monotonic_ms() - begun
 
-    # -- lists ------------------------------------------------------------------------------------------------------
+    # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> list[Tool]:
         """The tools that may be called, page after page. What breaks the rules is in `rejected`, and logged."""
@@ -206,7 +206,7 @@ class Client:
         await self.connect()
         return await self._connection.drive(every_page(method, name, self.limits))
 
-    # -- calls ------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     async def call(
         self,
@@ -280,7 +280,8 @@ class Client:
         url, task_id = split_handle(handle)
         if str(Url.parse(url)) != str(Url.parse(self.url)):
             raise WrongHandle(
-                f"The task belongs to {Url.parse(url)}, and this client talks to {Url.parse(self.url)}"
+                f"The task belongs to {Url.parse(url)}, and this client talks to "
+                f"{Url.parse(self.url)}"
             )
         return Task(self, None, task_id=task_id)
 
@@ -329,7 +330,7 @@ class Client:
         wanted |= {"taskIds": list(tasks)} if tasks else {}
         return Subscription(self, self._link, self._connection.cache, wanted)
 
-    # -- how it is done ---------------------------------------------------------------------------------------------
+    # -- how it is done ----------------------------------------------------------------------------
 
     async def _call(
         self,
@@ -342,7 +343,8 @@ class Client:
     ) -> Finished:
         server = await self.connect()
         if server.is_modern or has_older_tasks(server):
-            # The headers of a call follow from the schema of its tool, and whether it has to be a task.
+            # The headers of a call follow from the schema of its tool, and whether it has to be a
+            # task.
             await self._tools.read_once()
         if options.on_log is not None and not server.is_modern:
             await self._set_log_level(server, options.log_level)
@@ -364,7 +366,8 @@ class Client:
                 work = self._link.through(work, listener) if as_older_task else work
                 return await self._in_time(work, options.timeout_s, name)
             except RpcError as error:
-                # Its schema may have changed since it was listed (streamable-http, "Client Behavior").
+                # Its schema may have changed since it was listed (streamable-http, "Client
+                # Behavior").
                 if error.code != _HEADER_MISMATCH or attempt == 2:
                     raise
             await self._tools.read_again()

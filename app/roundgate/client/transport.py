@@ -314,7 +314,8 @@ class _Connection:
                 return await self._reader.read(_READ)
         except TimeoutError:
             raise TimedOut(
-                f"Nothing came from {self.url.authority} for {self._limits.idle_s:g} s (limit idle_s)"
+                f"Nothing came from {self.url.authority} for {self._limits.idle_s:g} s (limit "
+                "idle_s)"
             ) from None
         except OSError:
             raise self._lost() from None

@@ -46,8 +46,9 @@ else:
             ".base": "Model Origin TaskMode WithoutTasks",
             ".environment": "KEPT",
             ".loading": "ConfigFile Inspected inspect load",
-            ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig GatewayConfig "
-            "HttpConfig JwtAuthConfig LimitsConfig PackageConfig ServerConfig SessionsConfig StateConfig TasksConfig",
+            ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig "
+            "GatewayConfig HttpConfig JwtAuthConfig LimitsConfig PackageConfig ServerConfig "
+            "SessionsConfig StateConfig TasksConfig",
             ".references": "kept_at_aws read_file",
             ".secret": "Reference Secret checked found_in",
             ".settings": "Settings",

@@ -151,6 +151,13 @@ class LimitsConfig(Model):
         ge=1_000,
         le=50_000_000,
     )
+    max_kept_results: int = Field(
+        100,
+        description="Such results of one caller that are kept at once, in a view; a newer one takes the place of the"
+        " oldest.",
+        ge=1,
+        le=10_000,
+    )
 
 
 class StateConfig(Model):

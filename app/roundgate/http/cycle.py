@@ -39,6 +39,8 @@ class Cycle(RequestResponseCycle):
     expected_content_length = 0
     _says_close = False
     """Whether the app itself has said that the connection is closed."""
+    _ends_with_connection = False
+    """Whether nothing else says where the body ends."""
     _head = b""
     """What is to be written in front of the first piece of the body."""
 
@@ -93,8 +95,11 @@ class Cycle(RequestResponseCycle):
             parts.append(b"connection: close\r\n")
         has_body = self.scope["method"] != "HEAD" and status not in (204, 304)
         if self.chunked_encoding is None and has_body:
-            self.chunked_encoding = True
-            parts.append(b"transfer-encoding: chunked\r\n")
+            # RFC 9112, 6.1: an older client knows no chunks; for it the end of the connection ends the body
+            self._ends_with_connection = self.scope["http_version"] == "1.0"
+            if not self._ends_with_connection:
+                self.chunked_encoding = True
+                parts.append(b"transfer-encoding: chunked\r\n")
         parts.append(b"\r\n")
         self._head = b"".join(parts)
 
@@ -118,7 +123,7 @@ class Cycle(RequestResponseCycle):
         elif self.chunked_encoding:
             piece = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             body = piece if more else piece + b"0\r\n\r\n"
-        else:
+        elif not self._ends_with_connection:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0:
                 raise RuntimeError("The body is longer than its Content-Length")

@@ -28,6 +28,7 @@ class DisconnectWatch:
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         self._timer = timers.of_this_loop()
+        self._is_cancelled = False
         self.disconnected = False
 
     def __enter__(self) -> DisconnectWatch:
@@ -43,7 +44,7 @@ class DisconnectWatch:
         self._timer.cancel(self)
         if self._watcher is not None:
             self._watcher.cancel()
-        if not self.disconnected or self._watched is None:
+        if not self._is_cancelled or self._watched is None:
             return False
         # take back our own cancellation only: one that came from elsewhere as well still counts
         return (
@@ -54,8 +55,13 @@ class DisconnectWatch:
 
     def hang_up(self) -> None:
         """End the block as if the client had hung up: it does not read what it is sent."""
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the block."""
         self.disconnected = True
-        if self._watched is not None:
+        if self._watched is not None and not self._is_cancelled:
+            self._is_cancelled = True
             self._watched.cancel()
 
     def _start(self) -> None:

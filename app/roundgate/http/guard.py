@@ -59,7 +59,8 @@ class Guard:
         loopback_only: bool = False,
     ) -> None:
         self._app = app
-        # for browsers alone, and for allowed origins alone: the check has refused every other by then
+        # for browsers alone, and for allowed origins alone: the check has refused every other by
+        # then
         self._cors = CORSMiddleware(
             app,
             allow_origins=["*"],
@@ -101,13 +102,19 @@ class Guard:
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host not in self._known_hosts:
             if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
-                return f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set GATEWAY_PUBLIC_URL"
+                return (
+                    f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set "
+                    "GATEWAY_PUBLIC_URL"
+                )
             if len(self._known_hosts) < 100 and len(host) <= MAX_KEPT_BYTES:
                 self._known_hosts.add(host)
         if origin is not None and not self._is_allowed(
             origin.decode("latin-1").strip().lower(), host
         ):
-            return f"Origin {_shown(origin)} is not allowed; add it to http.allowed_origins, or set GATEWAY_PUBLIC_URL"
+            return (
+                f"Origin {_shown(origin)} is not allowed; add it to http.allowed_origins, or "
+                "set GATEWAY_PUBLIC_URL"
+            )
         return None
 
     def _is_allowed(self, origin: str, host: bytes) -> bool:

@@ -53,7 +53,8 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     if method != "POST":
         raise TransportError(
             405,
-            "The MCP endpoint takes POST only; revision 2026-07-28 has no GET stream and no sessions",
+            "The MCP endpoint takes POST only; revision 2026-07-28 has no GET stream and no "
+            "sessions",
             [(b"allow", b"POST")],
         )
     content_type = headers.get(b"content-type", b"")

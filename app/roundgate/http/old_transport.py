@@ -37,7 +37,8 @@ def not_served(endpoint: str, *, streams: bool) -> Callable[[Request], Awaitable
     """What answers such clients, where the MCP endpoint has this path. `streams` is whether a stream can be held."""
     refusal = TransportError(
         400,
-        f"This server does not speak the HTTP+SSE transport of 2024-11-05: use Streamable HTTP at {endpoint} in place"
+        "This server does not speak the HTTP+SSE transport of 2024-11-05: use Streamable HTTP at "
+        f"{endpoint} in place"
         ' of /sse; in the settings of clients that is the type "http", not "sse"',
     )
     open_streams = 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import AbstractEventLoop, BaseTransport, Transport
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
 from math import inf
@@ -22,7 +23,7 @@ from typing import Any, Final, cast
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
-from httptools import HttpParserError, HttpParserUpgrade, parse_url
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -51,6 +52,8 @@ MAX_PIPELINED: Final = 16
 """Requests on one connection that wait for the answer to an earlier one."""
 LEAST_READ: Final = 65_536
 """Bytes that a client has to take within `http.send_timeout_s` while more wait for it."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""What says where a body ends."""
 _SPARE_DESCRIPTORS: Final = 64
 """Left for stores, back ends, logs and what Python opens by itself."""
 
@@ -160,12 +163,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_begun = self._has_body = False
         self._idle_until = inf
         try:
-            self.parser.feed_data(data)
+            self._feed(data)
         except HttpParserError:
             self._refuse(self._refusal or TransportError(400, "The request is not HTTP/1.1"))
             return
-        except HttpParserUpgrade:  # to what we do not speak; the request is answered as any other
-            pass
         if self._part is _Part.NONE:
             # a line end between two requests stops uvicorn's timer, but is no request
             if self._due == inf:
@@ -176,6 +177,29 @@ class BoundedProtocol(HttpToolsProtocol):
             self._loose_bytes += len(data)
             if self._loose_bytes > self._bounds.header_bytes:
                 self._refuse(self._too_much())
+
+    def _feed(self, data: bytes) -> None:
+        """Have the parser read bytes, also behind a request that asks for another protocol: we speak none, so it is
+        answered as any other (RFC 9110 section 7.8). Java's own client asks so with the first request of a connection.
+
+        Raises:
+            HttpParserError: they are no HTTP/1.1.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except HttpParserUpgrade as stopped:  # behind the head: what follows is no HTTP to it
+                data = data[stopped.args[0] :]
+                self._go_on_with_body()
+
+    def _go_on_with_body(self) -> None:
+        """Take back that the request is complete whose head has been read: the body is still to come."""
+        cycle = cast("Cycle", self.cycle)
+        cycle.more_body = True
+        cycle.message_event.clear()
+        self._part, self._due = _Part.BODY, self.loop.time() + self._bounds.body_s
+        self.parser = _parser_of_body(self, cycle.scope["headers"])
 
     # the parser calls these
 
@@ -394,6 +418,45 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         self.flow.resume_reading()
         self.transport.write_eof()
+
+
+class _BehindHead:
+    """What a parser calls that is to begin with a body: of the head that it is given in front, nobody hears."""
+
+    def __init__(self, connection: BoundedProtocol) -> None:
+        self._connection = connection
+        self._is_behind = False
+
+    def on_headers_complete(self) -> None:
+        if self._is_behind:
+            self._connection.on_headers_complete()
+        self._is_behind = True
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+        calls: Callable[..., None] = getattr(self._connection, name)
+
+        def call(*arguments: Any) -> None:
+            if self._is_behind:
+                calls(*arguments)
+
+        return call
+
+
+def _parser_of_body(
+    connection: BoundedProtocol, headers: Iterable[tuple[bytes, bytes]]
+) -> HttpRequestParser:
+    """A parser that goes on behind a head with these fields; there may be no body either.
+
+    Raises:
+        HttpParserError: they contradict each other.
+    """
+    parser = HttpRequestParser(_BehindHead(connection))
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+    framing = b"".join(b"%b: %b\r\n" % field for field in headers if field[0] in _FRAMING)
+    parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
+    return parser
 
 
 def _address_of(url: bytes) -> tuple[str, bytes, bytes]:

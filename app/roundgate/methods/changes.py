@@ -125,10 +125,12 @@ class Changes:
         if not self._shares:
             return
         self._note(_written(method, uri))
-        if await self._is_flushed() or (self._retry is not None and not self._retry.done()):
-            return
-        log.warning("a change is not told elsewhere yet")
-        self._retry = asyncio.create_task(self._keep_writing())
+        try:
+            await self._is_flushed()
+        finally:  # also when its call is cancelled: what has changed has changed
+            if self._pending and (self._retry is None or self._retry.done()):
+                log.warning("a change is not told elsewhere yet")
+                self._retry = asyncio.create_task(self._keep_writing())
 
     async def ready(self) -> None:
         """Find out what has changed before the first stream opens here: all after that is told on it."""
@@ -187,6 +189,8 @@ class Changes:
                     await asyncio.sleep(PAUSE_S * (tried + 1))
             except Unavailable:
                 pass  # the caller says so, and tries again
+            except Exception:  # and so it is with what nobody has thought of
+                log.exception("changes could not be told elsewhere")
             finally:
                 self._pending = more | self._pending
         return not more
@@ -220,10 +224,16 @@ class Changes:
                 async with self._turn:  # or what is written just now would be taken for another's
                     self._tell(await self._read())
                 failures = 0
-            except Unavailable as error:
+            except (
+                Exception
+            ) as error:  # whatever it is: nobody would look again until the last stream has ended
                 if not failures:
-                    fields = {"error": str(error)}
-                    log.warning("changes elsewhere could not be read", extra={"fields": fields})
+                    fields = {"error": str(error) or type(error).__name__}
+                    log.warning(
+                        "changes elsewhere could not be read",
+                        extra={"fields": fields},
+                        exc_info=None if isinstance(error, Unavailable) else error,
+                    )
                 failures += 1
 
     def _tell(self, latest: _Latest | None) -> None:

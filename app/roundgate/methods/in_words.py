@@ -41,7 +41,8 @@ _ARGUMENTS: Final = {
         "state": {"type": "string", "description": "The state, copied exactly."},
         "answers": {
             "type": "object",
-            "description": "An answer for each question, by its name, in the shape that was told with the question.",
+            "description": "An answer for each question, by its name, in the shape that was told "
+            "with the question.",
             "additionalProperties": {"type": "object"},
         },
     },
@@ -55,8 +56,8 @@ def answer_definition(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": "Answer questions",
-        "description": "Goes on with a call that ended with questions: takes its state and the answers. The answers are"
-        " the user's; ask the user, and do not make them up.",
+        "description": "Goes on with a call that ended with questions: takes its state and the "
+        "answers. The answers are the user's; ask the user, and do not make them up.",
         "inputSchema": _ARGUMENTS,
     }
 
@@ -100,8 +101,8 @@ class InWords:
             data = json.encode(facts)
             if len(data) > MAX_ROW:
                 return ToolResult.error(
-                    f"This has to ask something, and is too large for that ({len(data):,} bytes with its arguments);"
-                    " call with smaller arguments"
+                    f"This has to ask something, and is too large for that ({len(data):,} bytes "
+                    "with its arguments); call with smaller arguments"
                 )
             key = f"words.{self._clock.new_id()}"
             # not before the state that has its name
@@ -115,8 +116,8 @@ class InWords:
             [
                 "This call is not finished: it needs answers to go on.\n\n"
                 + questions_in_words(requests)
-                + f"\n\nThen call the tool {self._answer_tool} with arguments like these, the state copied exactly:\n"
-                + example
+                + f"\n\nThen call the tool {self._answer_tool} with arguments like these, the "
+                "state copied exactly:\n" + example
             ]
         )
 
@@ -143,7 +144,8 @@ class InWords:
                     requestState=state,
                 )
         raise ToolError(
-            "This state is not valid: it is too old, not yours, or not copied exactly. Call the first tool again"
+            "This state is not valid: it is too old, not yours, or not copied exactly. Call the "
+            "first tool again"
         )
 
     async def _facts(self, state: str, principal: Principal) -> Any:
@@ -184,15 +186,18 @@ def _in_words(key: str, request: Mapping[str, Any]) -> str:
         case "elicitation/create" if params.get("mode") == "url":
             return (
                 f"Question {key}, for the user: {params.get('message', '')}\n"
-                f"Give the user this address to open themselves, and ask whether they did: {params.get('url', '')}\n"
-                'The answer is {"action": "accept"} if they did; {"action": "decline"} if they refuse.'
+                "Give the user this address to open themselves, and ask whether they did: "
+                f"{params.get('url', '')}\n"
+                'The answer is {"action": "accept"} if they did; {"action": "decline"} if they '
+                "refuse."
             )
         case "elicitation/create":
             schema = json.encode(params.get("requestedSchema", {})).decode()
             return (
                 f"Question {key}, for the user: {params.get('message', '')}\n"
                 "Ask the user, and do not make the answer up.\n"
-                'The answer is {"action": "accept", "content": …}, where content fits this JSON Schema:\n'
+                'The answer is {"action": "accept", "content": …}, where content fits this JSON '
+                "Schema:\n"
                 f"{schema}\n"
                 'or {"action": "decline"} if the user refuses.'
             )
@@ -201,7 +206,8 @@ def _in_words(key: str, request: Mapping[str, Any]) -> str:
             return (
                 f"Question {key}, for you: write the next message of this conversation, in at most"
                 f" {params.get('maxTokens', 1000)} tokens.\n{json.encode(told).decode()}\n"
-                'The answer is {"role": "assistant", "model": "your name", "content": {"type": "text", "text": …}}.'
+                'The answer is {"role": "assistant", "model": "your name", "content": {"type": '
+                '"text", "text": …}}.'
             )
     return (
         f"Question {key}: which directories or files may be worked with?\n"

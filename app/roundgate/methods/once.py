@@ -76,7 +76,8 @@ class Once:
         record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
         if record is not None:
             return reply_of(await self._outcome_of_twin(once_id, record, answers, call))
-        # the client may hang up now: the round is served to its end all the same, so that its retry finds an outcome
+        # the client may hang up now: the round is served to its end all the same, so that its retry
+        # finds an outcome
         work = asyncio.ensure_future(self._serve_and_record(once_id, run))
         self._working.add(work)
         work.add_done_callback(self._working.discard)

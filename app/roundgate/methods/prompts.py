@@ -61,5 +61,6 @@ def _check_arguments(declared: Any, given: Mapping[str, str]) -> None:
         raise InvalidParams(f"Invalid params: missing arguments: {', '.join(missing)}")
     if unknown := [name for name in given if name not in names]:
         raise InvalidParams(
-            f"Invalid params: unknown arguments {', '.join(unknown)[:200]}; there are: {', '.join(names)}"
+            f"Invalid params: unknown arguments {', '.join(unknown)[:200]}; there are: "
+            f"{', '.join(names)}"
         )

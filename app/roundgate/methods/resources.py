@@ -54,6 +54,7 @@ class ResourceMethods:
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
         contents = self._calls.value(outcome, f"resource {asked.uri[:200]}")
-        # "requests carrying inputResponses or requestState MUST NOT be cached" (server/utilities/caching)
+        # "requests carrying inputResponses or requestState MUST NOT be cached"
+        # (server/utilities/caching)
         cache = _UNCACHED if asked.input_responses is not None or round_.opened else self._cache
         return self._results.reply({"contents": [one.to_wire() for one in contents]}, cache)

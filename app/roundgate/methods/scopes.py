@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
-from roundgate.errors import InsufficientScope
+from roundgate.errors import InsufficientScope, Unavailable
 from roundgate.protocol import Pages
 
 
@@ -30,19 +30,30 @@ class Scopes:
         self._are_checked = are_checked
         self.any_tool = bool(scoped)
         """Whether callers may see different tools."""
-        self.any_task = any(tool.task != "forbidden" or catalog.task_sources for tool in scoped)
-        """Whether any task is of a tool that needs scopes."""
+        self.any_task = any(
+            tool.task != "forbidden" or catalog.task_sources for tool in scoped
+        ) or bool(are_checked and catalog.missing)
+        """Whether any task is, or may be, of a tool that needs scopes."""
 
     def check(self, tool: str, principal: Principal) -> None:
         """Do nothing if the caller may use a tool and see its tasks.
 
-        A tool that is not served here was taken away, or is yet to be deployed: its tasks remain their owners'.
+        A tool that is not served here was taken away, or is yet to be deployed: its tasks remain their owners'. But
+        while a back end is missing it may be one of its tools, and nobody knows what that needs.
 
         Raises:
             InsufficientScope
+            Unavailable: nobody knows.
         """
         served = self._catalog.tools.get(tool)
-        if self._are_checked and served is not None and not served.tool.scopes <= principal.scopes:
+        if not self._are_checked:
+            return
+        if served is None and self._catalog.missing:
+            names = ", ".join(sorted(self._catalog.missing))
+            raise Unavailable(
+                f"Which scopes {tool} needs is not known while {names} is not served; try later"
+            )
+        if served is not None and not served.tool.scopes <= principal.scopes:
             raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
 
     def allow(self, tool: str, principal: Principal) -> bool:

@@ -40,7 +40,8 @@ _ANSWERS: Final[dict[str, Any]] = {
         "taskId": _TASK_ID,
         "answers": {
             "type": "object",
-            "description": "An answer for each question, by its name, in the shape that was told with the question.",
+            "description": "An answer for each question, by its name, in the shape that was told "
+            "with the question.",
             "additionalProperties": {"type": "object"},
         },
     },
@@ -49,8 +50,10 @@ _ANSWERS: Final[dict[str, Any]] = {
 }
 _DESCRIPTIONS: Final = {
     OwnTool.STATUS: "How a task is, and what it asks, by the handle that a call was answered with.",
-    OwnTool.RESULT: "The result of a task. Waits for it for a while; if the task still works then, call again.",
-    OwnTool.TASK_ANSWER: "Answers what a task asks. The answers are the user's; ask the user, and do not make them up.",
+    OwnTool.RESULT: "The result of a task. Waits for it for a while; if the task still works then, "
+    "call again.",
+    OwnTool.TASK_ANSWER: "Answers what a task asks. The answers are the user's; ask the user, and "
+    "do not make them up.",
     OwnTool.CANCEL: "Cancels a task.",
 }
 _READ_ONLY: Final = frozenset({OwnTool.STATUS, OwnTool.RESULT})
@@ -95,10 +98,11 @@ class TaskTools:
         }
         how = json.encode({"taskId": task["taskId"]}).decode()
         text = (
-            f"This goes on as a task, which is not finished. Call {self._names[OwnTool.RESULT]} with {how} for its"
-            f" result; it waits for a while, so call it again if the task still works then."
-            f" {self._names[OwnTool.STATUS]} tells how it is, {self._names[OwnTool.CANCEL]} ends it."
-            " Do not call the first tool again: that would begin another task."
+            f"This goes on as a task, which is not finished. Call {self._names[OwnTool.RESULT]} "
+            f"with {how} for its result; it waits for a while, so call it again if the task still "
+            f"works then. {self._names[OwnTool.STATUS]} tells how it is, "
+            f"{self._names[OwnTool.CANCEL]} ends it. Do not call the first tool again: that would "
+            "begin another task."
         )
         return self._results.tool(ToolResult([text], structured_content=task))
 
@@ -135,7 +139,8 @@ class TaskTools:
                         ToolResult(
                             [
                                 "The answers were taken."
-                                f" Call {self._names[OwnTool.RESULT]} to go on waiting for the result."
+                                f" Call {self._names[OwnTool.RESULT]} to go on waiting for the "
+                                "result."
                             ]
                         )
                     )
@@ -176,8 +181,8 @@ class TaskTools:
             )
         if tool not in self._fallback.in_words:
             raise ToolError(
-                f"What this task asks cannot be answered with a tool: call {self._names[OwnTool.RESULT]}"
-                " in a client that can be asked, and it asks the user"
+                "What this task asks cannot be answered with a tool: call "
+                f"{self._names[OwnTool.RESULT]} in a client that can be asked, and it asks the user"
             )
         if not answers.keys() & requests.keys():
             waits_for = ", ".join(requests) or "nothing"
@@ -192,8 +197,8 @@ class TaskTools:
         if requests and tool in self._fallback.in_words:
             said.append(questions_in_words(requests))
             said.append(
-                f"Then call {self._names[OwnTool.TASK_ANSWER]} with the taskId and the answers by the names of the"
-                " questions."
+                f"Then call {self._names[OwnTool.TASK_ANSWER]} with the taskId and the answers by "
+                "the names of the questions."
             )
         elif requests and _can_be_asked(requests, context):
             said.append(f"Call {self._names[OwnTool.RESULT]}, and the user is asked what it needs.")

@@ -44,6 +44,7 @@ class TaskMethods:
         Raises:
             TaskNotFound: it is unknown, has expired, or is somebody else's.
             InsufficientScope
+            Unavailable: what its tool needs is not known just now.
         """
         task = self._tasks.find(principal, task_id)
         if self._scopes.any_task:

@@ -78,7 +78,8 @@ class ToolMethods:
         self._clock = clock
         self._max_result_bytes = max_result_bytes
         self._shows_errors = shows_errors
-        # a list that depends on the caller's scopes must not be kept for others (server/utilities/caching)
+        # a list that depends on the caller's scopes must not be kept for others
+        # (server/utilities/caching)
         hint = cache.model_copy(update={"scope": "private"}) if scopes.any_tool else cache
         self._list = Listing("tools", hint, results)
 

@@ -90,9 +90,9 @@ else:
         __name__,
         {
             ".capabilities": "ClientCapabilities merged",
-            ".content": "ABSENT Annotations AudioContent BlobResourceContents Completion ContentBlock "
-            "EmbeddedResource Icon ImageContent PromptMessage ResourceContents ResourceLink "
-            "TextContent TextResourceContents ToolResult base64_text "
+            ".content": "ABSENT Annotations AudioContent BlobResourceContents Completion "
+            "ContentBlock EmbeddedResource Icon ImageContent PromptMessage ResourceContents "
+            "ResourceLink TextContent TextResourceContents ToolResult base64_text "
             "without_none",
             ".header_lines": "Headers",
             ".inbound": "Inbound LOG_LEVELS Meta",
@@ -109,7 +109,8 @@ else:
             ".revisions": "NEWEST",
             ".revisions_with_sessions": "WITH_SESSIONS",
             ".schemas": "Schema",
-            ".tasks": "EXTENSION Event OPEN REQUIRED Status TERMINAL TaskView detailed sources target to_wire",
+            ".tasks": "EXTENSION Event OPEN REQUIRED Status TERMINAL TaskView detailed sources "
+            "target to_wire",
             ".uri_template": "UriTemplate",
             ".versions": "SUPPORTED_VERSIONS",
         },

@@ -63,7 +63,8 @@ class ClientCapabilities:
         return _missing(missing, self.substituted) if missing and self.substituted else missing
 
     def _explicit(self) -> Mapping[str, Any]:
-        # client/elicitation: "an empty object is equivalent to declaring support for form mode only"
+        # client/elicitation: "an empty object is equivalent to declaring support for form mode
+        # only"
         if self.declared.get("elicitation") == {}:
             return {**self.declared, "elicitation": {"form": {}}}
         return self.declared

@@ -68,7 +68,8 @@ def message_of(message: Any) -> Request | Notification:
         return _notification(method, params)
     if request_id is None:
         raise InvalidRequest(
-            f'"id" must be a string of up to {MAX_ID} characters or a 64-bit integer, and never null'
+            f'"id" must be a string of up to {MAX_ID} characters or a 64-bit integer, and never '
+            "null"
         )
     return Request(request_id, method, params)
 
@@ -132,5 +133,8 @@ def _not_an_object(message: Any) -> str:
 
 def _no_method(message: dict[str, Any]) -> str:
     if "result" in message or "error" in message:
-        return "Clients do not send responses: answers to input requests go into params.inputResponses of a retry"
+        return (
+            "Clients do not send responses: answers to input requests go into "
+            "params.inputResponses of a retry"
+        )
     return '"method" must be a string'

@@ -34,7 +34,8 @@ def visible(text: str) -> str:
 
 def visible_json(value: Any) -> str:
     """A JSON value on one line, with nothing hidden in its strings."""
-    # what JSON itself escapes (quotes, backslashes, line ends) cannot be mistaken for our escapes, nor ours for text
+    # what JSON itself escapes (quotes, backslashes, line ends) cannot be mistaken for our escapes,
+    # nor ours for text
     return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 

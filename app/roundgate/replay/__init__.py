@@ -58,7 +58,8 @@ else:
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",
             ".forms": "form_schema",
-            ".journal": "Answered Asked Entry JOURNAL_VERSION Journal Unanswered from_row plain row",
+            ".journal": "Answered Asked Entry JOURNAL_VERSION Journal Unanswered from_row plain "
+            "row",
             ".questions": "Form Raw Url",
             ".run": "HOLD_MS NAME Run Stop",
             ".sync_context": "SyncContext",

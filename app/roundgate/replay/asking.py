@@ -111,8 +111,8 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     changed = getattr(entry, "changed", 0) + 1
     if changed >= MAX_CHANGES:
         raise RuntimeError(
-            f"question {name!r} reads differently in every round; build it from arguments, answers and steps alone "
-            "(a time or a random value belongs into ctx.step, which remembers it)"
+            f"question {name!r} reads differently in every round; build it from arguments, answers "
+            "and steps alone (a time or a random value belongs into ctx.step, which remembers it)"
         )
     return Asked(key, shown, entry.attempt + 1, changed, None, entry.wire)
 

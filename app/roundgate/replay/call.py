@@ -74,6 +74,7 @@ class Texts(Protocol):
         """The part that a cursor stands for; `None` if the owner has none under it, or lacks a scope.
 
         Raises:
+            ToolError: it was there, and newer texts of the owner took its place.
             Unavailable: as `keep`.
         """
 

@@ -76,15 +76,18 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
     kind = schema.get("type")
     if not isinstance(kind, str) or kind not in _KEPT or "properties" in schema:
         raise ValueError(
-            f"field {name!r}: forms have strings, numbers, booleans and choices only; ask several questions"
+            f"field {name!r}: forms have strings, numbers, booleans and choices only; ask several "
+            "questions"
         )
     if schema.get("format") == "password" or schema.get("writeOnly"):
         raise ValueError(
-            f"field {name!r}: a form must not ask for secrets, the client would see them; use ctx.elicit_url"
+            f"field {name!r}: a form must not ask for secrets, the client would see them; use "
+            "ctx.elicit_url"
         )
     if kind == "string" and schema.get("format") not in (None, *_FORMATS):
         raise ValueError(
-            f"field {name!r}: forms know the formats {', '.join(_FORMATS)}, not {schema['format']!r}"
+            f"field {name!r}: forms know the formats {', '.join(_FORMATS)}, not "
+            f"{schema['format']!r}"
         )
     kept = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
     if kind == "array":

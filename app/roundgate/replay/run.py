@@ -189,7 +189,8 @@ class Run:
         if getattr(place, "owner", None) is not self.owner:
             ended = ", and that has ended" if self.stopped is not None else ""
             raise RuntimeError(
-                f"ctx can be used by its handler and by tasks that it creates, not from outside of it{ended}"
+                "ctx can be used by its handler and by tasks that it creates, not from outside of "
+                f"it{ended}"
             )
         if self.stopped is not None:
             await self.refuse()
@@ -199,10 +200,11 @@ class Run:
                     f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -"
                 )
         if not isinstance(place, Branch):
-            # a later run remembers the step as a whole: what it contains would be skipped there, or never answered
+            # a later run remembers the step as a whole: what it contains would be skipped there, or
+            # never answered
             raise RuntimeError(
-                f"step {getattr(place, 'key', None)!r} contains the {kind} {', '.join(map(repr, names))}; "
-                "a step is one piece: use ctx beside it"
+                f"step {getattr(place, 'key', None)!r} contains the {kind} "
+                f"{', '.join(map(repr, names))}; a step is one piece: use ctx beside it"
             )
         return place
 
@@ -355,7 +357,8 @@ class Run:
         ]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning(
-                "asyncio.timeout does not reach over a wait that lets go of its worker; use ctx.timeout"
+                "asyncio.timeout does not reach over a wait that lets go of its worker; use "
+                "ctx.timeout"
             )
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
 

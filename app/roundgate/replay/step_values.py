@@ -58,8 +58,9 @@ class Conversion:
             self.adapter.validate_json(encode([written]))
         except (PydanticSerializationError, ValidationError, TypeError, ValueError, RecursionError):
             raise NotJson(
-                f"{where} is {type(value).__name__}, and does not come back from JSON as {self.name}, "
-                "which its function says to return: return that, or correct the annotation"
+                f"{where} is {type(value).__name__}, and does not come back from JSON as "
+                f"{self.name}, which its function says to return: return that, or correct the "
+                "annotation"
             ) from None
         return written
 

@@ -286,7 +286,8 @@ class SyncContext:
         place = here.get()
         if place is None:
             raise RuntimeError(
-                "ctx was used in a thread that its handler started by itself; use ctx.map for threads"
+                "ctx was used in a thread that its handler started by itself; use ctx.map for "
+                "threads"
             )
         # it swallows whatever ends it: at least it shall not keep a processor busy
         if self._run.is_hopeless:

@@ -4,8 +4,9 @@ A session itself is in its id (`roundgate.tokens.session_ids`). What is kept is 
 reach another process: the answer to a question, a cancellation, the state of a call that is too long for a header.
 
 **SessionStore** keeps values by key. `put_new` is one conditional insert: of any number of them, in any processes,
-exactly one returns `True`. `replace` is one conditional write on the version that was read. A row whose time has come
-is as good as none, whatever the database has deleted. Reads are strongly consistent.
+exactly one returns `True`. `replace` is one conditional write on the version that was read, `put` one without a
+condition, which counts. A row whose time has come is as good as none, whatever the database has deleted. Reads are
+strongly consistent.
 
 `tests/storage/session_contract.py` holds each implementation to it.
 """
@@ -41,6 +42,14 @@ class SessionStore(Protocol):
 
         Raises:
             Unavailable: as `put_new`.
+        """
+
+    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
+        """Keep a value, of at most 300 KB, in place of whatever is there: its version. Of any number of writes of one
+        key, each gets another, from 1 on and one higher each time, for as long as the row is not forgotten.
+
+        Raises:
+            Unavailable: as `put_new`; it may have been kept, and a number passed over.
         """
 
     async def read(self, key: str) -> SessionRow | None:

@@ -530,11 +530,13 @@ class TaskStore(Protocol):
         behind is found by nobody, and deleted in its time.
         """
 
-    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+    async def requeue(
+        self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
+    ) -> bool:
         """Take a `working` task from whoever has it: no lease, no sleep, no attempts, no blame, a higher fence, due at
         `due_ms`.
 
-        `False` if it is not working.
+        `False` if it is not working, or has another fence than the one that is told: somebody has claimed it since.
         """
 
     async def aclose(self) -> None:

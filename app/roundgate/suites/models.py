@@ -69,7 +69,8 @@ class AnswerRule(SuiteModel):
     message: str | None = Field(None, description="A regular expression found in its message.")
     field: dict[str, Any] | None = Field(
         None,
-        description="Members of the schema of a form's field: each field that has them gets `value`.",
+        description="Members of the schema of a form's field: each field that has them gets "
+        "`value`.",
     )
     value: Any = Field(None, description="The value of the fields that `field` chooses.")
     answer: Any = Field(None, description="The answer: content, {action: decline}, text, a list.")

@@ -9,7 +9,10 @@ from roundgate.config import yaml_file
 from roundgate.errors import ConfigError, Problem
 from roundgate.suites.patterns import Difference, exact
 
-_HEAD: Final = "# Written by `roundgate test --update`; compared whole. Read the difference before you commit it.\n"
+_HEAD: Final = (
+    "# Written by `roundgate test --update`; compared whole. Read the difference "
+    "before you commit it.\n"
+)
 
 
 class Snapshots:

@@ -109,13 +109,14 @@ class Variables:
         value = self._environ.get(name) or default
         if value is None:
             raise ValueError(
-                f"the environment variable {name} is not set: set it, or write ${{{source}:{name}:-default}}"
+                f"the environment variable {name} is not set: set it, or write "
+                f"${{{source}:{name}:-default}}"
             )
         if source == "secret":
             if len(value) < MIN_CHARS:
                 raise ValueError(
-                    f"the secret {name} has fewer than {MIN_CHARS} characters, too few to keep it out of reports: "
-                    "take a longer one, or ${env:…} if it is none"
+                    f"the secret {name} has fewer than {MIN_CHARS} characters, too few to keep it "
+                    "out of reports: take a longer one, or ${env:…} if it is none"
                 )
             self._secrets.add(value)
         return value

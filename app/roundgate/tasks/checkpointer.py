@@ -75,7 +75,8 @@ class Checkpointer:
         self.fault: Exception | None = None
         self._task_call = task_call
         self.run = self._begin(claimed, call)
-        # what is there at the beginning is there the next time too, answers by way of their questions
+        # what is there at the beginning is there the next time too, answers by way of their
+        # questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
         self.run.journal.withdraw_unanswered()
 
@@ -145,7 +146,8 @@ class Checkpointer:
             for entry in entries:
                 journal.add(entry)
             raise ToolError(
-                f"The task had more remembered than {self._max_bytes} bytes; the largest is {journal.largest()}"
+                f"The task had more remembered than {self._max_bytes} bytes; the largest is "
+                f"{journal.largest()}"
             )
 
     async def _write(self, added: Added) -> None:

@@ -131,7 +131,8 @@ class Endings:
     ) -> None:
         reference = log_failure(f"task {checkpointer.ref.id} (tool {tool})", error, self._clock)
         await checkpointer.park(
-            f"{PARKED}: its handler went another way than before, at {error.key!r} (reference {reference})"
+            f"{PARKED}: its handler went another way than before, at {error.key!r} (reference "
+            f"{reference})"
         )
 
     async def release(self, checkpointer: Checkpointer, wake_ms: int) -> None:
@@ -141,7 +142,8 @@ class Endings:
             LeaseLost, Unavailable
         """
         due_ms, delay_ms = self._next(wake_ms)
-        # whose clock is a little behind ours may take it up when our message comes, and waits for the rest
+        # whose clock is a little behind ours may take it up when our message comes, and waits for
+        # the rest
         await checkpointer.release(wake_ms=max(0, wake_ms - HOLD_MS), due_ms=due_ms)
         await self._wake(checkpointer.ref, delay_ms)
 

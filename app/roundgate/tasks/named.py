@@ -265,7 +265,10 @@ def _bounded(view: TaskView, max_bytes: int) -> TaskView:
     """A view of which no part is larger than the result of a tool may be."""
     asked_bytes = sum(len(request) for request in view.requests.values())
     if asked_bytes > max_bytes:
-        text = f"The questions of this task are too large: {asked_bytes} bytes, {max_bytes} can be passed on"
+        text = (
+            f"The questions of this task are too large: {asked_bytes} bytes, {max_bytes} can "
+            "be passed on"
+        )
         return replace(view, requests={}, status=Status.WORKING, status_message=text)
     if view.outcome is None or len(view.outcome) <= max_bytes:
         return view

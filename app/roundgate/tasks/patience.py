@@ -30,7 +30,8 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
             cancelled = error
     if cancelled is None or task.cancelled():
         return task.result()
-    task.exception()  # seen to by whoever did the work; here it only must not be reported as forgotten
+    # seen to by whoever did the work; here it only must not be reported as forgotten
+    task.exception()
     raise cancelled
 
 

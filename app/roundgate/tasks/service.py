@@ -106,8 +106,9 @@ class Tasks:
         data, most = task_call.to_bytes(), self._config.max_call_bytes
         if len(data) > most:
             raise ToolError(
-                f"The arguments are too large for a task: with what the client says of itself they take {len(data):,} "
-                f"bytes, of at most {most:,} (tasks.max_call_bytes). Send less, or a reference to where the data is"
+                "The arguments are too large for a task: with what the client says of itself they "
+                f"take {len(data):,} bytes, of at most {most:,} (tasks.max_call_bytes). Send less, "
+                "or a reference to where the data is"
             )
         return data
 
@@ -119,7 +120,8 @@ class Tasks:
         if await self._store.read(ref, self._clock.now_ms()) is None:
             raise ToolError(
                 f"There are {most:,} tasks of yours that have not ended, and there may be no more "
-                "(tasks.max_open_per_owner). Wait until some have ended, or cancel some (tasks/cancel), and call again"
+                "(tasks.max_open_per_owner). Wait until some have ended, or cancel some "
+                "(tasks/cancel), and call again"
             )
 
     async def _created_before(

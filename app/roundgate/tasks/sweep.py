@@ -64,7 +64,8 @@ class Sweep:
         deadline = deadline or Deadline(self._clock, None)
         found = 0
         while late := await self._store.late_shards(self._clock.now_ms()):
-            # sweepers that begin together are to begin with different shards, and not to ask for those that are done
+            # sweepers that begin together are to begin with different shards, and not to ask for
+            # those that are done
             done = await self._sweep_one_of(sorted(late, key=self._order), deadline)
             found += done
             if not done:

@@ -30,6 +30,19 @@ def test_a_remark_has_file_pointer_and_remedy(tmp_path: Path, version: str) -> N
     assert all(one.message and len(one.message) < 400 and one.remedy for one in found)
 
 
+def test_what_two_operations_refer_to_is_remarked_once(tmp_path: Path) -> None:
+    shared = {"$ref": "#/components/parameters/n"}
+    paths = {
+        **operation(parameters=[shared]),
+        **operation(path="/y", operationId="two", parameters=[shared]),
+    }
+    wrong = {"parameters": {"n": {"name": "n", "in": "query", "schema": {"type": "text"}}}}
+    found = remarks_on(tmp_path, document(paths, components=wrong))
+    told = [(one.path, one.message) for one in found]
+    assert told
+    assert len(told) == len(set(told))
+
+
 def test_swagger_2_is_compared_with_its_own_specification(tmp_path: Path) -> None:
     swagger = {"swagger": "2.0", "info": {"title": "T", "version": "1"}, "host": "api.example.com"}
     get: dict[str, Any] = {"operationId": "op", "responses": {"200": {"description": "ok"}}}

@@ -96,7 +96,8 @@ class LambdaBackend:
         """
         if self._shared.is_cold:
             problem = self._origin.at("describe").problem(
-                f"{path.name} is no index of {self._config.function}, and a cold start invokes nothing",
+                f"{path.name} is no index of {self._config.function}, and a cold start invokes "
+                "nothing",
                 "run `roundgate compile` with this file, and keep what it writes beside it",
             )
             raise ConfigError([problem])

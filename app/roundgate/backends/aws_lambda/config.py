@@ -43,8 +43,8 @@ class PayloadConfig(Model):
     fixed: dict[str, Any] = Field({}, description="Members that are always sent.")
     context_in: str | None = Field(
         None,
-        description="Member of the payload that has what the client context says, which an asynchronous invocation"
-        " does not bring to the function.",
+        description="Member of the payload that has what the client context says, which an "
+        "asynchronous invocation does not bring to the function.",
         min_length=1,
     )
 
@@ -63,8 +63,8 @@ class HttpEventConfig(Model):
         description="HTTP method."
     )
     path: str = Field(
-        description="Path; {name} stands for an argument. The others go into the query for GET, HEAD and DELETE, else"
-        " into a JSON body.",
+        description="Path; {name} stands for an argument. The others go into the query for GET, "
+        "HEAD and DELETE, else into a JSON body.",
         pattern=r"^/",
     )
     headers: dict[str, str] = Field({}, description="Fixed headers.")
@@ -74,12 +74,14 @@ class LambdaJobConfig(JobConfig):
     """How to follow a job that an invocation has started: further invocations poll it and fetch its result."""
 
     poll: dict[str, Any] = Field(
-        description='Payload of an invocation that tells how the job is, such as {"job": "{id}"}; {name} stands for a'
+        description='Payload of an invocation that tells how the job is, such as {"job": "{id}"}; '
+        "{name} stands for a"
         " variable."
     )
     fetch: dict[str, Any] | None = Field(
         None,
-        description="Payload of the one that returns the result. Unset: the last poll's answer is the result.",
+        description="Payload of the one that returns the result. Unset: the last poll's answer is "
+        "the result.",
     )
     function: FunctionName | None = Field(
         None, description="The function that is asked. Unset: the one that has started the job."
@@ -99,11 +101,13 @@ class LambdaCallConfig(Model):
 
     interactive: bool = Field(
         False,
-        description="Whether the function may ask for input itself, with the envelope of docs/rounds.md.",
+        description="Whether the function may ask for input itself, with the envelope of "
+        "docs/rounds.md.",
     )
     asynchronous: bool = Field(
         False,
-        description="Whether AWS Lambda only takes the call (Event): the result says that it is accepted.",
+        description="Whether AWS Lambda only takes the call (Event): the result says that it is "
+        "accepted.",
     )
     job: LambdaJobConfig | None = Field(
         None, description="The invocation only starts a job, which is to be followed."
@@ -116,11 +120,13 @@ class LambdaCallConfig(Model):
     )
     task: TaskMode = Field(
         "forbidden",
-        description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
+        description="Whether its calls become tasks: forbidden, optional (if the client can) or "
+        "required.",
     )
     result: JsonPointer = Field(
         "",
-        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
+        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" '
+        "is all of it.",
     )
     timeout_s: float | None = Field(
         None, description="Overrides the back end's, for each invocation.", gt=0, le=900
@@ -215,20 +221,24 @@ class LambdaBackendConfig(BackendConfig):
     )
     describe: bool = Field(
         False,
-        description="Whether `function` tells its tools itself, as docs/lambda.md says; those of `tools` come first.",
+        description="Whether `function` tells its tools itself, as docs/lambda.md says; those of "
+        "`tools` come first.",
     )
     index: str | None = Field(
         None,
-        description="Where `roundgate compile` keeps what it told, relative to gateway.yaml. Unset: NAME.index.",
+        description="Where `roundgate compile` keeps what it told, relative to gateway.yaml. "
+        "Unset: NAME.index.",
     )
     output_schemas: list[str] = Field(
         [],
-        description='Tools that it told of (names without prefix, "*" for any text) that advertise the schema of their'
+        description='Tools that it told of (names without prefix, "*" for any text) that advertise '
+        "the schema of their"
         " result.",
     )
     client_context: bool = Field(
         True,
-        description="Whether functions are told who calls, and the trace: the subject, never the token.",
+        description="Whether functions are told who calls, and the trace: the subject, never the "
+        "token.",
     )
     timeout_s: float = Field(
         25, description="Seconds within which an invocation has to be answered.", gt=0, le=900

@@ -88,7 +88,8 @@ def _tools(body: bytes) -> list[Any]:
     tools = said.get("tools") if isinstance(said, Mapping) else None
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise BackendError(
-            f"it answered the describe event with something else than a list of at most {MOST_TOOLS} tools"
+            "it answered the describe event with something else than a list of at most "
+            f"{MOST_TOOLS} tools"
         )
     return tools
 

@@ -10,6 +10,7 @@ boto3 itself tries nothing again here: it cannot know which of these an error is
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import field
 from functools import partial
@@ -22,12 +23,15 @@ from roundgate.auth import Principal
 from roundgate.aws import Refusal, refusal
 from roundgate.backends.aws_lambda.refusals import NOT_BEGUN, error_of, passes, pause_s
 from roundgate.backends.aws_lambda.target import Target
+from roundgate.clock import Clock
 from roundgate.errors import BackendError, ConfigError, FunctionAway, Unavailable
 from roundgate.values import dataclass
 
 SPARE_S: Final = 5
 """By how much a connection outlasts the time that its invocation has: the invocation ends first."""
 ATTEMPTS: Final = 4
+
+log = logging.getLogger("roundgate.backends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Functions:
         self._connections = max_connections
         self._max_bytes = max_response_bytes
         self._clients: dict[tuple[str | None, float], Any] = {}
+        self._clock = Clock()
 
     async def invoke(self, invocation: Invocation, timeout_s: float, caller: Principal) -> Invoked:
         """Invoke a function; returns what it said, be it an error of its own.
@@ -138,7 +143,9 @@ class Functions:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 for attempt in count(1):
+                    begun_ms = self._clock.monotonic_ms()
                     done = await self._threads.run(partial(_tried, work), caller)
+                    _tell(target, done, self._clock.monotonic_ms() - begun_ms)
                     if not isinstance(done, Refusal):
                         return done
                     pause = pause_s(done, attempt)
@@ -189,6 +196,19 @@ class Functions:
             )
             self._clients.setdefault(key, made)
         return self._clients[key]
+
+
+def _tell(target: Target, done: Any, took_ms: float) -> None:
+    """A line for each call of AWS Lambda, as there is one for each HTTP request: nothing of what was said."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    status: Any = 200
+    if isinstance(done, Refusal):
+        status = done.code
+    elif isinstance(done, Invoked) and done.has_failed:
+        status = "FunctionError"
+    fields = {"function": target.name, "status": status, "ms": round(took_ms, 2)}
+    log.debug("call of AWS Lambda", extra={"fields": fields})
 
 
 def _tried(work: Callable[[], Any]) -> Any:

@@ -35,13 +35,15 @@ NOT_BEGUN: Final = THROTTLED | NOT_READY
 
 _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "ResourceNotFoundException": "it does not exist, or has no such version or alias. Whoever runs the gateway has"
-        " to correct its name, region or qualifier",
-        "AccessDeniedException": "the gateway may not use it. Its role needs lambda:InvokeFunction, and"
-        " lambda:GetDurableExecution for a durable function",
+        "ResourceNotFoundException": "it does not exist, or has no such version or alias. Whoever "
+        "runs the gateway has to correct its name, region or qualifier",
+        "AccessDeniedException": "the gateway may not use it. Its role needs "
+        "lambda:InvokeFunction, and lambda:GetDurableExecution for a durable function",
         "RecursiveInvocationException": "AWS Lambda has found a loop of invocations, and ends it",
-        "DurableExecutionAlreadyStartedException": "it was started for this call with another payload",
-        "ModeNotSupportedException": "it does not take this kind of invocation. Set or remove `asynchronous`",
+        "DurableExecutionAlreadyStartedException": "it was started for this call with another "
+        "payload",
+        "ModeNotSupportedException": "it does not take this kind of invocation. Set or remove "
+        "`asynchronous`",
         "RequestTooLargeException": "it takes no payload of this size. Give it less at once",
     }
 )
@@ -79,8 +81,8 @@ def error_of(refused: Refusal, target: Target) -> BackendError:
     if code in THROTTLED:
         again_s = max(1, round(pause_s(refused, 1)))
         return FunctionAway(
-            f"The function {name} is throttled: as many of its invocations run as may; nothing was done."
-            f" Try again in {again_s} s"
+            f"The function {name} is throttled: as many of its invocations run as may; nothing was "
+            f"done. Try again in {again_s} s"
         )
     if code in NOT_READY:
         return FunctionAway(
@@ -95,8 +97,8 @@ def error_of(refused: Refusal, target: Target) -> BackendError:
         return _not_answered(refused, name)
     if refused.status >= 500:
         return FunctionAway(
-            f"AWS Lambda has a trouble of its own with the function {name} ({code}); it may have run."
-            " Look whether it was done before you call again"
+            f"AWS Lambda has a trouble of its own with the function {name} ({code}); it may have "
+            "run. Look whether it was done before you call again"
         )
     said = _SENTENCES.get(code, f"it was refused with {code}")
     return BackendError(f"Nothing was done, AWS Lambda refuses the function {name}: {said}")
@@ -109,9 +111,10 @@ def _not_answered(refused: Refusal, name: str) -> BackendError:
         )
     if not refused.was_sent:
         return FunctionAway(
-            f"The function {name} could not be reached ({refused.code}); nothing was done. Try again later"
+            f"The function {name} could not be reached ({refused.code}); nothing was done. Try "
+            "again later"
         )
     return FunctionAway(
-        f"The function {name} was invoked, and its answer was lost ({refused.code}); it may have run."
-        " Look whether it was done before you call again"
+        f"The function {name} was invoked, and its answer was lost ({refused.code}); it may have "
+        "run. Look whether it was done before you call again"
     )

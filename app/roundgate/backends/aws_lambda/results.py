@@ -60,7 +60,8 @@ def failure_of(payload: bytes, target: Target) -> FunctionFailed:
     kind, message = line(said.get("errorType")), line(said.get("errorMessage"))
     if kind == "Sandbox.Timedout" or "Task timed out after" in message:
         return FunctionFailed(
-            f"The function {target.name} ran out of its own time, and may have done a part of its work: {message}"
+            f"The function {target.name} ran out of its own time, and may have done a part of its "
+            f"work: {message}"
         )
     told = ": ".join(part for part in (kind, message) if part)
     return FunctionFailed(f"The function {target.name} failed: {told or 'it did not say why'}")

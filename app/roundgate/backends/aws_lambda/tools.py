@@ -44,7 +44,8 @@ def _check(tool: LambdaToolConfig) -> None:
             more |= {RESPONSES}
         if taken := sorted(arguments & more):
             raise ValueError(
-                f"input_schema: {', '.join(taken)} is the gateway's own name; use another, or payload.arguments_in"
+                f"input_schema: {', '.join(taken)} is the gateway's own name; use another, or "
+                "payload.arguments_in"
             )
     if tool.job is not None:
         check_job(tool.job)

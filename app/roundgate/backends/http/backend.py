@@ -116,7 +116,7 @@ class HttpBackend:
             if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
-                job = HttpJob(config.job, send, outgoing, key, given)
+                job = HttpJob(config.job, send, outgoing, key, given, tuple(config.query.items()))
                 return Answer.revived(await follow(job, context))
             answer = await send(with_key(outgoing, key))
             await context.log(

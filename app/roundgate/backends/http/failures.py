@@ -33,7 +33,8 @@ def no_answer(
     reached = not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
     if isinstance(error, httpx.PoolTimeout):
         return NoAnswer(
-            f"{what} was not sent: no connection became free within {timeout_s:g} s; try again later",
+            f"{what} was not sent: no connection became free within {timeout_s:g} s; try again "
+            "later",
             "no connection became free",
             reached=False,
         )

@@ -8,11 +8,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from roundgate.backends.http.breaker import Breaker, Host
-from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.slots import Slots
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import NoAnswer
+from roundgate.errors import NoAnswer, UnexpectedAnswer
 
 AWAY: Final = frozenset({502, 503, 504})
 """Statuses of a service that is away. Not 500: that may be due to what one caller asks for."""
@@ -25,14 +25,22 @@ class Gate:
         self._slots = None if config.limit is None else Slots(config.limit, config.name)
         self._breaker = None if config.breaker is None else Breaker(config.breaker, host, clock)
 
+    def check(self) -> None:
+        """Do nothing if a request may be sent now.
+
+        Raises:
+            BackendError: the host is left alone for a while.
+        """
+        if self._breaker is not None:
+            self._breaker.check()
+
     async def through(self, send: Callable[[], Awaitable[Answer]], deadline: Deadline) -> Answer:
         """What `send` returns.
 
         Raises:
             BackendError: the host is left alone or busy; or as `send` does.
         """
-        if self._breaker is not None:
-            self._breaker.check()  # nobody waits for a place that would be of no use
+        self.check()  # nobody waits for a place that would be of no use
         async with self._place(deadline):
             if self._breaker is None:
                 return await send()
@@ -53,6 +61,9 @@ async def _watched(breaker: Breaker, send: Callable[[], Awaitable[Answer]]) -> A
         answer = await send()
     except NoAnswer as error:
         breaker.failed(admitted, error.reason)
+        raise
+    except UnexpectedAnswer:  # which is one: too long, or a redirect that is not followed
+        breaker.succeeded(admitted)
         raise
     except BaseException:
         breaker.gave_up(admitted)

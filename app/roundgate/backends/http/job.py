@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Final
 
 from roundgate.backends.exchange import Kept
@@ -75,6 +75,8 @@ class HttpJob:
     key: Key | None = None
     parents: Mapping[str, str] = field(default_factory=dict)
     """Of the call's arguments those that paths need, as they stand there."""
+    query: Sequence[tuple[str, str]] = ()
+    """What every request has, such as the version of the service's API."""
 
     @property
     def has_result(self) -> bool:
@@ -126,6 +128,7 @@ class HttpJob:
 
     async def _get(self, template: str, values: Mapping[str, str]) -> Answer:
         request = _request(template, values, self.parents, self.outgoing)
+        request = replace(request, query=list(self.query))
         try:
             return await self.send(request)
         except UnexpectedAnswer:

@@ -39,7 +39,8 @@ def file_part(name: str, file: File, media_type: str | None = None) -> bytes:
 
 def multipart(parts: Sequence[bytes], media_type: str = MEDIA_TYPE) -> tuple[bytes, str]:
     """The body with these parts, and its media type with the boundary."""
-    # of what is in it, so that a step that is run again sends the same bytes; and nobody can write it into a part
+    # of what is in it, so that a step that is run again sends the same bytes; and nobody can write
+    # it into a part
     boundary = f"roundgate-{hashlib.sha256(b''.join(parts)).hexdigest()[:40]}"
     opening = f"--{boundary}\r\n".encode()
     whole = b"".join(opening + part + b"\r\n" for part in parts) + f"--{boundary}--\r\n".encode()

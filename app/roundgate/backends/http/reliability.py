@@ -14,14 +14,15 @@ class RetryConfig(Model):
     attempts: int = Field(3, description="How often it is sent at most.", ge=1, le=10)
     pause_s: float = Field(
         0.2,
-        description="Seconds before the second time, about; twice as many before each further one, 10 at most.",
+        description="Seconds before the second time, about; twice as many before each further one, "
+        "10 at most.",
         gt=0,
         le=10,
     )
     within_s: float = Field(
         30,
-        description="Seconds from the first time after which it is not sent again, also where Retry-After asks for a"
-        " longer pause.",
+        description="Seconds from the first time after which it is not sent again, also where "
+        "Retry-After asks for a longer pause.",
         gt=0,
         le=3_600,
     )
@@ -47,7 +48,8 @@ class BreakerConfig(Model):
     failures: int = Field(5, description="So many failures in a row.", ge=1)
     pause_s: float = Field(
         30,
-        description="Seconds for which calls are tool errors at once; then one is tried, and decides.",
+        description="Seconds for which calls are tool errors at once; then one is tried, and "
+        "decides.",
         gt=0,
         le=3_600,
     )

@@ -35,7 +35,7 @@ class Redactor:
         """`hidden` returns the texts that no answer may show."""
         self._hidden = hidden
         self._of: frozenset[str] | None = None
-        self._plain: tuple[bytes, ...] = ()
+        self._plain: tuple[tuple[bytes, bytes], ...] = ()
         self._in_base64: tuple[tuple[bytes, re.Pattern[bytes]], ...] = ()
 
     @classmethod
@@ -62,15 +62,15 @@ class Redactor:
         if hidden == self._of:
             return
         texts = [one for one in hidden if len(one) >= MIN_CHARS]
-        plain = {spelling for text in texts for spelling in _spellings(text)}
-        self._plain = tuple(sorted(plain, key=len, reverse=True))
+        plain = dict(one for text in texts for one in _spellings(text))
+        self._plain = tuple(sorted(plain.items(), key=lambda one: len(one[0]), reverse=True))
         self._in_base64 = tuple(dict(one for text in texts for one in _in_base64(text)).items())
         self._of = hidden
 
     def _without(self, data: bytes) -> bytes:
-        for needle in self._plain:
+        for needle, placeholder in self._plain:
             if needle in data:
-                data = data.replace(needle, PLACEHOLDER)
+                data = data.replace(needle, placeholder)
         for core, whole in self._in_base64:
             if core in data:  # which is quick, and nearly always the end of it
                 data = whole.sub(PLACEHOLDER, data)
@@ -104,10 +104,12 @@ def parted(values: Iterable[str]) -> set[str]:
     return {part for value in values for part in (value, value.partition(" ")[2])}
 
 
-def _spellings(secret: str) -> set[bytes]:
-    """How a secret may come back whole."""
+def _spellings(secret: str) -> Iterator[tuple[bytes, bytes]]:
+    """How a secret may come back whole, each with what stands in its place: in UTF-8, and as Windows writes text."""
     texts = {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
-    return {one.encode() for one in texts}
+    for encoding in ("utf-8", "utf-16-le", "utf-16-be"):
+        placeholder = PLACEHOLDER.decode().encode(encoding)
+        yield from ((one.encode(encoding), placeholder) for one in texts)
 
 
 def _in_base64(secret: str) -> Iterator[tuple[bytes, re.Pattern[bytes]]]:

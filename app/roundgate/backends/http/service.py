@@ -15,12 +15,12 @@ from urllib.parse import urlencode, urlsplit
 from roundgate.backends.http.access import Access
 from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.http.certificates import Certificates
-from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.failures import no_answer
 from roundgate.backends.http.hosts import Hosts
 from roundgate.backends.http.leftovers import drop_if_more_came
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.reliability import TimeoutsConfig
+from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.clock import Deadline
@@ -92,6 +92,9 @@ class Service:
         until = deadline or self._clock.deadline(None)
 
         async def once() -> Answer:
+            self._gate.check()
+            if self._access.tokens is not None:  # had in a time of its own, whosever trouble it is
+                await self._access.tokens.token()
             return await self._gate.through(lambda: self._once(outgoing, timeout_s), until)
 
         return await self._retries.send(outgoing, once, until)
@@ -128,6 +131,10 @@ class Service:
             try:
                 response = await _sent(client, request, self._access)
             except (httpx.InvalidURL, UnicodeError):  # it was sent, and httpx looks where it leads
+                raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
+            except httpx.RemoteProtocolError as error:
+                if "location header" not in str(error):
+                    raise
                 raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
             try:
                 if response.next_request is None:

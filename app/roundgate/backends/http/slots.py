@@ -53,6 +53,6 @@ class Slots:
 
     def _busy(self, why: str) -> BackendError:
         return BackendError(
-            f"{self._backend} is busy: {self._config.concurrent} requests to its service are under way"
-            f" {why}; try again later"
+            f"{self._backend} is busy: {self._config.concurrent} requests to its service are under "
+            f"way {why}; try again later"
         )

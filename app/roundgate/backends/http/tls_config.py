@@ -12,7 +12,8 @@ class TlsConfig(Model):
 
     ca: str | None = Field(
         None,
-        description="Certificates of the authorities that are believed, instead of the public ones.",
+        description="Certificates of the authorities that are believed, instead of the public "
+        "ones.",
         min_length=1,
     )
     cert: str | None = Field(

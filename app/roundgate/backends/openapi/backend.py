@@ -5,42 +5,32 @@ A start reads the index and nothing else; how a tool is called is read when it i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import unquote_plus
+from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.backends.base import Offering, Shared, Tool, ToolAbout
+from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool, ToolAbout
 from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
-from roundgate.backends.http.files import with_resources
-from roundgate.backends.http.hosts import Hosts
-from roundgate.backends.http.keys import KEYED, key_of, with_key
-from roundgate.backends.http.messages import Answer, Outgoing
-from roundgate.backends.http.service import Service
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.fingerprint import fingerprint, index_path, is_current
 from roundgate.backends.openapi.hints import hints
 from roundgate.backends.openapi.index import Index, Row, read
-from roundgate.backends.openapi.plan import Plan
-from roundgate.backends.openapi.requests import request
 from roundgate.backends.openapi.security import Slot, chosen
-from roundgate.backends.policy import with_approval
+from roundgate.backends.policy import approved_first, with_approval
 from roundgate.backends.selection import is_selected
 from roundgate.config import Origin
-from roundgate.errors import ConfigError, Problem, ToolError, UnusableIndex
-from roundgate.protocol import Schema, ToolResult
+from roundgate.errors import ConfigError, Problem, UnusableIndex
 from roundgate.replay import Context
-from roundgate.values import dataclass
 
-_LARGE: Final = 262_144
-"""Answers of more bytes are read in a thread: they would keep everybody else waiting."""
+if TYPE_CHECKING:
+    from roundgate.backends.http.hosts import Hosts
+    from roundgate.backends.http.service import Service
+
+_REMEDY: Final = "run `roundgate compile` with this file again, and keep what it writes beside it"
 
 log = logging.getLogger("roundgate.backends")
 
@@ -54,9 +44,9 @@ class OpenApiBackend:
         self._config = config
         self._origin = origin
         self._fetches = shared.fetches
+        self._fetched = shared.fetched
         self._accesses = Accesses(config, origin, shared, config.credentials)
         self._certificates = Certificates(config.tls, origin.at("tls"))
-        self._hosts = Hosts(config)
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
 
     async def offer(self) -> Offering:
@@ -68,7 +58,9 @@ class OpenApiBackend:
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
-        index, path = _index(self._config, self._origin, fetches=self._fetches)
+        index, path = _index(
+            self._config, self._origin, fetches=self._fetches, fetched=self._fetched
+        )
         tools = {row.name: self._tool(index, row) for row in index.rows}
         rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
         if problems := self._unfilled(index, rows):
@@ -124,12 +116,16 @@ class OpenApiBackend:
     def _tool(self, index: Index, row: Row) -> Tool:
         about = ToolAbout(row.tags, row.method, row.path, row.extensions)
         definition = index.definition(row, hints(row.method))
+        operation = _Operation(self, index, row, definition)
+        first = approved_first(definition, operation, self._config)
         return with_approval(
-            Tool(definition, _Operation(self, index, row, definition), about=about), self._config
+            Tool(definition, operation, about=about, approvable=first), self._config
         )
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
         """The service at a base URL, with the credentials of the schemes that are named; made once."""
+        from roundgate.backends.http.service import Service  # a start goes without
+
         key = (base_url, names)
         if key not in self._services:
             self._services[key] = Service(
@@ -141,6 +137,12 @@ class OpenApiBackend:
                 self._hosts,
             )
         return self._services[key]
+
+    @cached_property
+    def _hosts(self) -> Hosts:
+        from roundgate.backends.http.hosts import Hosts
+
+        return Hosts(self._config)
 
     def credentials(self, names: frozenset[str]) -> Sequence[Credential]:
         """Those of security schemes; the general one where there are none."""
@@ -154,126 +156,72 @@ class OpenApiBackend:
         return self._config
 
 
-@dataclass(slots=True)
-class _Ready:
-    """What calls of one operation need."""
-
-    plan: Plan
-    service: Service
-    output: Schema | None
-    taken: frozenset[str]
-    """Query parameters and cookies that credentials have."""
-
-
 class _Operation:
-    """Calls one operation (`roundgate.backends.base.CallTool`)."""
+    """Calls one operation (`roundgate.backends.base.CallTool`); how is read with the first call of it."""
+
+    __slots__ = ("_call", "_definition", "_index", "_reached", "_row")
 
     def __init__(
-        self, backend: OpenApiBackend, index: Index, row: Row, definition: Mapping[str, Any]
+        self, reached: OpenApiBackend, index: Index, row: Row, definition: Mapping[str, Any]
     ) -> None:
-        self._backend = backend
+        self._reached = reached
         self._index = index
         self._row = row
         self._definition = definition
-        self._ready: _Ready | None = None
+        self._call: CallTool | None = None
 
-    async def __call__(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
-        ready = self._made_ready()
-        arguments = await _with_resources(ready.plan, arguments, context)
-        outgoing = request(ready.plan, arguments)
-        _check_names(outgoing, ready.taken)
-        await context.continue_as_task()
-        answer = await self._sent(ready.service, outgoing, context)
-        about = {"upstream": self._backend.name, "method": outgoing.method, "status": answer.status}
-        await context.log("debug", about)
-        if len(answer.body) > _LARGE:
-            return await asyncio.to_thread(self._result, answer, ready.output)
-        return self._result(answer, ready.output)
+    async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
+        if self._call is None:
+            from roundgate.backends.openapi.calling import called  # a start goes without
 
-    async def _sent(self, service: Service, outgoing: Outgoing, context: Context) -> Answer:
-        config, method = self._backend.config, outgoing.method
-        key = await key_of(context, method, config.idempotency_key if method in KEYED else None)
-        override = config.override.get(self._row.name)
-        hint = None if override is None else override.idempotent
-        is_repeatable = method not in KEYED if hint is None else hint
-        keyed = with_key(replace(outgoing, is_repeatable=is_repeatable), key)
-        return await service.send(keyed, config.timeout_s, context.deadline)
-
-    def _result(self, answer: Answer, output: Schema | None) -> ToolResult:
-        return result_of(self._row.name, answer, "", output, lenient=True)
-
-    def _made_ready(self) -> _Ready:
-        if self._ready is None:
-            backend, row = self._backend, self._row
-            offered = self._index.security[row.security]
-            alternative = chosen(offered, backend.filled(self._index)) or {}
-            names = frozenset(alternative).intersection(backend.config.credentials)
-            taken = [one.queries() | one.cookies() for one in backend.credentials(names)]
-            output = self._definition.get("outputSchema")
-            self._ready = _Ready(
-                self._index.plan(row),
-                backend.service(self._index.servers[row.server], names),
-                None if output is None else Schema.compile(output),
-                frozenset().union(*taken),
-            )
-        return self._ready
+            self._call = called(self._reached, self._index, self._row, self._definition)
+        return await self._call(context, arguments)
 
 
-async def _with_resources(
-    plan: Plan, arguments: dict[str, Any], context: Context
-) -> dict[str, Any]:
-    """The arguments, with what resources hold in the place of the URIs that files have.
-
-    Raises:
-        ToolError: there is no such resource.
-    """
-    body = plan.body
-    if body is None or body.kind not in ("multipart", "binary"):
-        return arguments
-    files = {name for name, member in body.encoding.items() if member.is_file}
-    if body.members is not None:
-        named = [one for one, name in body.members.items() if name in files and one in arguments]
-        given = {one: await with_resources(one, arguments[one], context) for one in named}
-        return {**arguments, **given}
-    if body.argument not in arguments:
-        return arguments
-    whole = arguments[body.argument]
-    if body.kind == "binary":
-        return {**arguments, body.argument: await with_resources(body.argument, whole, context)}
-    given = {one: await with_resources(one, whole[one], context) for one in files & whole.keys()}
-    return {**arguments, body.argument: {**whole, **given}}
-
-
-def _check_names(outgoing: Outgoing, taken: frozenset[str]) -> None:
-    """An object that is exploded brings names of its own, of which none may be that of a credential.
-
-    Raises:
-        ToolError
-    """
-    if not taken:
-        return
-    pairs = [*outgoing.raw_query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
-    if found := {unquote_plus(pair.partition("=")[0]) for pair in pairs} & taken:
-        raise ToolError(f"{', '.join(sorted(found))}: is the gateway's own; leave it out")
-
-
-def _index(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> tuple[Index, Path]:
+def _index(
+    config: OpenApiBackendConfig, origin: Origin, *, fetches: bool, fetched: dict[str, bytes]
+) -> tuple[Index, Path]:
     """The index on file if it is of these settings and documents, else one that is made now.
 
     Raises:
         ConfigError: none can be made here.
     """
-    path = index_path(config, origin)
-    with suppress(UnusableIndex, OSError):
+    path, told = index_path(config, origin), ""
+    try:
         index = read(path)
         if index.fingerprint == fingerprint(config) and is_current(index, path, origin.base_dir):
             return index, path
-    if config.document.startswith(("http://", "https://")) and not fetches:
-        problem = origin.at("document").problem(
-            f"{path.name} is no index of {config.document} with these settings, and a start fetches nothing",
-            "run `roundgate compile` with this file, and keep what it writes beside it",
-        )
-        raise ConfigError([problem])
+        told = "is of other settings or of another document"
+    except UnusableIndex as error:
+        told = str(error)
+    except OSError:
+        pass
+    if not fetches:
+        _check_that_it_can_be_made(config, origin, path, told)
+        if told:
+            fields = {"backend": config.name, "index": path.name, "reason": told, "remedy": _REMEDY}
+            log.warning("an index is not used; its document is compiled", extra={"fields": fields})
     from roundgate.backends.openapi.command import compiled
 
-    return compiled(config, origin, fetches=fetches), path
+    return compiled(config, origin, fetches=fetches, fetched=fetched), path
+
+
+def _check_that_it_can_be_made(
+    config: OpenApiBackendConfig, origin: Origin, path: Path, told: str
+) -> None:
+    """Do nothing if the document is here; `told` is what is wrong with the index, if there is one.
+
+    Raises:
+        ConfigError: it is not, so that the index is what is to be mended.
+    """
+    if config.document.startswith(("http://", "https://")):
+        why = told or f"is no index of {config.document}, because it is not there"
+        problem = origin.at("document").problem(
+            f"{path.name} {why}, and a start fetches nothing", _REMEDY
+        )
+        raise ConfigError([problem])
+    if told and not (origin.base_dir / config.document).exists():
+        problem = origin.at("document").problem(
+            f"{path.name} {told}, and {config.document} is not here", _REMEDY
+        )
+        raise ConfigError([problem])

@@ -36,13 +36,20 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
     return "\n".join([*told, f"{summary}: {path}"])
 
 
-def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> Index:
+def compiled(
+    config: OpenApiBackendConfig,
+    origin: Origin,
+    *,
+    fetches: bool,
+    fetched: dict[str, bytes] | None = None,
+) -> Index:
     """The index of a back end, made now.
 
     Args:
         config: of the back end.
         origin: where it stands, for problems.
         fetches: whether documents are fetched by URL.
+        fetched: those that have been, by URL; others are added.
 
     Raises:
         ConfigError
@@ -51,17 +58,19 @@ def compiled(config: OpenApiBackendConfig, origin: Origin, *, fetches: bool) -> 
         return compile_index(config, origin)
     from roundgate.backends.openapi.fetching import fetching
 
-    with fetching() if _is_remote(config) else nullcontext() as fetch:
+    with fetching(fetched) if _is_remote(config) else nullcontext() as fetch:
         return compile_index(config, origin, fetch)
 
 
-def remarks(config: OpenApiBackendConfig, origin: Origin) -> list[Problem]:
+def remarks(
+    config: OpenApiBackendConfig, origin: Origin, fetched: dict[str, bytes] | None = None
+) -> list[Problem]:
     """Where the documents of a back end are not as the specification has it, or that they are not to be had, which
     keeps nothing from being served where there is an index."""
     from roundgate.backends.openapi.conformity import found_in
     from roundgate.backends.openapi.fetching import fetching
 
-    with fetching() if _is_remote(config) else nullcontext() as fetch:
+    with fetching(fetched) if _is_remote(config) else nullcontext() as fetch:
         try:
             documents = documents_of(config, origin, fetch)
         except ConfigError as error:

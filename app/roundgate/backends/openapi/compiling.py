@@ -244,7 +244,7 @@ class _Compiler:
         members = {
             **title,
             "description": operation.description,
-            "annotations": hints(operation.identity.method),
+            "annotations": dict(hints(operation.identity.method)),
         }
         head = b"," + encode(members)[1:-1] + b',"inputSchema":' + encode(schema)[:-1]
         output = operation.output_schema

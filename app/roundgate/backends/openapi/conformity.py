@@ -35,7 +35,7 @@ def found_in(document: Document, base_dir: Path) -> list[Problem]:
     except ImportError:
         return [Problem(file, "", *_NOT_INSTALLED)]
     try:
-        return list(islice(_remarks(file, document.value, validator), MOST))
+        return list(islice(_each_once(_remarks(file, document.value, validator)), MOST))
     except Exception as error:
         message = f"cannot be compared with the specification ({type(error).__name__})"
         return [
@@ -64,6 +64,15 @@ def _remarks(file: str, document: Mapping[str, Any], validator: Any) -> Iterator
         location = _location(document, tuple(error.absolute_path), error.instance)
         pointer = "".join(f"/{_step(one)}" for one in location)
         yield Problem(file, pointer, _message(error), _REMEDY)
+
+
+def _each_once(found: Iterator[Problem]) -> Iterator[Problem]:
+    """What two operations refer to is found by way of each."""
+    told: set[tuple[str, str]] = set()
+    for one in found:
+        if (one.path, one.message) not in told:
+            told.add((one.path, one.message))
+            yield one
 
 
 def _location(document: Mapping[str, Any], path: Location, instance: Any) -> Location:

@@ -15,13 +15,22 @@ TIMEOUT_S: Final = 60.0
 
 
 @contextmanager
-def fetching() -> Iterator[Fetch]:
-    """What fetches documents within the block. Redirects are not followed: they lead where nothing was allowed."""
+def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
+    """What fetches documents within the block, but for those that have been `fetched`, by URL: others are added.
+
+    Redirects are not followed: they lead where nothing was allowed.
+    """
+    known = {} if fetched is None else fetched
     with httpx.Client(
         timeout=TIMEOUT_S, trust_env=False, headers={"accept": "application/json, */*"}
     ) as client:
 
         def fetch(url: str, max_bytes: int) -> bytes:
+            if url not in known or len(known[url]) > max_bytes:
+                known[url] = had(url, max_bytes)
+            return known[url]
+
+        def had(url: str, max_bytes: int) -> bytes:
             body = bytearray()
             try:
                 with client.stream("GET", url) as response:

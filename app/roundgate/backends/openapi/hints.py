@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
 
-def hints(method: str) -> dict[str, bool]:
+@cache
+def hints(method: str) -> Mapping[str, bool]:
     """The tool's annotations. What is neither safe nor DELETE leaves `destructiveHint` out, which is taken for true."""
     safe = method in SAFE
     destroys = (

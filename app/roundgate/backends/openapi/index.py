@@ -1,6 +1,6 @@
 """The compiled form of a description: one file, of which a start reads the table of contents alone.
 
-roundgate-index 1        magic and version
+roundgate-index 2        magic and version
 1234567                  bytes of the table
 {"tools": […], …}        the table: a row for each tool, with places in what follows
 …                        pieces of JSON: definitions of tools, plans, and the schemas that they share, each once
@@ -8,21 +8,25 @@ roundgate-index 1        magic and version
 
 from __future__ import annotations
 
-import hashlib
-import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from roundgate.backends.definitions import StoredDefinition
-from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.security import Alternative, Slot
-from roundgate.errors import Problem, UnusableIndex
-from roundgate.json import decode, encode
+from roundgate.carrier import carrier
+from roundgate.errors import IndexOfAnotherVersion, Problem, UnusableIndex
+from roundgate.json import decode, decode_own, encode
 from roundgate.values import dataclass
 
-MAGIC: Final = b"roundgate-index 1\n"
+if TYPE_CHECKING:
+    from roundgate.backends.openapi.plan import Plan
+
+KIND: Final = b"roundgate-index "
+MAGIC: Final = KIND + b"2\n"
 
 
 class Span(NamedTuple):
@@ -32,24 +36,24 @@ class Span(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@carrier
 class Row:
-    """One tool: all that choosing and listing it needs."""
+    """One tool: all that choosing and listing it needs. Its members are those of a row in the table, in order."""
 
     name: str
     method: str
     path: str
-    tags: tuple[str, ...]
+    tags: Sequence[str]
     server: int
     security: int
     extensions: Mapping[str, Any]
-    head: Span
-    """Of the definition, what is before `$defs`."""
-    tail: Span
+    head: Sequence[int]
+    """Of the definition, what is before `$defs`: a `Span`, as the next."""
+    tail: Sequence[int]
     """And what is behind."""
-    schemas: tuple[int, ...]
+    schemas: Sequence[int]
     """What stands in `$defs`: numbers in the list of schemas."""
-    plan: Span
+    plan: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,10 @@ class Index:
     security: Sequence[Sequence[Alternative]]
     slots: Mapping[str, Slot]
     rows: Sequence[Row]
-    schemas: Sequence[Span]
+    schemas: Sequence[Sequence[int]]
     problems: Sequence[Problem]
     """Operations that it does not have, and why; actions of overlays that change nothing."""
-    pieces: bytes = field(repr=False)
+    pieces: memoryview = field(repr=False)
 
     @property
     def left_out(self) -> int:
@@ -74,19 +78,27 @@ class Index:
         return sum(problem.path.startswith("/paths/") for problem in self.problems)
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
-        """The definition of a tool."""
+        """The definition of a tool; its bytes are cut out when somebody asks for them."""
+        return StoredDefinition(row.name, hints, partial(self._rest, row))
+
+    def _rest(self, row: Row) -> bytes:
+        """Of a definition, what stands behind the name."""
         shared = [self._piece(self.schemas[number]) for number in row.schemas]
         middle = b',"$defs":{' + b",".join(shared) + b"}" if shared else b""
-        return StoredDefinition(
-            row.name, hints, self._piece(row.head) + middle + self._piece(row.tail)
-        )
+        return self._piece(row.head) + middle + self._piece(row.tail)
 
     def plan(self, row: Row) -> Plan:
         """How to call it."""
+        from roundgate.backends.openapi.plan import Plan  # a start goes without
+
         return Plan.revived(decode(self._piece(row.plan)))
 
-    def _piece(self, span: Span) -> bytes:
-        return self.pieces[span.start : span.start + span.size]
+    def _piece(self, span: Sequence[int]) -> bytes:
+        start, size = span
+        return self.pieces[start : start + size].tobytes()
+
+
+_MEMBERS: Final = tuple(one.name for one in fields(Row))
 
 
 class Writer:
@@ -132,7 +144,7 @@ class Writer:
             slots: the schemes of credentials, by name.
             problems: what could not be offered.
         """
-        pieces = b"".join(self._pieces)
+        pieces = memoryview(b"".join(self._pieces))
         return Index(
             fingerprint,
             sources,
@@ -156,69 +168,49 @@ def write(index: Index) -> bytes:
         "slots": [
             [s.name, s.description, s.header, s.query, s.cookie] for s in index.slots.values()
         ],
-        "rows": [
-            [
-                *(
-                    row.name,
-                    row.method,
-                    row.path,
-                    list(row.tags),
-                    row.server,
-                    row.security,
-                    dict(row.extensions),
-                ),
-                *(list(row.head), list(row.tail), list(row.schemas), list(row.plan)),
-            ]
-            for row in index.rows
-        ],
+        "rows": [[getattr(row, name) for name in _MEMBERS] for row in index.rows],
         "schemas": [list(span) for span in index.schemas],
         "problems": [[p.file, p.path, p.message, p.remedy] for p in index.problems],
-        "sha256": hashlib.sha256(index.pieces).hexdigest(),
+        "crc32": zlib.crc32(index.pieces),
     }
     head = encode(table)
-    return b"%b%d\n%b%b" % (MAGIC, len(head), head, index.pieces)
+    return b"".join([MAGIC, b"%d\n" % len(head), head, index.pieces])
 
 
 def read(path: Path) -> Index:
     """An index from its file.
 
     Raises:
-        UnusableIndex: it is none, or of another version.
+        IndexOfAnotherVersion: another version has written it.
+        UnusableIndex: it is none, or not whole.
         OSError: there is none.
     """
     data = path.read_bytes()
     if not data.startswith(MAGIC):
-        raise UnusableIndex("is not an index of this version")
+        another = data.startswith(KIND)
+        raise IndexOfAnotherVersion() if another else UnusableIndex("is no index")
     size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
     start = len(MAGIC) + len(size) + 1
     try:
-        # ours: without the checks of `decode`
-        table: Mapping[str, Any] = json.loads(data[start : start + int(size)])
-        pieces = data[start + int(size) :]
-        if hashlib.sha256(pieces).hexdigest() != table["sha256"]:
+        end = start + int(size)
+        table: Mapping[str, Any] = decode_own(data[start:end])
+        pieces = memoryview(data)[end:]
+        if zlib.crc32(pieces) != table["crc32"]:
             raise UnusableIndex("is not whole")
         return _from_table(table, pieces)
     except (ValueError, KeyError, TypeError):
-        raise UnusableIndex("is not an index of this version") from None
+        raise UnusableIndex("is no index") from None
 
 
-def _from_table(table: Mapping[str, Any], pieces: bytes) -> Index:
+def _from_table(table: Mapping[str, Any], pieces: memoryview) -> Index:
     return Index(
         fingerprint=table["fingerprint"],
         sources=[(where, size, digest) for where, size, digest in table["sources"]],
         servers=table["servers"],
         security=table["security"],
         slots={name: Slot(name, *rest) for name, *rest in table["slots"]},
-        rows=[
-            Row(
-                *(name, method, path, tuple(tags), server, security, extensions),
-                *(Span(*head), Span(*tail), tuple(schemas), Span(*plan)),
-            )
-            for name, method, path, tags, server, security, extensions, head, tail, schemas, plan in table[
-                "rows"
-            ]
-        ],
-        schemas=[Span(*span) for span in table["schemas"]],
+        rows=[Row(*row) for row in table["rows"]],
+        schemas=table["schemas"],
         problems=[Problem(*one) for one in table["problems"]],
         pieces=pieces,
     )

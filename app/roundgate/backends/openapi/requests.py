@@ -114,7 +114,8 @@ def _in_header(parameter: Parameter, value: Any) -> str:
     written = styles.in_header(value, parameter.explode)
     if not _HEADER_VALUE.fullmatch(written):
         raise ToolError(
-            f"arguments.{parameter.argument}: goes into an HTTP header and may only have visible ASCII characters"
+            f"arguments.{parameter.argument}: goes into an HTTP header and may only have visible "
+            "ASCII characters"
         )
     return written
 
@@ -128,7 +129,8 @@ def _in_cookies(parameter: Parameter, value: Any) -> list[str]:
     pairs = styles.in_query(parameter.name, value, "form", parameter.explode, str)
     if not all(_COOKIE_VALUE.fullmatch(pair) for pair in pairs):
         raise ToolError(
-            f"arguments.{parameter.argument}: goes into a cookie and may not have blanks, quotes or ;"
+            f"arguments.{parameter.argument}: goes into a cookie and may not have blanks, quotes "
+            "or ;"
         )
     return pairs
 

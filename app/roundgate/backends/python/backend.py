@@ -182,7 +182,7 @@ def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
     return Tool(
         definition,
         call,
-        requires=declaration.requires,
+        requires=declaration.requires or {},
         scopes=frozenset(declaration.scopes),
         once=declaration.once,
         task=declaration.task,
@@ -209,7 +209,7 @@ def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
             raise InvalidParams(f"Invalid params: {error}") from None
         return returned.prompt_messages(await callee(context, keywords))
 
-    _check_names("complete", declaration.complete, [p.name for p in signature.parameters])
+    _check_names("complete", declaration.complete or {}, [p.name for p in signature.parameters])
     return Prompt(definition, get, _completers(declaration.complete, callee.threads))
 
 
@@ -220,7 +220,7 @@ def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
         raise ValueError(
             f"parameters {names} must be the variables of {declaration.uri!r}: {list(template.variables)}"
         )
-    _check_names("complete", declaration.complete, template.variables)
+    _check_names("complete", declaration.complete or {}, template.variables)
     definition = {
         "uriTemplate" if template.variables else "uri": declaration.uri,
         **_described(callee, declaration),
@@ -257,8 +257,8 @@ def _described(callee: Callee, declaration: Described) -> dict[str, Any]:
     }
 
 
-def _completers(declared: Mapping[str, Completer], threads: Threads) -> dict[str, Complete]:
-    return {name: _completer(completer, threads) for name, completer in declared.items()}
+def _completers(declared: Mapping[str, Completer] | None, threads: Threads) -> dict[str, Complete]:
+    return {name: _completer(completer, threads) for name, completer in (declared or {}).items()}
 
 
 def _completer(completer: Completer, threads: Threads) -> Complete:

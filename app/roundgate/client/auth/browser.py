@@ -111,7 +111,8 @@ class BrowserLogin(OAuth):
             async with asyncio.timeout(self._login_s):
                 while True:
                     answer = await arrived.get()
-                    # Anybody on this machine can call the callback: what has another state is not ours.
+                    # Anybody on this machine can call the callback: what has another state is not
+                    # ours.
                     if hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
                         return _code(answer, server)
         except TimeoutError:
@@ -139,7 +140,8 @@ class BrowserLogin(OAuth):
         if endpoint is None:
             raise AuthorizationFailed(
                 401,
-                "The authorization server registers no clients: give a client_id that is registered there",
+                "The authorization server registers no clients: give a client_id that is "
+                "registered there",
             )
         methods = server.document.get("token_endpoint_auth_methods_supported")
         method = (
@@ -237,8 +239,8 @@ async def _callback(
             status, body = (b"200 OK", _DONE) if is_ours else (b"404 Not Found", b"")
             writer.write(
                 b"HTTP/1.1 %b\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n"
-                b"Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nConnection: close\r\n\r\n%b"
-                % (status, len(body), body)
+                b"Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nConnection: "
+                b"close\r\n\r\n%b" % (status, len(body), body)
             )
             await writer.drain()
         except (OSError, ValueError, EOFError, asyncio.LimitOverrunError, TimeoutError):

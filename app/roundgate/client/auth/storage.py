@@ -43,7 +43,8 @@ class SystemKeyring:
             import keyring
         except ImportError:
             raise ClientError(
-                "Tokens are kept in the system's keyring by the package keyring: pip install 'roundgate[keyring]'"
+                "Tokens are kept in the system's keyring by the package keyring: pip install "
+                "'roundgate[keyring]'"
             ) from None
         self._keyring = keyring
         self._service = service
@@ -73,8 +74,9 @@ class SystemKeyring:
         """
         if not self.works:
             raise ClientError(
-                "No keyring works on this machine: leave out storage=SystemKeyring(), and tokens are kept for as long"
-                " as the process lives; or name another with PYTHON_KEYRING_BACKEND"
+                "No keyring works on this machine: leave out storage=SystemKeyring(), and tokens "
+                "are kept for as long as the process lives; or name another with "
+                "PYTHON_KEYRING_BACKEND"
             )
         try:
             return await asyncio.to_thread(work)

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -145,14 +145,10 @@ async def running(
     """
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
-    parameters, made_with = {"PublicUrl": url, "AllowAnonymous": "true"}, find_tools()
+    made_with = find_tools()
     with services(directory) as aws:
-        resources = make_resources(aws, Template(places.TEMPLATE, parameters, {}))
-        known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template, variables = (
-            Template(places.TEMPLATE, parameters, known),
-            {**aws.environment, **(more or {})},
-        )
+        resources, template = _made(aws, {"PublicUrl": url, "AllowAnonymous": "true"})
+        variables = {**aws.environment, **(more or {})}
         async with AsyncExitStack() as others:
             invoked = None
             if functions is not None:
@@ -165,26 +161,40 @@ async def running(
                 template, zips, made_with, variables, directory, http, times, Account(executions)
             )
             front, back = deployment.gateways(gateways), deployment.workers(workers)
+            others.callback(back.close)
+            others.callback(front.close)
             poller, schedule = triggers(template, aws, resources, back, times)
-            background = [asyncio.create_task(one.run()) for one in (poller, schedule)]
             api = deployment.api(front)
-            server = QuietServer(
-                uvicorn.Config(api, port=port, log_level="warning", lifespan="off")
-            )
-            background.append(asyncio.create_task(server.serve()))
-            try:
-                await up(server)
+            async with _served(api, port, poller.run(), schedule.run()):
                 yield Stack(
                     f"{url}/mcp", api, front, back, poller, aws, resources, deployment, invoked
                 )
-            finally:
-                server.should_exit = True
-                for one in background[:2]:
-                    one.cancel()
-                with suppress(asyncio.CancelledError):
-                    await asyncio.gather(*background, return_exceptions=True)
-                front.close()
-                back.close()
+
+
+@asynccontextmanager
+async def _served(
+    api: Front, port: int, *background: Coroutine[None, None, None]
+) -> AsyncIterator[None]:
+    """The API answers at a port, and what invokes workers runs, for as long as this lasts."""
+    server = QuietServer(uvicorn.Config(api, port=port, log_level="warning", lifespan="off"))
+    invoking = [asyncio.create_task(one) for one in background]
+    answering = asyncio.create_task(server.serve())
+    try:
+        await up(server)
+        yield
+    finally:
+        server.should_exit = True
+        for one in invoking:
+            one.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*invoking, answering, return_exceptions=True)
+
+
+def _made(aws: Aws, parameters: Mapping[str, str]) -> tuple[Mapping[str, str], Template]:
+    """The resources of the template, and the template with their names and addresses filled in."""
+    resources = make_resources(aws, Template(places.TEMPLATE, parameters, {}))
+    known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
+    return resources, Template(places.TEMPLATE, parameters, known)
 
 
 def triggers(

@@ -141,8 +141,8 @@ def _check(call: OpenCall, stream: SessionStream) -> None:
     is_call = call.request.method == "tools/call"
     if not stream.can_tell or (stream.is_finite and not is_call):
         raise ToolError(
-            "This has to ask the user something, and this client cannot be asked here: it would have to take event"
-            " streams and resume them, as clients of revision 2025-11-25 do"
+            "This has to ask the user something, and this client cannot be asked here: it would "
+            "have to take event streams and resume them, as clients of revision 2025-11-25 do"
         )
 
 

@@ -52,7 +52,8 @@ class Batches:
         """
         if not caller.revision.has_batches:
             raise InvalidRequest(
-                f"Batches are not part of revision {caller.session.revision}: send each message as a POST of its own"
+                f"Batches are not part of revision {caller.session.revision}: send each message as "
+                "a POST of its own"
             )
         found = messages.batch_of(body)
         answers = await asyncio.gather(*(self._one(one, caller, stream) for one in found))

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from roundgate import json
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
-from roundgate.errors import CallCancelled, MissingCapability, ToolError
+from roundgate.errors import CallCancelled, GatewayError, MissingCapability, ToolError
 from roundgate.http.older.asking import Asking
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.cancelling import CancelWatch
@@ -38,11 +38,6 @@ from roundgate.protocol.v2025 import Results, Revision, inbound_of
 from roundgate.protocol.v2025.results import asked as read_asked
 from roundgate.storage import SessionStore
 from roundgate.tracing import Span, Tracing, context_of
-
-_INTERRUPTED: Final = (
-    "The connection was lost while this ran, and it is not known how far it came;"
-    " find out whether it took effect before calling again"
-)
 
 
 @carrier
@@ -106,12 +101,13 @@ class SessionCalls:
             GatewayError: anything that is answered as an error.
             AuthError: the caller may not do this.
         """
-        call, told = OpenCall(request, {}, None, "", 0), 0
+        first = self._clock.new_id() if stream.resumes else ""  # nobody comes back to any other
+        call, told = OpenCall(request, {}, None, first, 0), 0
         if self._continue_tool.is_called(request, stream):
             try:
                 call, told = await self._continue_tool.call_of(request, caller)
             except ToolError as error:
-                return _responded(request.id, _tool_error(caller.revision, str(error)))
+                return _responded(request.id, _tool_error(caller.revision, error))
         elif stream.resumes:
             stream.token = lambda: self.open_calls.event_id(call, caller)
         return await self._respond(call, caller, stream, told)
@@ -127,8 +123,6 @@ class SessionCalls:
             caller: who resumes it.
             stream: where the rest of it is written.
         """
-        if call.state is None and call.request.method == "tools/call":  # it may have done anything
-            return _responded(call.request.id, _tool_error(caller.revision, _INTERRUPTED))
         return await self._respond(call, caller, stream, told)
 
     async def _respond(
@@ -148,7 +142,7 @@ class SessionCalls:
             except ToolError as error:
                 if inbound.method != "tools/call":
                     raise
-                reply = _tool_error(caller.revision, str(error))
+                reply = _tool_error(caller.revision, error)
             if reply is None:
                 span.end("input_required", None)
                 return Responded(None, "input_required")
@@ -177,6 +171,8 @@ class SessionCalls:
                 is_list = inbound.method == "tools/list" and stream.is_finite
                 return self._continue_tool.listed(ran.reply) if is_list else ran.reply
             requests, state = read_asked(ran.reply.result)
+            if requests and stream.is_unheard:  # whoever comes back is asked, or nobody
+                raise CallCancelled
             call = OpenCall(call.request, requests, state, ran.next_round, ran.until_ms)
             # its handler wants a turn of its own
             if not requests and stream.can_tell and stream.resumes:
@@ -188,41 +184,59 @@ class SessionCalls:
     async def _ran(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran | None:
         """How a round ended; `None` if another request runs it, and this one must wait no longer."""
 
-        async def serve() -> Reply:
-            return await self._served(call, inbound, going)
-
-        caller, stream = going.caller, going.stream
-        if call.state is None:
-            until_ms = self._clock.now_ms() + self._wait_ms
-            return Ran(await serve(), self._clock.new_id(), until_ms)
-        # a token that may do less must not be told what came of it for one that may do more
-        scopes = json.digest(sorted(caller.principal.scopes))
-        run = OneRun(
-            self._rows,
-            self._clock,
-            f"{caller.session.id}.{call.round}.{scopes}",
-            keep_ms=self._keep_ms,
-            wait_ms=self._wait_ms,
-            room=lambda: self.questions.room(caller.principal),
-        )
+        caller, stream, run = going.caller, going.stream, self._one_run(call, going)
+        is_first = call.state is None
+        if is_first and not (stream.is_resumed and call.request.method == "tools/call"):
+            return await run.run_first(
+                lambda: self._served(call, inbound, going, run), lambda: stream.can_be_resumed
+            )
         while True:
-            ran = await run.of(serve, self._asking.patience_s(caller, stream))
+            wait_s = self._asking.patience_s(caller, stream)
+            if is_first:  # it may have done anything: it is not run again
+                ran = await run.of_first(wait_s)
+            else:
+                ran = await run.of(lambda: self._served(call, inbound, going), wait_s)
             if ran is not None or not await self._asking.goes_on(caller, stream):
                 return ran
 
-    async def _served(self, call: OpenCall, inbound: Inbound, going: _Going) -> Reply:
+    def _one_run(self, call: OpenCall, going: _Going) -> OneRun:
+        session, principal = going.caller.session, going.caller.principal
+
+        def key() -> str:
+            # a token that may do less must not be told what came of it for one that may do more
+            return f"{session.id}.{call.round}.{json.digest(sorted(principal.scopes))}"
+
+        return OneRun(
+            self._rows,
+            self._clock,
+            key,
+            keep_ms=self._keep_ms,
+            wait_ms=self._wait_ms,
+            room=lambda: self.questions.room(principal),
+            working=going.stream.working,
+        )
+
+    async def _served(
+        self, call: OpenCall, inbound: Inbound, going: _Going, first: OneRun | None = None
+    ) -> Reply:
         """One round; what a tool cannot do with this client is an error that its model reads."""
         caller = going.caller
         left_ms = caller.deadline.remaining_ms()
         context = RequestContext(inbound, caller.principal, going.notify, going.span, left_ms)
         request_id, session = call.request.id, caller.session
+
+        async def is_cancelled() -> bool:
+            if first is not None and going.stream.can_be_resumed:
+                await first.heed()
+            return await self.questions.is_cancelled(request_id, session)
+
         try:
-            with CancelWatch(lambda: self.questions.is_cancelled(request_id, session)):
+            with CancelWatch(is_cancelled):
                 answer = await self._methods[session.revision].serve(context)
         except MissingCapability as error:
             if inbound.method != "tools/call":
                 raise
-            return _tool_error(caller.revision, str(error))
+            return _tool_error(caller.revision, error)
         assert not isinstance(answer, Stream), "no method of these revisions is one"
         return answer
 
@@ -241,8 +255,8 @@ class SessionCalls:
         return inbound_of(call.request, caller.revision, declared, session.client_info, features)
 
 
-def _tool_error(revision: Revision, text: str) -> Reply:
-    return Reply(Results(revision).write(ToolResult.error(text).to_wire()), "tool_error")
+def _tool_error(revision: Revision, error: GatewayError) -> Reply:
+    return Reply(Results(revision).write(ToolResult.error(str(error)).to_wire()), "tool_error")
 
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:

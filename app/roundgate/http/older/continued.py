@@ -26,7 +26,8 @@ MAX_COPIED: Final = 1_000
 PENDING: Final = "PENDING"
 """The first word of a result that is none yet."""
 _DEFINITION: Final = {
-    "description": f"The result of a call that was answered with {PENDING}: takes the token that stands behind it.",
+    "description": f"The result of a call that was answered with {PENDING}: takes the token that "
+    "stands behind it.",
     "inputSchema": {
         "type": "object",
         "properties": {"token": {"type": "string", "description": "The token, copied exactly."}},
@@ -92,7 +93,8 @@ class ContinueTool:
         )
         text = (
             f"{PENDING} {token}\n{why} Call the tool {self._name} with this token for the result,"
-            f" and again for as long as it says {PENDING}. Do not call {call.request.params.get('name')} again."
+            f" and again for as long as it says {PENDING}. Do not call "
+            f"{call.request.params.get('name')} again."
         )
         written = Results(caller.revision).write(ToolResult([text], is_error=is_error).to_wire())
         return Reply(written, "input_required")

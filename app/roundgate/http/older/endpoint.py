@@ -35,6 +35,7 @@ from roundgate.http.older.calls import SessionCalls
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.own import OwnRequests
 from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.responder import State, headers_of
 from roundgate.methods import Changes, CurrentMethods, Sessions, capabilities, server_info
 from roundgate.protocol import SESSION_HEADER as SESSION
@@ -155,15 +156,16 @@ class OlderEndpoint:
                 message.id, own, as_event=exchange.accepted == {EVENT_STREAM}
             )
             return
-        stream = self._stream(exchange, caller)
-        with DisconnectWatch(receive) as watch:
+        watch = self._watch(receive, caller)
+        stream = self._stream(exchange, caller, watch)
+        with watch:
             exchange.responder.give_up = watch.hang_up
             key = caller.session.id, message.id
-            self._running[key] = watch.hang_up
+            self._running[key] = watch.cancel
             try:
                 responded = await self._calls.respond(message, caller, stream)
             finally:
-                if self._running.get(key) == watch.hang_up:  # not that of another with its id
+                if self._running.get(key) == watch.cancel:  # not that of another with its id
                     del self._running[key]
             await self._send(responded, exchange)
         await self._hung_up(watch, exchange)
@@ -213,8 +215,9 @@ class OlderEndpoint:
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
         caller = await self._caller(exchange)
         exchange.method = "batch"
-        stream = self._stream(exchange, caller, in_batch=True)
-        with DisconnectWatch(receive) as watch:
+        watch = self._watch(receive, caller)
+        stream = self._stream(exchange, caller, watch, in_batch=True)
+        with watch:
             exchange.responder.give_up = watch.hang_up
             await self._batches.answer(body, caller, stream, exchange)
         await self._hung_up(watch, exchange)
@@ -242,8 +245,9 @@ class OlderEndpoint:
         call, told = await self._calls.open_calls.reopened(last_event_id, caller)
         exchange.request_id, exchange.method = call.request.id, call.request.method
         exchange.name = _name(call.request)
-        stream = self._stream(exchange, caller, is_resumed=True)
-        with DisconnectWatch(receive) as watch:
+        watch = self._watch(receive, caller)
+        stream = self._stream(exchange, caller, watch, is_resumed=True)
+        with watch:
             exchange.responder.give_up = watch.hang_up
             try:
                 responded = await self._calls.resume(call, told, caller, stream)
@@ -286,10 +290,14 @@ class OlderEndpoint:
             raise self._sealer.refused("of a revision that is not served", principal)
         return session
 
+    def _watch(self, receive: Receive, caller: Caller) -> UnheardWatch:
+        return UnheardWatch(receive, lambda: self._questions.room(caller.principal))
+
     def _stream(
         self,
         exchange: Exchange,
         caller: Caller,
+        watch: UnheardWatch,
         *,
         in_batch: bool = False,
         is_resumed: bool = False,
@@ -297,6 +305,7 @@ class OlderEndpoint:
         session = caller.session
         return SessionStream(
             exchange.responder,
+            watch,
             can_tell=EVENT_STREAM in exchange.accepted,
             holds=self._streams,
             resumes=not in_batch and session.revision == RESUMING and session.requested == RESUMING,

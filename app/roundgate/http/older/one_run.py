@@ -5,11 +5,15 @@ that sends a request again. All of them have the answers, and would run the roun
 
     GET      ──claim──▶ (won)  runs it, and says every second that it does ──▶ its end is a row ──▶ answered
     another  ──claim──▶ (lost) looks for the end ──────────────────────────────────────────────▶ answered with it
-                               nothing was said for `LOST_MS`: the first has died, and this one runs it
+                               nothing was said for a while: the first has died, and this one runs it (`claims`)
 
 The end of a round is a row that is inserted once: the first counts, for all of them. It names the round that follows,
 so questions are the same for all too. Who runs a round twice around a death does what any call does there: finished
-steps of earlier rounds are not repeated; a `once` tool is not run again (`methods.once`).
+steps of earlier rounds are not repeated; a `once` tool is not run again (`methods.once`). A client that hangs up ends
+no round: it is run to its end, which is there when the client comes back.
+
+A first round is claimed by nobody, because most are over before anybody could come back. Where a client was told how
+to, its end is kept too; and it is never run again.
 """
 
 from __future__ import annotations
@@ -17,25 +21,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cached_property
 from typing import Final
 
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
-from roundgate.errors import AuthError, CallCancelled, GatewayError, Unavailable
+from roundgate.errors import AuthError, CallCancelled, GatewayError, ToolError, Unavailable
+from roundgate.http.older.claims import Claim
 from roundgate.methods import Reply, kept_error, kept_reply, reply_of
-from roundgate.storage import SessionRow, SessionStore
+from roundgate.storage import SessionStore
 
-BEAT_S: Final = 1.0
-"""How often whoever runs a round says so."""
-LOST_MS: Final = 5_000
-"""When nothing was said for so long, nobody runs it any more. Watched on the clock of who waits: clocks differ."""
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0
-PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""Between attempts at a claim, where the store cannot be reached."""
-RELEASE_S: Final = 2.0
-"""How long a request that is over may take to say that it does not run the round."""
-_FREE: Final = b"free"
+_NO_END: Final = (AuthError, CallCancelled, Unavailable)
+"""With these a request ends, and its round does not."""
+_INTERRUPTED: Final = (
+    "The connection was lost while this ran, and it is not known how far it came;"
+    " find out whether it took effect before calling again"
+)
 
 
 @carrier
@@ -54,31 +57,40 @@ class OneRun:
     Args:
         rows: where claims and ends are.
         clock: of the process.
-        key: of session and round.
+        key: of session and round; asked when it is needed, which is seldom in a first round.
         keep_ms: milliseconds for which its end is kept: as long as anybody could ask for it.
         wait_ms: milliseconds that somebody waits for answers, if the round asks.
         room: counts those who wait for another.
+        working: is entered around what goes on when the client hangs up.
     """
 
     def __init__(
         self,
         rows: SessionStore,
         clock: Clock,
-        key: str,
+        key: Callable[[], str],
         *,
         keep_ms: int,
         wait_ms: int,
         room: Callable[[], AbstractContextManager[None]] = nullcontext,
+        working: AbstractContextManager[None] = nullcontext(),  # noqa: B008 — has no state
     ) -> None:
         self._room = room
+        self._working = working
         self._rows = rows
         self._clock = clock
-        self._claim, self._end = f"run.{key}", f"ran.{key}"
-        self._mine = clock.new_id().encode()
+        self._make_key = key
         self._keep_ms = keep_ms
         self._wait_ms = wait_ms
-        self._seen: tuple[int, float] | None = None
-        """The version of another's claim, and since when it is the same, in monotonic milliseconds."""
+        self._beats: asyncio.Task[None] | None = None
+
+    @cached_property
+    def _key(self) -> str:
+        return self._make_key()
+
+    @cached_property
+    def _claim(self) -> Claim:
+        return Claim(self._rows, self._clock, self._key, 2 * self._keep_ms)
 
     async def of(self, serve: Callable[[], Awaitable[Reply]], wait_s: float) -> Ran | None:
         """Run the round, or wait for whoever does; `None` if `wait_s` was too short for that.
@@ -87,108 +99,130 @@ class OneRun:
             GatewayError: it ended so.
             Unavailable: the store cannot be reached, or too many wait.
         """
-        if self._seen is None and await self._is_claimed():
+        if not self._claim.is_anothers and await self._claim.is_first():
             return await self._run(serve)
-        with self._room():
-            return await self._after_another(serve, wait_s)
+
+        async def lost() -> Ran | None:
+            if not await self._claim.is_taken_over():
+                return None
+            return await self._ran() or await self._run(serve)  # it may have ended just before
+
+        return await self._after_another(lost, wait_s)
+
+    async def of_first(self, wait_s: float) -> Ran | None:
+        """The end of a first round, which another request runs; `None` if `wait_s` was too short for that.
+
+        Raises:
+            GatewayError: it ended so.
+            ToolError: likewise, or whoever ran it has died.
+            Unavailable: the store cannot be reached, or too many wait.
+        """
+
+        async def lost() -> Ran | None:
+            if not await self._claim.is_lost():
+                return None
+            if (ran := await self._ran()) is None:
+                raise ToolError(_INTERRUPTED)
+            return ran
+
+        return await self._after_another(lost, wait_s)
+
+    async def run_first(
+        self, serve: Callable[[], Awaitable[Reply]], is_kept: Callable[[], bool]
+    ) -> Ran:
+        """Run a first round.
+
+        Args:
+            serve: runs it.
+            is_kept: whether its client was told how to come back, asked at its end.
+
+        Raises:
+            GatewayError: it ended so.
+        """
+        try:
+            with self._working:
+                return await self._ended(serve, is_kept)
+        finally:
+            if self._beats is not None:
+                self._beats.cancel()
+                await self._claim.release()
+
+    async def heed(self) -> None:
+        """Say from now on that this first round is run, if somebody wants to know. Raises Unavailable."""
+        if self._beats is None and await self._claim.is_wanted():
+            self._beats = asyncio.create_task(self._claim.beat())
 
     async def _after_another(
-        self, serve: Callable[[], Awaitable[Reply]], wait_s: float
+        self, lost: Callable[[], Awaitable[Ran | None]], wait_s: float
     ) -> Ran | None:
         look_s, until = FIRST_LOOK_S, self._clock.monotonic_ms() + wait_s * 1000
-        while True:
-            if (ran := await self._ran()) is not None:
-                return ran
-            if await self._is_taken_over():  # it may have ended just before
-                return await self._ran() or await self._run(serve)
-            left_s = (until - self._clock.monotonic_ms()) / 1000
-            if left_s <= 0:
-                return None
-            await self._clock.sleep(min(look_s, left_s))
-            look_s = min(LAST_LOOK_S, look_s * 1.5)
+        with self._room():
+            while True:
+                ran = await self._ran() or await lost()
+                if ran is not None:
+                    return ran
+                left_s = (until - self._clock.monotonic_ms()) / 1000
+                if left_s <= 0:
+                    await self._claim.keep_watch()
+                    return None
+                await self._clock.sleep(min(look_s, left_s))
+                look_s = min(LAST_LOOK_S, look_s * 1.5)
 
     async def _ran(self) -> Ran | None:
-        row = await self._rows.read(self._end)
+        row = await self._rows.read(f"ran.{self._key}")
         return None if row is None else _opened(row.value)
 
-    async def _is_claimed(self) -> bool:
-        """Whether this is the first claim. A store that is away for a moment must not cost a call that was answered."""
-        for pause_s in PAUSES_S:
-            try:
-                return await self._rows.put_new(self._claim, self._mine, self._forget_ms(2))
-            except Unavailable:
-                await self._clock.sleep(pause_s)
-        return await self._rows.put_new(self._claim, self._mine, self._forget_ms(2))
-
-    async def _is_taken_over(self) -> bool:
-        """Whether nobody ran the round any more, and now this request does."""
-        row = await self._rows.read(self._claim)
-        if row is not None and row.value == self._mine:  # a write of which nobody heard
-            return True
-        if row is None:  # forgotten, as everything is for which nobody can ask any more
-            return await self._is_claimed()
-        if not self._is_free(row):
-            return False
-        return await self._rows.replace(self._claim, self._mine, row.version, self._forget_ms(2))
-
-    def _is_free(self, row: SessionRow) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        if self._seen is None or self._seen[0] != row.version:
-            self._seen = row.version, now_ms
-        return row.value == _FREE or now_ms - self._seen[1] > LOST_MS
-
     async def _run(self, serve: Callable[[], Awaitable[Reply]]) -> Ran:
-        beats = asyncio.create_task(self._beat())
+        beats = asyncio.create_task(self._claim.beat())
         try:
-            return _opened(await self._ended(kept_reply(await serve())))
-        except (AuthError, CallCancelled, Unavailable):
-            await self._release()
-            raise
+            with self._working:
+                return await self._ended(serve)
         except GatewayError as error:
-            ours = kept_error(error)
-            counts = await self._ended(ours)
-            if counts.endswith(ours):
-                raise
-            return _opened(counts)
-        except BaseException:  # its client has gone, and may come back
-            await self._release()
+            if isinstance(error, _NO_END):
+                await self._claim.release()
+            raise
+        except (
+            BaseException
+        ):  # it was cancelled, or too many go on for nobody: its client may come back
+            await self._claim.release()
             raise
         finally:
             beats.cancel()
 
-    async def _ended(self, kept: bytes) -> bytes:
+    async def _ended(
+        self,
+        serve: Callable[[], Awaitable[Reply]],
+        is_kept: Callable[[], bool] = lambda: True,
+    ) -> Ran:
         """The end of the round that counts: this one, unless there was one before."""
-        until_ms = self._clock.now_ms() + self._wait_ms
-        ended = b"%b %d %b" % (self._clock.new_id().encode(), until_ms, kept)
-        with suppress(
-            Unavailable
-        ):  # then it is known here alone, and its questions are asked by nobody else
-            if not await self._rows.put_new(self._end, ended, self._forget_ms()):
-                before = await self._rows.read(self._end)
-                return ended if before is None else before.value
-        return ended
+        next_round = self._clock.new_id()
+        try:
+            reply = await serve()
+        except GatewayError as error:
+            if isinstance(error, _NO_END) or not is_kept():
+                raise
+            before = await self._before(next_round, self._until_ms(), kept_error(error))
+            if before is None:
+                raise
+            return _opened(before)
+        mine = Ran(reply, next_round, self._until_ms())
+        if not is_kept():
+            return mine
+        before = await self._before(next_round, mine.until_ms, kept_reply(reply))
+        return mine if before is None else _opened(before)
 
-    async def _beat(self) -> None:
-        """Say again and again that the round is run, until another runs it."""
-        while True:
-            await asyncio.sleep(BEAT_S)
-            with suppress(Unavailable):
-                row = await self._rows.read(self._claim)
-                if row is None or row.value != self._mine:
-                    return
-                await self._rows.replace(self._claim, self._mine, row.version, self._forget_ms(2))
+    async def _before(self, next_round: str, until_ms: int, kept: bytes) -> bytes | None:
+        """Keep an end: the one that was there before, if there was."""
+        ended = b"%b %d %b" % (next_round.encode(), until_ms, kept)
+        forget_ms = self._clock.now_ms() + self._keep_ms
+        with suppress(Unavailable):  # then it is known here alone: nobody else asks its questions
+            if not await self._rows.put_new(f"ran.{self._key}", ended, forget_ms):
+                before = await self._rows.read(f"ran.{self._key}")
+                return None if before is None else before.value
+        return None
 
-    async def _release(self) -> None:
-        """Let another run the round now; if that cannot be said, it does after a while."""
-        with suppress(Unavailable, TimeoutError):
-            async with asyncio.timeout(RELEASE_S):
-                row = await self._rows.read(self._claim)
-                if row is not None and row.value == self._mine:
-                    await self._rows.replace(self._claim, _FREE, row.version, self._forget_ms(2))
-
-    def _forget_ms(self, times: int = 1) -> int:
-        """When a row is forgotten; a claim later than the end, or somebody might claim what has ended."""
-        return self._clock.now_ms() + times * self._keep_ms
+    def _until_ms(self) -> int:
+        return self._clock.now_ms() + self._wait_ms
 
 
 def _opened(ended: bytes) -> Ran:

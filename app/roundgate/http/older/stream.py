@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from starlette.requests import ClientDisconnect
 
+from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.responder import Responder, State
 from roundgate.protocol import jsonrpc, sse
 
@@ -28,12 +29,13 @@ class SessionStream:
 
     `can_tell` says whether the client takes a stream; `holds` whether the platform can keep one open for as long as a
     user thinks; `resumes` whether the client comes back for the rest of one that ended, and `is_resumed` whether it
-    just has.
+    just has. `watch` knows whether it has hung up.
     """
 
     def __init__(
         self,
         responder: Responder,
+        watch: UnheardWatch,
         *,
         can_tell: bool,
         holds: bool,
@@ -41,6 +43,9 @@ class SessionStream:
         is_resumed: bool = False,
     ) -> None:
         self.responder = responder
+        self.working = watch.working
+        """Within it, what is done goes on when the client hangs up."""
+        self._watch = watch
         self.is_resumed = is_resumed
         self.can_tell = can_tell
         self.holds = holds
@@ -53,6 +58,17 @@ class SessionStream:
     def is_finite(self) -> bool:
         """Whether there is nothing of it but what comes at once: the client calls again for what comes later."""
         return not self.holds and not self.resumes
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether the client has hung up."""
+        return self._watch.disconnected
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether the client may have an id with which it comes back before anything was asked."""
+        is_told = self.token is not None and self.responder.state is not State.NOTHING_SENT
+        return is_told and self.holds  # where nothing is held, all of a body comes or nothing
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response has been sent."""

@@ -93,7 +93,8 @@ def _envelope(params: dict[str, Any]) -> dict[str, Any]:
         raise InvalidParams(f'params._meta["{VERSION_KEY}"] must be a string')
     if not isinstance(envelope[capabilities.META_KEY], dict):
         raise InvalidParams(
-            f'params._meta["{capabilities.META_KEY}"] must be an object; {{}} declares no capability'
+            f'params._meta["{capabilities.META_KEY}"] must be an object; {{}} declares no '
+            "capability"
         )
     return envelope
 
@@ -138,7 +139,8 @@ def _mirrored(name: Any, method: Method, received: Headers) -> str:
     if sent is None:
         if method.needs_mcp_name:
             raise HeaderMismatch(
-                f"Header mismatch: {headers.NAME} is missing; it must mirror params.{method.mcp_name}"
+                f"Header mismatch: {headers.NAME} is missing; it must mirror "
+                f"params.{method.mcp_name}"
             )
     elif headers.decode_value(headers.NAME, sent) != name:
         raise HeaderMismatch(

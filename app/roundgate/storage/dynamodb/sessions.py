@@ -74,6 +74,21 @@ class DynamoDbSessions:
         }
         return await self._change(f"U#{key}", sets, version)
 
+    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
+        """See `SessionStore`."""
+        sets = {
+            "value": value,
+            "revision": Expression("if_not_exists(#revision, :zero) + :one"),
+            "forget_ms": forget_ms,
+            "ttl": _ttl(forget_ms),
+        }
+        change = Change(sets, when=[], values={":zero": 0, ":one": 1})
+        applied = await self._table.update(f"U#{key}", change, returns="ALL_NEW")
+        assert isinstance(applied, Applied), "it has no condition"
+        assert applied.row is not None, "it was asked for"
+        version: int = applied.row["revision"]
+        return version
+
     async def _change(self, pk: str, sets: Row, version: int) -> bool:
         # The row that was read is the row that is there.
         is_same = "#revision = :read"

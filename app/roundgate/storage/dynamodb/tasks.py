@@ -536,8 +536,11 @@ class DynamoDbTasks:
         )
         return isinstance(await self._table.update(pk_of(ref), change), Applied)
 
-    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+    async def requeue(
+        self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
+    ) -> bool:
         """See `TaskStore`."""
+        is_unclaimed = [] if fence is None else ["#fence = :fence"]
         change = Change(
             {
                 **NOT_LEASED,
@@ -548,8 +551,8 @@ class DynamoDbTasks:
                 "unsent": None,
             },
             # Whether somebody has it does not matter: that is what this is for.
-            when=[IS_FOUND, is_in(Event.RUN)],
-            values=values_of(now_ms),
+            when=[IS_FOUND, is_in(Event.RUN), *is_unclaimed],
+            values={**values_of(now_ms), ":fence": fence},
         )
         return isinstance(await self._table.update(pk_of(ref), change), Applied)
 

@@ -46,6 +46,20 @@ class SqliteSessions:
         arguments = (value, forget_ms, key, version)
         return await self._database.write(lambda db: db.execute(statement, arguments).rowcount == 1)
 
+    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
+        """See `SessionStore`."""
+        now_ms = self._clock.now_ms()
+
+        def write(db: sqlite3.Connection) -> int:
+            self._sweep(db, now_ms)
+            insert = "insert into sessions (key, value, version, forget_ms) values (?, ?, 1, ?)"
+            over = "value = excluded.value, version = version + 1, forget_ms = excluded.forget_ms"
+            statement = f"{insert} on conflict (key) do update set {over} returning version"
+            version: int = db.execute(statement, (key, value, forget_ms)).fetchone()[0]
+            return version
+
+        return await self._database.write(write)
+
     async def read(self, key: str) -> SessionRow | None:
         """See `SessionStore`."""
         statement = "select value, version from sessions where key = ? and forget_ms >= ?"

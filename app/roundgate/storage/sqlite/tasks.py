@@ -451,15 +451,17 @@ class SqliteTasks:
 
         return await self._database.write(write)
 
-    async def requeue(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+    async def requeue(
+        self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
+    ) -> bool:
         """See `TaskStore`."""
         (working,) = sources(Event.RUN)
         statement = (
             "update tasks set fence = fence + 1, lease_until_ms = 0, wake_ms = 0, attempts = 0, due_ms = ?,"
             " deaths = 0, suspect = 0, declined_ms = 0, resends = 0, unsent = 0"
-            " where owner = ? and id = ? and status = ? and expires_ms > ?"
+            " where owner = ? and id = ? and status = ? and expires_ms > ? and fence = coalesce(?, fence)"
         )
-        facts = (due_ms, ref.owner, ref.id, working.value, now_ms)
+        facts = (due_ms, ref.owner, ref.id, working.value, now_ms, fence)
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def aclose(self) -> None:
@@ -507,7 +509,7 @@ def _number(cursor: str | None) -> int | None:
     """
     if cursor is None:
         return None
-    if not (cursor.isascii() and cursor.isdigit()):
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):  # SQLite's integers
         raise ValueError("it is not one that a list has shown")
     return int(cursor)
 

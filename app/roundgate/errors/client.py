@@ -1,0 +1,108 @@
+"""What `roundgate.client` raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from roundgate.errors.base import GatewayError
+
+
+class ClientError(GatewayError):
+    """What `roundgate.client` raises. Its text holds no credentials, no state and no answers."""
+
+
+class ConnectionLost(ClientError):
+    """There is no connection, or it ended before the answer was whole.
+
+    `was_sent` says whether the server may have got the request, and so may have acted on it.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class TimedOut(ClientError):
+    """No answer within the time that was given; the request was cancelled by closing its stream."""
+
+
+class HttpRefused(ClientError):
+    """An HTTP status without a JSON-RPC message; `status` is the number."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AuthorizationFailed(HttpRefused):
+    """No access: no credentials, none that are taken, or a login that went wrong."""
+
+
+class BadAnswer(ClientError):
+    """The server sent something that the protocol does not allow, or more than the limits of the client."""
+
+
+class RpcError(ClientError):
+    """The server answered with a JSON-RPC error; `code`, `message` and `details` (its `data`) are the server's."""
+
+    def __init__(self, code: int, message: str, details: Any = None) -> None:
+        super().__init__(f"{message} ({code})")
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+class NoCommonVersion(ClientError):
+    """Client and server share no revision of the protocol; `supported` are the server's, as far as it told them."""
+
+    def __init__(self, message: str, supported: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.supported = tuple(supported)
+
+
+class Unanswered(ClientError):
+    """The server asks, and nothing that was given answers.
+
+    `questions` are those that are open, as `roundgate.client.Question`. `request_state` is what continues the call,
+    `None` if the server sent none or a task asks.
+    """
+
+    def __init__(
+        self, message: str, questions: Sequence[Any], request_state: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.questions = tuple(questions)
+        self.request_state = request_state
+
+
+class AnswerInvalid(ClientError):
+    """An answer that was given does not fit its question; `key` is the question's, `problems` say what is wrong."""
+
+    def __init__(self, key: str, problems: Sequence[str]) -> None:
+        super().__init__(f"The answer to {key!r} does not fit its question: {'; '.join(problems)}")
+        self.key = key
+        self.problems = tuple(problems)
+
+
+class TooManyRounds(ClientError):
+    """The server asks more often than it may; `rounds` is the limit that was reached."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(
+            f"The server still asks after {rounds} rounds; if it really needs more, raise max_rounds of the call"
+        )
+        self.rounds = rounds
+
+
+class TaskEnded(ClientError):
+    """A task ended without a result; `status` is "failed" or "cancelled", `error` what a failed one ended with."""
+
+    def __init__(self, status: str, message: str, error: RpcError | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+
+
+class WrongHandle(ClientError):
+    """A task's handle that is malformed, or belongs to another server than the one that this client talks to."""

@@ -1,0 +1,157 @@
+"""What is raised and caught within the gateway; no client sees one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roundgate.errors.base import Inside
+
+
+class AnswerTooLarge(Inside):
+    """A service's answer has more bytes than it may."""
+
+
+class CallCancelled(Inside):
+    """The client wants no answer any more."""
+
+
+class HandlerExited(Inside, RuntimeError):
+    """A handler called `sys.exit()`, or raised what would end the process."""
+
+
+class InvocationFailed(Inside):
+    """A function of the local stack raised, timed out, or its environment died. `said` is what AWS answers to who has
+    invoked it."""
+
+    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
+
+
+class PayloadTooLarge(InvocationFailed):
+    """The event is larger than AWS Lambda takes; nothing was invoked."""
+
+
+class Throttled(InvocationFailed):
+    """As many functions run as may run at once; nothing was invoked."""
+
+
+class KeysUnavailable(Inside):
+    """The issuer's keys have never been read; nobody can be verified."""
+
+
+class NotNow(Inside):
+    """A job cannot be asked for just now; its text says why."""
+
+
+class NotYet(Inside):
+    """The answers have not come, and this request must not wait any longer: another one goes on with the call."""
+
+
+class NotServedHere(Inside):
+    """This worker cannot serve the task, another may. The text says what that one must be able to do."""
+
+
+class OAuthRefused(Inside):
+    """An endpoint's answer that is no success: its status, OAuth's `error` and `error_description`, a DPoP nonce."""
+
+    def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.status = status
+        self.error = str(body.get("error", ""))[:100]
+        self.description = str(body.get("error_description", ""))[:300]
+        self.nonce = nonce
+
+
+class PortTaken(Inside):
+    """A port that was free a moment ago is another process's now."""
+
+
+class SealBroken(Inside):
+    """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
+
+
+class SessionOver(Inside):
+    """An older server has forgotten the session."""
+
+
+class TaskGivenUp(Inside):
+    """The task fails now; the text says why, fit for a `statusMessage`."""
+
+
+class TryLater(Inside):
+    """A server cannot answer its client now; `wait_s` is when to ask again."""
+
+    def __init__(self, status: int, wait_s: float) -> None:
+        super().__init__(f"The server is not available now (HTTP status {status})")
+        self.status = status
+        self.wait_s = wait_s
+
+
+class UnboundPlaceholder(Inside):
+    """A placeholder of a cassette stands for nothing yet."""
+
+
+class RequestMalformed(Inside):
+    """A request that a stand-in or a recording proxy does not take; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class UnfitAnswer(Inside):
+    """A response that does not fit its question; says what is wrong, for whoever answers."""
+
+
+class UnknownEncoding(Inside):
+    """A service's answer is packed in a way that we did not ask for."""
+
+
+class UnknownEntry(Inside, ValueError):
+    """An entry of a kind that this version does not know: a later one wrote it."""
+
+
+class UnreadableDocument(Inside):
+    """A document of OpenAPI cannot be had; its text says why."""
+
+
+class UnresolvedReference(Inside):
+    """A `${…}` in the configuration leads to nothing, or is none."""
+
+    def __init__(self, message: str, remedy: str, *, is_syntax: bool = False) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.is_syntax = is_syntax
+
+
+class UnusableIndex(Inside):
+    """A compiled index that is none, is not whole, or is of something else."""
+
+
+class IndexOfAnotherVersion(UnusableIndex):
+    """A compiled index that another version of Roundgate has written."""
+
+    def __init__(self) -> None:
+        super().__init__("was compiled by another version of Roundgate")
+
+
+class UnusableOperation(Inside):
+    """A part of a document cannot be used. `remedy` is for the person who has the document or the configuration."""
+
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "mend the document, or leave the operation out with `exclude`",
+    ):
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class UnusableReturn(Inside, TypeError):
+    """A handler returned something that has no JSON, or does not conform to what it promises."""
+
+
+class WorkerFault(Inside):
+    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""

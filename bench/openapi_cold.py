@@ -1,0 +1,131 @@
+"""`scripts/openapi-table --cold [PAIRS]`: what GitHub's whole document adds to the cold start of a function.
+
+Two gateways, packed as they are deployed, under AWS's Runtime Interface Emulator: the one of `bench/cold_gateway`, and
+the same with GitHub's document behind it. Both are started in turn; the time is that of the init phase and of the first
+answer (a tool that adds), by the clock and of the function's process. On a busy machine the second says more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bench.cold import is_sum, request
+from bench.openapi_documents import ROOT, entry, fetched
+from roundgate.deployment import places
+from roundgate.deployment.stack.aws import make_resources, services
+from roundgate.deployment.stack.functions import INVOCATION, Environment, unpack
+from roundgate.deployment.stack.stack import build_zips, find_tools
+from roundgate.deployment.stack.template import Template
+
+PLAIN: Final = ROOT / "bench/cold_gateway/gateway.yaml"
+CASES: Final = ("without", "with GitHub's")
+
+
+def main() -> int:
+    pairs = int(sys.argv[1]) if sys.argv[1:] else 10
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        aws = stack.enter_context(services(folder))
+        resources = make_resources(aws, Template(places.TEMPLATE, {}, {}))
+        known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
+        template = Template(places.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
+        function, tools = template.function("GatewayFunction"), find_tools()
+        variables = {**aws.environment, "TABLE": "tasks", "GATEWAY_ALLOW_ANONYMOUS": "true"}
+        environments = [
+            Environment(function, number, code, tools, variables, folder / f"{number}.log")
+            for number, code in enumerate(built(folder))
+        ]
+        first = [started(one) for one in environments]  # reads the files once
+        assert all(first)
+        found = [[started(one) for one in environments] for _ in range(pairs)]
+    tell(found)
+    return 0
+
+
+def built(folder: Path) -> list[Path]:
+    """The code of both, as AWS would unpack it."""
+    made = []
+    for number, config in enumerate((PLAIN, with_github(folder / "github"))):
+        zips = build_zips(config, folder / f"zips-{number}")
+        made.append(folder / f"code-{number}")
+        unpack(zips / "gateway.zip", made[-1])
+    return made
+
+
+def with_github(folder: Path) -> Path:
+    """The plain gateway, and the document beside it."""
+    shutil.copytree(PLAIN.parent, folder)
+    shutil.copy(fetched("github"), folder / "api.json")
+    config = yaml.safe_load(PLAIN.read_text("utf-8"))
+    config["backends"].append({**entry("github", Path("api.json")), "name": "github"})
+    (folder / "gateway.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    return folder / "gateway.yaml"
+
+
+def started(environment: Environment) -> tuple[float, float]:
+    """Milliseconds until the first answer: by the clock, and of the process."""
+    environment.start()
+    try:
+        url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
+        began = time.perf_counter()
+        body = json.dumps(request("add")).encode()
+        with urllib.request.urlopen(url, body, timeout=120) as response:
+            answer: Mapping[str, Any] = json.load(response)
+        took_ms = 1000 * (time.perf_counter() - began)
+        assert environment.process is not None
+        assert is_sum(answer), answer
+        return took_ms, processor_ms(environment.process.pid)
+    finally:
+        environment.kill()
+
+
+def processor_ms(emulator: int) -> float:
+    """Processor time of the one process that an emulator has started."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            told = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(told[1]) == emulator:
+            return 1000 * (int(told[11]) + int(told[12])) / ticks
+    raise LookupError(f"the emulator {emulator} has no process")
+
+
+def tell(found: list[list[tuple[float, float]]]) -> None:
+    """A row for each, and the differences of pairs."""
+    print(f"| {len(found)} pairs | clock, median | least | processor, median | least |")
+    print("|---|---|---|---|---|")
+    rows = [[pair[number] for pair in found] for number in range(2)]
+    for name, row in zip(CASES, rows, strict=True):
+        print(_row(name, row))
+    print(_row("more", [(b[0] - a[0], b[1] - a[1]) for a, b in found]))
+    least = [
+        min(one[part] for one in rows[1]) - min(one[part] for one in rows[0]) for part in (0, 1)
+    ]
+    print(f"least of the one less least of the other: {least[0]:.0f} ms, {least[1]:.0f} ms")
+
+
+def _row(name: str, row: list[tuple[float, float]]) -> str:
+    clock, processor = zip(*row, strict=True)
+    shown = [
+        f"{pick(part):.0f} ms" for part in (clock, processor) for pick in (statistics.median, min)
+    ]
+    return f"| {name} | {' | '.join(shown)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

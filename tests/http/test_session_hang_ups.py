@@ -1,0 +1,373 @@
+"""Clients of the revisions with sessions that hang up: what runs for them goes on, and they find it if they come back.
+
+"Disconnection SHOULD NOT be interpreted as the client cancelling its request" (basic/transports).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from roundgate import Context, ToolError, tool
+from roundgate.config.settings import Settings
+from roundgate.http.older import asking, cancelling, claims
+from tests.support.asgi import gateway
+from tests.support.rounds import KEYS, accept
+from tests.support.sessions import Event, Session, Stream, calling, opened
+
+
+class Name(BaseModel):
+    name: str
+
+
+class Work:
+    """What a handler does, as a test sees and steers it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, what: str) -> str:
+        self.done.append(what)
+        self.begun.set()
+        try:
+            await self.may_end.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        self.ended.set()
+        return what
+
+
+work = Work()
+
+
+@tool
+async def pack(ctx: Context, tells: bool = True) -> str:
+    """Tells that it has begun, and does something that takes a while."""
+    if tells:
+        await ctx.progress(1)
+    await ctx.step("pack", work, "packed")
+    return "it is packed"
+
+
+@tool
+async def send(ctx: Context) -> str:
+    """The same, and asks where to."""
+    await ctx.progress(1)
+    await ctx.step("pack", work, "packed")
+    return f"sent to {(await ctx.elicit('where', 'Where to?', Name)).name}"
+
+
+@tool
+async def order(ctx: Context) -> str:
+    """Asks, and does something that takes a while."""
+    who = await ctx.elicit("who", "Who is it for?", Name)
+    await ctx.step("order", work, f"ordered for {who.name}")
+    return f"{who.name} gets it"
+
+
+@tool
+async def refuse(ctx: Context) -> str:
+    """Fails after a while."""
+    await ctx.progress(1)
+    await ctx.step("try", work, "tried")
+    raise ToolError("it broke")
+
+
+TOOLS = (pack, send, order, refuse)
+
+
+@pytest.fixture
+def using(tmp_path: Path) -> Settings:
+    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
+
+
+@pytest.fixture
+def two(using: Settings) -> tuple[FastAPI, FastAPI]:
+    """Gateways with nothing in common but a store and a key."""
+    global work
+    work = Work()
+    return gateway(*TOOLS, using=using), gateway(*TOOLS, using=using)
+
+
+def text(message: dict[str, Any]) -> str:
+    said: str = message["result"]["content"][0]["text"]
+    return said
+
+
+def telling(name: str, request_id: Any = 1) -> dict[str, Any]:
+    """A call that is told of its progress."""
+    asked = calling(name, request_id)
+    asked["params"]["_meta"] = {"progressToken": "p"}
+    return asked
+
+
+async def last(stream: Stream) -> str:
+    """The text of the result with which an answer ends, of either kind; empty if it ends without one."""
+    await asyncio.wait_for(asyncio.shield(stream.running), 30)
+    body = (await stream.body()).decode()
+    found = [line for line in body.splitlines() if '"result"' in line]
+    return text(json.loads(found[-1].removeprefix("data: "))) if found else ""
+
+
+async def cut(stream: Stream) -> str | None:
+    """Hang up once the handler works: the id of the first event."""
+    first = await stream.next()
+    await asyncio.wait_for(work.begun.wait(), 30)
+    stream.hang_up()
+    await asyncio.sleep(0.1)  # longer than it takes to be noticed
+    return first.id
+
+
+async def result(session: Session, app: FastAPI, event_id: str | None) -> str:
+    """What a client is told that comes back."""
+    assert event_id is not None
+    async with session.resumed(app, event_id) as stream:
+        return await last(stream)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18", "2025-03-26"])
+async def test_a_handler_whose_client_hangs_up_goes_on_to_its_end(
+    two: tuple[FastAPI, FastAPI], version: str, tells: bool
+) -> None:
+    session = await opened(two[0], version)
+    asked = telling("pack")
+    asked["params"]["arguments"] = {"tells": tells}
+    async with session.stream(two[0], asked) as stream:
+        await asyncio.wait_for(work.begun.wait(), 30)
+        await asyncio.sleep(0.1)
+        stream.hang_up()
+        await asyncio.sleep(0.1)
+        work.may_end.set()
+        await asyncio.wait_for(work.ended.wait(), 30)
+    assert not work.cancelled.is_set()
+
+
+@pytest.mark.parametrize("comes_back", ["while it runs", "after its end"])
+async def test_a_client_that_hung_up_in_the_first_round_finds_the_result_at_another_replica(
+    two: tuple[FastAPI, FastAPI], comes_back: str
+) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], telling("pack")) as stream:
+        event_id = await cut(stream)
+        if comes_back == "while it runs":
+            found = asyncio.create_task(result(session, two[1], event_id))
+            await asyncio.sleep(0.3)
+            work.may_end.set()
+        else:
+            work.may_end.set()
+            await asyncio.wait_for(asyncio.shield(stream.running), 30)
+            found = asyncio.create_task(result(session, two[1], event_id))
+        assert await found == "it is packed"
+    assert work.done == ["packed"]
+
+
+async def test_a_connection_that_is_dead_and_nobody_knows_it_is_come_back_to(
+    two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway that runs the call is told that somebody waits, and says that it lives."""
+    monkeypatch.setattr(cancelling, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(cancelling, "LAST_LOOK_S", 0.05)
+    monkeypatch.setattr(claims, "BEAT_S", 0.05)
+    monkeypatch.setattr(claims, "LOST_FIRST_MS", 2_000)
+    session = await opened(two[0])
+    async with session.stream(two[0], telling("pack")) as stream:
+        event_id = (await stream.next()).id
+        found = asyncio.create_task(result(session, two[1], event_id))
+        await asyncio.sleep(3)  # longer than a gateway that says nothing would be believed
+        assert not found.done()
+        work.may_end.set()
+        assert await found == "it is packed"
+        assert await last(stream) == "it is packed"
+    assert work.done == ["packed"]
+
+
+async def test_an_error_is_found_by_whoever_comes_back(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], telling("refuse")) as stream:
+        event_id = await cut(stream)
+        work.may_end.set()
+    assert "it broke" in await result(session, two[1], event_id)
+    assert work.done == ["tried"]
+
+
+async def test_a_question_of_which_nobody_heard_is_asked_of_whoever_comes_back(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], telling("send")) as stream:
+        event_id = await cut(stream)
+        work.may_end.set()
+        await asyncio.wait_for(asyncio.shield(stream.running), 30)  # nobody waits for an answer
+    async with session.resumed(two[1], event_id) as again:
+        await session.answer(two[0], await again.asked(), accept(name="Rome"))
+        assert await last(again) == "sent to Rome"
+    assert work.done == ["packed"]
+
+
+async def test_a_step_in_which_a_client_hangs_up_is_not_doubled(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    session = await opened(two[0])
+    async with session.stream(two[0], calling("order")) as stream:
+        question = await stream.asked()
+        await session.answer(two[1], question, accept(name="Ann"))
+        await asyncio.wait_for(work.begun.wait(), 30)
+        stream.hang_up()
+        found = asyncio.create_task(result(session, two[1], question.id))
+        await asyncio.sleep(0.3)
+        work.may_end.set()
+        assert await found == "Ann gets it"
+    assert work.done == ["ordered for Ann"]
+    assert await result(session, two[0], question.id) == "Ann gets it"
+
+
+async def test_a_first_round_whose_gateway_has_died_is_not_run_again(
+    two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "LOST_FIRST_MS", 300)
+    session = await opened(two[0])
+    stream = session.stream(two[0], telling("pack"))
+    await stream.__aenter__()
+    event_id = (await stream.next()).id
+    await asyncio.wait_for(work.begun.wait(), 30)
+    await killed(stream)
+    assert "it is not known how far it came" in await result(session, two[1], event_id)
+    assert work.done == ["packed"]
+
+
+async def killed(stream: Stream) -> None:
+    """End a request as the death of its process does."""
+    stream.running.cancel()
+    await asyncio.wait([stream.running])
+
+
+@pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])
+async def test_a_round_whose_gateway_has_died_is_gone_on_with_where_nobody_may_wait_for_long(
+    two: tuple[FastAPI, FastAPI],
+    using: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+) -> None:
+    """No request may wait for as long as it takes to be sure of the death: they find out together."""
+    monkeypatch.setattr(claims, "LOST_MS", 1_000)
+    monkeypatch.setattr(claims, "SUSPICIOUS_MS", 200)
+    monkeypatch.setattr(asking, "SHORT_WAIT_S", 0.5)
+    one, other = (gateway(*TOOLS, using=replace(using, listen="off")) for _ in two)
+    session = await opened(one, version)
+    async with session.stream(one, calling("order")) as stream:
+        question = await stream.asked()
+        pending = await last(stream)
+    await session.answer(other, question, accept(name="Ann"))
+    token = pending.split()[1] if pending else None
+    monkeypatch.setattr(claims, "RELEASE_S", 0)
+    dying = going_on(session, one, question, token)
+    await dying.__aenter__()
+    await asyncio.wait_for(work.begun.wait(), 30)
+    await killed(dying)
+    work.may_end.set()
+    for _ in range(10):
+        async with going_on(session, other, question, token) as stream:
+            said = await last(stream)
+        if "gets it" in said:
+            break
+    assert said == "Ann gets it"
+    assert work.done == ["ordered for Ann"] * 2  # a step in which a process dies is begun again
+
+
+def going_on(session: Session, app: FastAPI, question: Event, token: str | None) -> Stream:
+    """As a client goes on with its call where nothing streams; always with the same token, as some models do."""
+    if token is None:
+        return session.resumed(app, question.id)
+    return session.stream(app, calling("continue_call", 9, token=token))
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_a_call_whose_client_has_hung_up_can_be_cancelled(
+    two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    monkeypatch.setattr(cancelling, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(cancelling, "LAST_LOOK_S", 0.05)
+    session = await opened(two[0])
+    async with session.stream(two[0], telling("pack", 7)) as stream:
+        await cut(stream)
+        assert not work.cancelled.is_set()
+        told = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
+        cancelling_it = {**told, "params": {"requestId": 7}}
+        assert (await session.send(two[at], cancelling_it)).status_code == 202
+        await asyncio.wait_for(work.cancelled.wait(), 30)
+
+
+async def test_no_more_go_on_for_nobody_than_may_have_streams(
+    two: tuple[FastAPI, FastAPI], using: Settings
+) -> None:
+    app = gateway(*TOOLS, using=using, http={"max_streams_per_caller": 2})
+    session = await opened(app)
+    streams = [session.stream(app, telling("pack", number)) for number in range(3)]
+    for number, stream in enumerate(streams):
+        await stream.__aenter__()
+        async with asyncio.timeout(30):
+            while len(work.done) <= number:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not work.cancelled.is_set()
+        stream.hang_up()
+        await asyncio.sleep(0.1)
+    assert work.cancelled.is_set()
+    assert [stream.running.done() for stream in streams] == [False, False, True]
+    work.may_end.set()
+    await asyncio.wait([stream.running for stream in streams], timeout=30)
+    work.begun.clear()
+    async with session.stream(app, telling("pack", 4)) as stream:  # and the places are given back
+        await cut(stream)
+        await asyncio.wait_for(asyncio.shield(stream.running), 30)
+
+
+async def test_of_a_batch_what_runs_goes_on_and_what_only_waits_ends(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    session = await opened(two[0], "2025-03-26", {"sampling": {}, "elicitation": {}})
+    batch: Any = [telling("pack", 1), calling("order", 2)]
+    async with session.stream(two[0], batch) as stream:
+        await asyncio.wait_for(work.begun.wait(), 30)
+        await asyncio.sleep(0.3)
+        stream.hang_up()
+        await asyncio.sleep(0.1)
+        assert not work.cancelled.is_set()
+        work.may_end.set()
+        await asyncio.wait_for(asyncio.shield(stream.running), 30)
+    assert work.ended.is_set()
+    assert work.done == ["packed"]
+
+
+async def test_only_a_call_that_its_client_may_come_back_to_is_kept(
+    two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.may_end.set()
+    older, newer = await opened(two[0], "2025-06-18"), await opened(two[0])
+    rows, kept = two[0].state.core.stores.sessions, []
+    real = rows.put_new
+
+    async def put_new(key: str, value: bytes, forget_ms: int) -> bool:
+        kept.append(key.partition(".")[0])
+        return bool(await real(key, value, forget_ms))
+
+    monkeypatch.setattr(rows, "put_new", put_new)
+    for session, asked in ((older, telling("pack")), (newer, calling("pack"))):
+        async with session.stream(two[0], asked) as stream:
+            assert await last(stream) == "it is packed"
+        assert kept == []
+    async with newer.stream(two[0], telling("pack")) as stream:
+        assert await last(stream) == "it is packed"
+    assert kept == ["ran"]

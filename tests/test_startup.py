@@ -1,0 +1,29 @@
+"""The stores that a process begins with are those of its settings."""
+
+from pathlib import Path
+
+import pytest
+
+from roundgate.clock import Clock
+from roundgate.config import Settings
+from roundgate.errors import ConfigError
+from roundgate.startup import make_stores
+
+
+def test_stores_for_another_event_loop_have_as_many_shards() -> None:
+    stores = make_stores(Settings(store="dynamodb://tasks"), Clock(), shards=20)
+    assert stores.again is not None
+    assert (stores.tasks.shards, stores.again().shards) == (20, 20)
+
+
+def test_a_table_and_a_local_queue_have_nothing_in_common_on_lambda(tmp_path: Path) -> None:
+    using = Settings(tmp_path / "gateway.yaml", store="dynamodb://tasks", on_lambda=True)
+    with pytest.raises(ConfigError, match="set it to sqs://"):
+        make_stores(using, Clock())
+
+
+def test_what_is_made_ahead_of_calls_is_what_is_at_aws(tmp_path: Path) -> None:
+    local = Settings(tmp_path / "gateway.yaml")
+    both = Settings(store="dynamodb://tasks", queue="sqs://sqs.example/1/tasks")
+    assert len(make_stores(local, Clock()).prepares) == 0
+    assert len(make_stores(both, Clock()).prepares) == 2
