@@ -103,7 +103,9 @@ def _attaching(decorator: str, declaration: Declaration) -> Callable[[F], F]:
 
     def attach(function: F) -> F:
         if isinstance(function, str):
-            raise TypeError(f"the name of a tool or prompt is given by name: write name={function!r}")
+            raise TypeError(
+                f"the name of a tool or prompt is given by name: write name={function!r}"
+            )
         if not callable(function):
             raise TypeError(f"a decorator of functions stands in front of {function!r}")
         setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))

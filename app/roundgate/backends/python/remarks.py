@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -20,8 +20,10 @@ from roundgate.errors import Problem
 _DECORATORS = ("tool", "prompt", "resource")
 
 
-def remarks(config: PythonBackendConfig, origin: Origin) -> list[Problem]:
-    """What is odd about the module of a back end that has been loaded."""
+def remarks(
+    config: PythonBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
+) -> list[Problem]:
+    """What is odd about the module of a back end that has been loaded. Nothing is fetched for it."""
     module = sys.modules.get(config.module_name)
     if module is None:
         return []
